@@ -1,0 +1,11 @@
+"""Vision Transformers for Keras 3: models, checkpoints, and what can be seen in them.
+
+Runs on the TensorFlow, JAX and torch backends of Keras and imports none of them itself.
+"""
+
+from keras_vit.checkpoint import LoadReport, from_checkpoint, load_checkpoint, save_checkpoint
+from keras_vit.config import MODELS, ViTConfig
+from keras_vit.errors import UserError
+from keras_vit.models import build, config_of, intermediates, preprocessing_of
+from keras_vit.posemb import resize_position_embedding
+from keras_vit.preprocess import Preprocessing

@@ -1,0 +1,96 @@
+"""How a picture becomes the input of a model: the one definition that training, evaluation and export share.
+
+Written on keras.ops, so that it runs in a tf.data pipeline, inside an exported graph and on any backend alike. Pixels
+are 0..255 until `normalize`. Official values: vit_jax `input_pipeline.py` (plain resize, (x - 127.5) / 127.5).
+"""
+
+import dataclasses
+from typing import Literal
+
+import keras
+from keras import ops
+
+from keras_vit.errors import UserError
+
+Resize = Literal["stretch", "crop"]
+
+# ITU-R BT.601 luma, the weights of PIL's convert("L") and of libjpeg.
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """What a model expects of an image. Saved inside the model; see `keras_vit.preprocessing_of`."""
+
+    image_size: tuple[int, int]
+    """Height and width in pixels."""
+    channels: int = 3
+    """1 for grey, 3 for RGB; any other number only for images that have it already."""
+    resize: Resize = "stretch"
+    """stretch: bilinear to the size, whatever the aspect (vit_jax). crop: the largest centred window of the right
+    aspect, then bilinear with antialiasing."""
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    """What 0 and 255 become."""
+
+    def __post_init__(self) -> None:
+        # Lists arrive here from JSON and from command lines.
+        object.__setattr__(self, "image_size", tuple(int(side) for side in self.image_size))
+        object.__setattr__(self, "value_range", tuple(float(value) for value in self.value_range))
+        if len(self.image_size) != 2 or min(self.image_size) < 1:
+            raise UserError(f"image_size must be (height, width) in pixels, but is {self.image_size}.")
+        if self.channels < 1:
+            raise UserError(f"channels must be at least 1, but is {self.channels}.")
+        if self.resize not in Resize.__args__:
+            raise UserError(f"resize must be one of {', '.join(Resize.__args__)}, but is {self.resize!r}.")
+        if self.value_range[0] >= self.value_range[1]:
+            raise UserError(f"value_range must be (low, high) with low below high, but is {self.value_range}.")
+
+    def fit(self, image):
+        """One decoded image (H, W, C), uint8 or float 0..255, of any size -> float32 (height, width, channels) 0..255."""
+        image = to_channels(image, self.channels)
+        if tuple(image.shape[:2]) == self.image_size:
+            return ops.cast(image, "float32")
+        return self.to_size(ops.cast(image, "float32"))
+
+    def to_size(self, image):
+        """A float image (H, W, C) -> (height, width, C), by the resize rule."""
+        crop = self.resize == "crop"
+        return ops.image.resize(
+            image,
+            self.image_size,
+            interpolation="bilinear",
+            antialias=crop,
+            crop_to_aspect_ratio=crop,
+            data_format="channels_last",
+        )
+
+    def normalize(self, image):
+        """Pixels 0..255 of any dtype -> float32 in value_range; (x - 127.5) / 127.5 for the official range."""
+        low, high = self.value_range
+        scale = 255.0 / (high - low)
+        return (ops.cast(image, "float32") - (-low * scale)) / scale
+
+    def __call__(self, image):
+        """One decoded image -> the float32 input of the model, without the batch axis."""
+        return self.normalize(self.fit(image))
+
+
+def to_channels(image, channels: int):
+    """An image (H, W, C) with 1 to 4 channels -> (H, W, channels) of the same dtype.
+
+    Grey becomes RGB by repetition, RGB becomes grey by luma, alpha is dropped. C may be unknown until the graph runs.
+    """
+    if image.shape[-1] == channels:
+        return image
+    if channels not in (1, 3):
+        raise UserError(
+            f"An image of {image.shape[-1]} channels cannot become one of {channels}; only 1 and 3 are convertible."
+        )
+    has_colour = ops.cast(ops.shape(image)[-1] >= 3, "int32")
+    rgb = ops.take(image, ops.arange(3, dtype="int32") * has_colour, axis=-1)  # (H, W, 3)
+    if channels == 3:
+        return rgb
+    grey = ops.sum(ops.cast(rgb, "float32") * ops.convert_to_tensor(_LUMA, dtype="float32"), axis=-1, keepdims=True)
+    if keras.backend.is_float_dtype(image.dtype):
+        return ops.cast(grey, image.dtype)
+    return ops.cast(ops.round(grey), image.dtype)  # (H, W, 1)
