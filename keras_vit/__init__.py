@@ -3,9 +3,30 @@
 Runs on the TensorFlow, JAX and torch backends of Keras and imports none of them itself.
 """
 
+from keras_vit.quiet import native_stderr_silenced
+
+with native_stderr_silenced():
+    import keras as _keras  # noqa: F401  (first import of the backend)
+
 from keras_vit.checkpoint import LoadReport, from_checkpoint, load_checkpoint, save_checkpoint
 from keras_vit.config import MODELS, ViTConfig
 from keras_vit.errors import UserError
 from keras_vit.models import build, config_of, intermediates, preprocessing_of
 from keras_vit.posemb import resize_position_embedding
 from keras_vit.preprocess import Preprocessing
+
+__all__ = [
+    "MODELS",
+    "LoadReport",
+    "Preprocessing",
+    "UserError",
+    "ViTConfig",
+    "build",
+    "config_of",
+    "from_checkpoint",
+    "intermediates",
+    "load_checkpoint",
+    "preprocessing_of",
+    "resize_position_embedding",
+    "save_checkpoint",
+]

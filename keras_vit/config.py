@@ -29,8 +29,7 @@ class ViTConfig:
     mlp_dim: int
     """Width of the hidden layer of each block's MLP."""
     classifier: Classifier = "token"
-    """What the head reads: the class token, the mean of the tokens (gap), attention pooling (map), every token
-    (unpooled), or nothing (none: the model ends with the encoded tokens and has no head)."""
+    """What the head reads: class token, mean (gap), attention pooling (map), each token (unpooled); none: no head."""
     representation_size: int | None = None
     """Width of the tanh layer "pre_logits" before the head; None leaves it out, as every released config does."""
     dropout_rate: float = 0.0

@@ -46,17 +46,16 @@ class Preprocessing:
             raise UserError(f"value_range must be (low, high) with low below high, but is {self.value_range}.")
 
     def fit(self, image):
-        """One decoded image (H, W, C), uint8 or float 0..255, of any size -> float32 (height, width, channels) 0..255."""
+        """One decoded image (H, W, C) of any size, 0..255 -> (height, width, channels), 0..255.
+
+        Stays uint8 where it has the size already, else becomes float32.
+        """
         image = to_channels(image, self.channels)
         if tuple(image.shape[:2]) == self.image_size:
-            return ops.cast(image, "float32")
-        return self.to_size(ops.cast(image, "float32"))
-
-    def to_size(self, image):
-        """A float image (H, W, C) -> (height, width, C), by the resize rule."""
+            return image
         crop = self.resize == "crop"
         return ops.image.resize(
-            image,
+            ops.cast(image, "float32"),
             self.image_size,
             interpolation="bilinear",
             antialias=crop,

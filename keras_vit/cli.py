@@ -1,0 +1,58 @@
+"""The shell side of every command: typed dataclasses in, one sentence and exit code 2 for a user's mistake."""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from keras_vit.errors import UserError
+
+
+def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default=None):
+    """Parse shell arguments into a dataclass (tyro); the fields' docstrings are the help.
+
+    Raises UserError with the parser's complaint as one sentence; `--help` prints and exits with 0.
+    """
+    import tyro  # here, so that building a model needs no command-line library
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(arguments_class, args=list(arguments), prog=prog, default=default)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(_one_sentence(complaint.getvalue())) from None
+
+
+def _one_sentence(boxes: str) -> str:
+    """What tyro's framed messages complain of, without frames, titles and the help of the options they name."""
+    lines = [re.sub(r"[\u2500-\u257f]+", "", line).strip() for line in boxes.splitlines() if "\u256d" not in line]
+    complaints, goes_on = [], False
+    for line in lines:
+        line = line.split("For full helptext")[0].strip()
+        flag = re.match(r"--[\w.-]+", line)
+        if re.match(r"(?i)(missing|unrecognized|error|perhaps|invalid|unexpected|expected)", line):
+            complaints.append(line)
+            goes_on = True
+        elif flag and complaints:
+            complaints[-1] += f" {flag[0]}" if flag[0] not in complaints[-1] else ""
+            goes_on = False
+        elif line and goes_on:
+            complaints[-1] += f" {line}"
+        else:
+            goes_on = False
+    text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
+    return f"{text}; --help lists all options."
+
+
+def run(command: Callable[[Sequence[str]], None]) -> None:
+    """Call a command with the shell's arguments and leave the process with its exit code."""
+    try:
+        command(sys.argv[1:])
+    except UserError as mistake:
+        print(" ".join(str(mistake).split()), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

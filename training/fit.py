@@ -1,0 +1,121 @@
+"""Compile and fit: from a recipe, a source and a model to a trained run directory."""
+
+import time
+
+import keras
+import matplotlib.figure
+import numpy as np
+
+from keras_vit import UserError, preprocessing_of
+from training.data import evaluation_batches, steps_per_epoch, training_batches
+from training.recipes import Recipe
+from training.run import Run, restore_state, save_state
+from training.sources import Source
+
+# Evaluation needs no gradients, so its batches may be larger than those of training.
+EVALUATION_BATCH = 500
+
+
+def total_steps(recipe: Recipe, source: Source) -> int:
+    """Training steps of the whole run. Raises UserError when the data are too few for the recipe."""
+    per_epoch = steps_per_epoch(source.train, recipe.batch_size)
+    num_steps = recipe.steps if recipe.steps is not None else recipe.epochs * per_epoch
+    if recipe.warmup_steps >= num_steps:
+        raise UserError(
+            f"The warm-up of {recipe.warmup_steps} steps leaves none of the run's {num_steps}; "
+            f"give --warmup-steps {num_steps // 10} or so."
+        )
+    return num_steps
+
+
+def compile_model(model: keras.Model, recipe: Recipe, num_steps: int) -> None:
+    """Give the model the recipe's optimizer and loss.
+
+    AdamW with decoupled decay of the kernels alone; clipping by global norm before it; linear warm-up from 0 and a
+    cosine to 0: lr * min(1, step / warmup) * (1 + cos(pi * progress)) / 2, as vit_jax `utils.py`.
+    """
+    warmup = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps} if recipe.warmup_steps else {}
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0 if warmup else recipe.learning_rate, num_steps - recipe.warmup_steps, **warmup
+    )
+    optimizer = keras.optimizers.AdamW(
+        schedule, weight_decay=recipe.weight_decay, beta_1=0.9, beta_2=0.999, epsilon=1e-8,
+        global_clipnorm=recipe.clip_norm,
+    )  # fmt: skip
+    optimizer.exclude_from_weight_decay([weight for weight in model.trainable_variables if weight.name != "kernel"])
+    optimizer.build(model.trainable_variables)
+    model.compile(
+        optimizer,
+        keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing),
+        metrics=["accuracy"],
+        jit_compile=False,  # XLA gains nothing on CPUs at these sizes, and a minute of compilation is lost
+    )
+
+
+def train(model: keras.Model, recipe: Recipe, source: Source, run: Run, *, seed: int) -> None:
+    """Fit a model, from the last finished epoch where the run has one, and leave it in the run directory."""
+    num_steps, num_classes = total_steps(recipe, source), len(source.labels)
+    per_epoch = min(steps_per_epoch(source.train, recipe.batch_size), num_steps)
+    compile_model(model, recipe, num_steps)
+    first_epoch = restore_state(run, model)
+    run.write_metrics(run.metrics()[:first_epoch])
+    if first_epoch:
+        print(f"Continuing after epoch {first_epoch}.")
+
+    preprocessing = preprocessing_of(model)
+    batches = training_batches(
+        source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, first_step=first_epoch * per_epoch
+    )
+    validation = evaluation_batches(
+        source.evaluation, preprocessing, num_classes=num_classes, batch_size=EVALUATION_BATCH
+    )
+    model.fit(
+        batches,
+        steps_per_epoch=per_epoch,
+        initial_epoch=first_epoch,
+        epochs=-(-num_steps // per_epoch),
+        validation_data=validation,
+        shuffle=False,
+        callbacks=[
+            keras.callbacks.TerminateOnNaN(),
+            keras.callbacks.TensorBoard(run.path / "tensorboard", write_graph=False),
+            EpochEnd(run),
+        ],
+    )
+    if not np.isfinite(run.metrics()[-1]["loss"]):
+        raise UserError("The loss is not a number any more, so nothing was saved; try a lower --learning-rate.")
+    run.save_model(model)
+    write_curves(run)
+
+
+class EpochEnd(keras.callbacks.Callback):
+    """Writes the metrics and the state of each finished epoch."""
+
+    def __init__(self, run: Run):
+        super().__init__()
+        self._run = run
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._start = time.monotonic()
+
+    def on_epoch_end(self, epoch, logs=None):
+        record = {"epoch": epoch + 1, **{name: float(value) for name, value in logs.items()}}
+        record["learning_rate"] = float(self.model.optimizer.learning_rate)
+        record["seconds"] = round(time.monotonic() - self._start, 3)
+        self._run.write_metrics([*self._run.metrics(), record])
+        if np.isfinite(record["loss"]):
+            save_state(self._run, self.model, epoch + 1)
+
+
+def write_curves(run: Run) -> None:
+    """Loss and accuracy over the epochs, as curves.png."""
+    records = run.metrics()
+    epochs = [record["epoch"] for record in records]
+    figure = matplotlib.figure.Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")
+        axes.plot(epochs, [record[f"val_{name}"] for record in records], color="tab:orange", label="evaluation")
+        axes.set(xlabel="epoch", title=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(run.path / "curves.png", dpi=120)

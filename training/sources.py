@@ -1,0 +1,245 @@
+"""Data sources: whatever `--data` names becomes examples that can be read by number.
+
+Each source gives a training and an evaluation split. A split is a function from an index to one image (uint8, H W C,
+as decoded) and its label, so that the order of training can be computed from seed and epoch, and continued anywhere.
+"""
+
+import concurrent.futures
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from keras_vit import UserError
+from keras_vit.errors import nearest
+from training.records import Records
+
+# Sets of equal images up to this size are decoded once and held; larger ones are read when needed.
+_IN_MEMORY_BYTES = 2**30
+_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
+_EVALUATION_NAMES = ("test", "val", "validation")
+# Of a folder without a split of its own, every tenth image of each class is kept for evaluation.
+_HOLD_OUT = 10
+
+OnBadImage = Literal["stop", "skip"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Examples that can be read by number."""
+
+    num_examples: int
+    example: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    """int64 index -> (image uint8 (H, W, C), label int32); C is unknown before it runs for encoded images."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set: the names of its classes and its two splits."""
+
+    labels: tuple[str, ...]
+    train: Split
+    evaluation: Split
+
+
+@dataclasses.dataclass(frozen=True)
+class DataArguments:
+    """Where the images come from."""
+
+    data: str
+    """digits, tfds:NAME[:CONFIG], or folder:PATH of class folders or of train and test with class folders."""
+    data_dir: str | None = None
+    """Directory of prepared TFDS data sets; default TFDS' own."""
+    train_split: str = "train"
+    """TFDS split to train on, such as train[:90%]."""
+    eval_split: str | None = None
+    """TFDS split to evaluate on; default test, else validation."""
+    on_bad_image: OnBadImage = "stop"
+    """Files of a folder that are no images: name them and stop, or name and skip them."""
+
+
+def open_source(arguments: DataArguments) -> Source:
+    """Open what `--data` names. Raises UserError when there is no such thing or it cannot be used."""
+    kind, _, rest = arguments.data.partition(":")
+    if kind == "digits" and not rest:
+        return digits()
+    if kind == "tfds" and rest:
+        return tfds_source(rest, arguments.data_dir, arguments.train_split, arguments.eval_split)
+    if kind == "folder" and rest:
+        return folder(pathlib.Path(rest), arguments.on_bad_image)
+    raise UserError(f"--data takes digits, tfds:NAME[:CONFIG] or folder:PATH, but was given {arguments.data!r}.")
+
+
+def digits() -> Source:
+    """The 1,797 handwritten digits that scikit-learn ships, 8x8 grey: four fifths to train on, the rest to test."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)  # 0..16 as stored
+    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
+    names = tuple(str(digit) for digit in range(10))
+    return Source(names, array_split(train_x, train_y, names), array_split(test_x, test_y, names))
+
+
+def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
+    """Images (n, H, W, C) uint8 and labels (n,) in memory."""
+    _check_labels(labels, names)
+    images, labels = tf.constant(images), tf.constant(labels, tf.int32)
+    return Split(len(labels), lambda index: (images[index], labels[index]))
+
+
+def _check_labels(labels: np.ndarray, names: tuple[str, ...]) -> None:
+    outside = labels[(labels < 0) | (labels >= len(names))]
+    if len(outside):
+        raise UserError(
+            f"Labels must be 0 to {len(names) - 1}, one for each of the {len(names)} classes, "
+            f"but {len(outside)} of {len(labels)} are outside, {outside[0]} first."
+        )
+
+
+def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: str | None) -> Source:
+    """A data set of TensorFlow Datasets with images and labels, prepared (downloading) if it is not yet."""
+    import tensorflow_datasets as tfds
+
+    name, _, config = name.partition(":")
+    try:
+        builder = tfds.builder(name, config=config or None, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError:
+        raise UserError(
+            f"TensorFlow Datasets has no data set {name!r}; the nearest names are {nearest(name, tfds.list_builders())}."
+        ) from None
+    except ValueError as error:  # an unknown config, whose text lists those there are
+        raise UserError(f"TensorFlow Datasets cannot build {name}:{config} ({' '.join(str(error).split())}).") from None
+    if not builder.is_prepared():
+        try:
+            builder.download_and_prepare()
+        except Exception as error:  # whatever the data set's own code raises: no network, a moved file, no space
+            raise UserError(
+                f"The data set {name!r} is not prepared in {builder.data_dir} and could not be fetched "
+                f"({type(error).__name__}); prepare it there, or give --data-dir."
+            ) from error
+    keys = builder.info.supervised_keys
+    if keys is None or not isinstance(builder.info.features[keys[1]], tfds.features.ClassLabel):
+        raise UserError(f"The data set {name!r} has no image with one class label; its keys are {keys}.")
+    labels = tuple(builder.info.features[keys[1]].names)
+    if eval_split is None:
+        eval_split = next((split for split in _EVALUATION_NAMES if split in builder.info.splits), None)
+        if eval_split is None:
+            raise UserError(f"{name} has only the splits {', '.join(builder.info.splits)}; give --eval-split.")
+    return Source(labels, *(_tfds_split(builder, split, labels) for split in (train_split, eval_split)))
+
+
+def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
+    features, (image_key, label_key) = builder.info.features, builder.info.supervised_keys
+    try:
+        info = builder.info.splits[split]
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{builder.name} has no split {split!r}; it has {', '.join(builder.info.splits)}, and slices of them."
+        ) from error
+    if info.num_examples == 0:
+        raise UserError(f"The split {split!r} of {builder.name} is empty.")
+    shape = features[image_key].shape
+    if None not in shape and info.num_examples * np.prod(shape) <= _IN_MEMORY_BYTES:
+        images, numbers = builder.as_dataset(split=split, batch_size=-1, as_supervised=True, shuffle_files=False)
+        return array_split(images.numpy(), numbers.numpy(), labels)
+
+    records = Records([(part.filename, part.skip, part.take) for part in info.file_instructions])
+
+    def example(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        decoded = features.deserialize_example(records.read(index))
+        label = tf.cast(decoded[label_key], tf.int32)
+        with tf.control_dependencies([tf.debugging.assert_less_equal(0, label, "A label is outside the classes.")]):
+            return decoded[image_key], tf.identity(label)
+
+    return Split(len(records), example)
+
+
+def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
+    """Class folders of JPEG, PNG, BMP or GIF (first frame) files; classes in the order of their names.
+
+    With train and test (or val, validation) above the classes these are the splits, and must hold the same classes;
+    else every tenth image of each class, by name, is kept for evaluation.
+    """
+    if not path.is_dir():
+        raise UserError(f"There is no folder {str(path)!r}; --data folder:PATH takes a folder of class folders.")
+    below = _directories(path)
+    evaluation = next((name for name in _EVALUATION_NAMES if name in below), None)
+    if "train" in below and evaluation:
+        train, test = _class_files(path / "train", on_bad_image), _class_files(path / evaluation, on_bad_image)
+        if train.keys() != test.keys():
+            raise UserError(
+                f"The classes of {path / 'train'} and {path / evaluation} must be the same, but "
+                f"{', '.join(sorted(train.keys() ^ test.keys()))} are only in one of them."
+            )
+    else:
+        train, test = {}, {}
+        for name, files in _class_files(path, on_bad_image).items():
+            if len(files) < 2:
+                raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
+            test[name] = files[:: _HOLD_OUT]
+            train[name] = sorted(set(files) - set(test[name]))
+    names = tuple(train)
+    return Source(names, _file_split(train), _file_split(test))
+
+
+def _directories(path: pathlib.Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list[str]]:
+    """Class name -> its image files in the order of their paths, all of them seen to be readable."""
+    classes = _directories(path)
+    if len(classes) < 2:
+        raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {len(classes)}.")
+    found = {
+        name: sorted(str(file) for file in (path / name).rglob("*") if file.is_file() and file.name[0] != ".")
+        for name in classes
+    }
+    bad = _unreadable([file for files in found.values() for file in files])
+    if bad:
+        named = "; ".join(f"{file} ({why})" for file, why in bad.items())
+        count = f"{len(bad)} of {sum(map(len, found.values()))} files in {path} are no readable images: {named}"
+        if on_bad_image == "stop":
+            raise UserError(f"{count}; mend or remove them, or give --on-bad-image skip.")
+        print(f"Skipped: {count}.")
+    images = {name: [file for file in files if file not in bad] for name, files in found.items()}
+    for name, files in images.items():
+        if not files:
+            raise UserError(f"The class folder {path / name} holds no image ({', '.join(_EXTENSIONS)}).")
+    return images
+
+
+def _unreadable(files: list[str]) -> dict[str, str]:
+    """Those of the files that cannot be decoded, each with the reason. Decodes every one of them once."""
+
+    def problem(file: str) -> str | None:
+        if not file.lower().endswith(_EXTENSIONS):
+            return "not " + ", ".join(_EXTENSIONS)
+        try:
+            decode_image(tf.io.read_file(file))
+        except tf.errors.OpError as error:
+            return error.message.split("\n")[0].split(" [Op:")[0].removeprefix("{{function_node")
+        return None
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        progress = tqdm.tqdm(pool.map(problem, files), "Checking images", len(files), unit="image", disable=None)
+        return {file: why for file, why in zip(files, progress, strict=True) if why}
+
+
+def _file_split(classes: dict[str, list[str]]) -> Split:
+    files = tf.constant([file for files in classes.values() for file in files])
+    labels = tf.constant(np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()]), tf.int32)
+    return Split(len(files), lambda index: (decode_image(tf.io.read_file(files[index])), labels[index]))
+
+
+def decode_image(data: tf.Tensor) -> tf.Tensor:
+    """JPEG, PNG, BMP or GIF (first frame) bytes -> uint8 (H, W, C), C as in the file."""
+    image = tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+    image.set_shape((None, None, None))
+    return image
