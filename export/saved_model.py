@@ -20,8 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, cli, preprocessing_of, run_directory
 from export import parity
+from keras_vit import UserError, cli, preprocessing_of, run_directory
 from keras_vit.run_directory import Samples
 
 _TOP = 5
@@ -129,7 +129,9 @@ def verify(path: pathlib.Path, expected: parity.Reference) -> parity.Parity:
     parity.require_equal("SavedModel", difference)
     from_bytes = np.abs(np.concatenate(probabilities) - parity.softmax(expected.logits)).max()
     if not from_bytes <= parity.FLOAT_TOLERANCE:
-        raise UserError(f"The SavedModel's probabilities of encoded images differ from the model's by {from_bytes:.3g}.")
+        raise UserError(
+            f"The SavedModel's probabilities of encoded images differ from the model's by {from_bytes:.3g}."
+        )
     return difference
 
 

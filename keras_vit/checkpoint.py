@@ -245,7 +245,8 @@ def _merge(
 
 def _fit_positions(table: np.ndarray, layer: PositionEmbedding, stored_grid: tuple[int, int] | None) -> np.ndarray:
     """The stored table for the grid of the model. An equal number of tokens is taken as the same grid, as vit_jax does,
-    unless stored_grid says otherwise."""
+    unless stored_grid says otherwise.
+    """
     num_tokens = table.shape[1] - layer.num_prefix_tokens if table.ndim == 3 else 0
     if stored_grid is None:
         rows, columns = layer.grid

@@ -103,6 +103,8 @@ def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.M
         available["logits"] = lambda: output("head")
     for name in names or ():
         if name not in available:
-            raise UserError(f"The model has no intermediate {name!r}; the nearest names are {nearest(name, available)}.")
+            raise UserError(
+                f"The model has no intermediate {name!r}; the nearest names are {nearest(name, available)}."
+            )
     outputs = {name: available[name]() for name in names or available}
     return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")

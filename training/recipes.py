@@ -82,18 +82,19 @@ RECIPES = {
         learning_rate=5e-3,
         warmup_steps=500,
     ),
-    # A pure ViT for 28x28 grey images, made for two CPU cores.
+    # A pure ViT for 28x28 grey images, made for two CPU cores. Patches of 7 rather than 4 pixels give 16 tokens instead
+    # of 49: in the same time the network can be wider and see more epochs, which Fashion-MNIST repays.
     "mnist-small": Recipe(
-        model=ViTConfig(patch_size=4, hidden_size=64, num_layers=6, num_heads=4, mlp_dim=128, classifier="gap"),
+        model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
         image_size=(28, 28),
         channels=1,
-        epochs=10,
+        epochs=14,
         batch_size=128,
         learning_rate=2e-3,
         warmup_steps=468,
         weight_decay=0.05,
         label_smoothing=0.1,
-        shift=2,
+        shift=1,
     ),
     # A folder of photographs of your own, on a CPU or any GPU.
     "photos-small": Recipe(

@@ -1,7 +1,7 @@
 """The run directory: what a run is, what it gave, and what it needs to go on. `keras_vit.run_directory` reads it.
 
-config.json, labels.txt, model.keras, samples.npz, metrics.jsonl, tensorboard/, checkpoints/, curves.png. Every file is written under
-a temporary name and renamed, so that each is whole or not there.
+config.json, labels.txt, model.keras, samples.npz, metrics.jsonl, tensorboard/, checkpoints/, curves.png. Every file of
+ours is written under a temporary name and renamed, so that each is whole or not there.
 """
 
 import dataclasses

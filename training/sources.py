@@ -111,7 +111,8 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
         builder = tfds.builder(name, config=config or None, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:
         raise UserError(
-            f"TensorFlow Datasets has no data set {name!r}; the nearest names are {nearest(name, tfds.list_builders())}."
+            f"TensorFlow Datasets has no data set {name!r}; "
+            f"the nearest names are {nearest(name, tfds.list_builders())}."
         ) from None
     except ValueError as error:  # an unknown config, whose text lists those there are
         raise UserError(f"TensorFlow Datasets cannot build {name}:{config} ({' '.join(str(error).split())}).") from None
@@ -182,7 +183,7 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
         for name, files in _class_files(path, on_bad_image).items():
             if len(files) < 2:
                 raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
-            test[name] = files[:: _HOLD_OUT]
+            test[name] = files[::_HOLD_OUT]
             train[name] = sorted(set(files) - set(test[name]))
     names = tuple(train)
     return Source(names, _file_split(train), _file_split(test))

@@ -1,0 +1,35 @@
+# Each target sets up what it needs; a fresh machine has python3 (3.10 to 3.13), venv and make.
+PYTHON ?= python3
+BIN = .venv/bin
+.PHONY: setup demo test test-slow lint bench
+.DELETE_ON_ERROR:
+
+setup: .venv/installed
+
+.venv/installed: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "Python 3.10 to 3.13 is needed, but $(PYTHON) is $$($(PYTHON) -V); set PYTHON=python3.12 or so." >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+demo: setup
+	$(BIN)/python -m training.demo --workdir runs/demo
+
+test: setup
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: setup
+	$(BIN)/python -m pytest -q -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: .venv-bench/installed
+	.venv-bench/bin/python -m benchmarks.throughput
+
+.venv-bench/installed: requirements.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	@touch $@

@@ -1,0 +1,34 @@
+"""What all tests share: golden data, tiny configurations, fixed seeds."""
+
+import json
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit import ViTConfig
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+GOLDEN = json.loads((FIXTURES / "index.json").read_text())["fixtures"]
+
+# Sides, widths and counts are distinct, so that no two axes can be swapped unseen.
+TINY = ViTConfig(patch_size=(4, 6), hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+TINY_IMAGE = (12, 30)  # 3 rows and 5 columns of patches
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    keras.utils.set_random_seed(7)
+
+
+@pytest.fixture(name="tiny_images")
+def _tiny_images() -> np.ndarray:
+    return np.random.default_rng(3).uniform(-1.0, 1.0, (5, *TINY_IMAGE, 3)).astype(np.float32)
+
+
+def randomize(model: keras.Model) -> keras.Model:
+    """Give every weight of a model its own random values; the official initial head would hide everything."""
+    rng = np.random.default_rng(11)
+    model.set_weights([rng.normal(0.0, 0.3, weight.shape) for weight in model.get_weights()])
+    return model

@@ -1,0 +1,46 @@
+"""keras_vit without TensorFlow: in a process of its own where it cannot be imported."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+import keras_vit
+from conftest import FIXTURES
+
+_WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = None  # importing it now raises ImportError
+import jax, keras, numpy as np
+import keras_vit
+
+assert keras.backend.backend() == "jax"
+model = keras_vit.build("ViT-Ti_16", image_size=(64, 96), num_classes=5)
+images = np.random.default_rng(0).uniform(-1, 1, (2, 64, 96, 3)).astype("float32")
+assert model(images).shape == (2, 5)
+
+def loss(trainable):
+    logits, _ = model.stateless_call(trainable, non_trainable, images, training=True)
+    return ((logits - 1.0) ** 2).mean()
+
+non_trainable = [variable.value for variable in model.non_trainable_variables]
+gradients = jax.jit(jax.grad(loss))([variable.value for variable in model.trainable_variables])
+assert all(np.isfinite(gradient).all() for gradient in gradients)
+assert np.any(gradients[-1])
+
+golden = keras_vit.from_checkpoint(sys.argv[1])
+recorded = np.load(sys.argv[2])
+np.save(sys.argv[3], golden(recorded["images"]))
+assert keras_vit.preprocessing_of(golden)(np.zeros((40, 30, 1), "uint8")).shape == (32, 32, 3)
+"""
+
+
+def test_jax_builds_runs_and_differentiates_with_tensorflow_blocked(tmp_path):
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    paths = [FIXTURES / "vit_token.npz", FIXTURES / "vit_token.io.npz", tmp_path / "logits.npy"]
+    subprocess.run([sys.executable, "-c", _WITHOUT_TENSORFLOW, *map(str, paths)], check=True, env=environment)
+    recorded = np.load(paths[1])
+    np.testing.assert_allclose(np.load(paths[2]), recorded["logits"], rtol=1e-5, atol=2e-5)
+    here = keras_vit.from_checkpoint(paths[0])(recorded["images"])
+    np.testing.assert_allclose(np.load(paths[2]), here, rtol=1e-5, atol=1e-5)

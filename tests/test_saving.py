@@ -1,0 +1,114 @@
+"""Ordinary Keras life: compile, fit, save, and load in a process that only imports keras_vit."""
+
+import dataclasses
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from conftest import TINY, TINY_IMAGE, randomize
+from keras_vit import Preprocessing, ViTConfig
+
+_RELOAD = """
+import sys
+import keras_vit, keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
+assert keras_vit.preprocessing_of(model).image_size == (64, 96)
+"""
+
+
+def test_a_users_script_trains_saves_and_reloads_in_a_fresh_process(tmp_path):
+    model = keras_vit.build("ViT-Ti_16", image_size=(64, 96), num_classes=5)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    images = np.random.default_rng(0).uniform(-1, 1, (8, 64, 96, 3)).astype(np.float32)
+    labels = np.arange(8) % 5
+    model.fit(images, labels, batch_size=4, epochs=1, verbose=0)
+    model.fit(tf.data.Dataset.from_tensor_slices((images, labels)).batch(3), epochs=1, verbose=0)
+
+    model.save(tmp_path / "model.keras")
+    np.save(tmp_path / "images.npy", images)
+    paths = [str(tmp_path / name) for name in ("model.keras", "images.npy", "logits.npy")]
+    subprocess.run([sys.executable, "-c", _RELOAD, *paths], check=True)
+    np.testing.assert_allclose(np.load(paths[2]), model.predict(images, verbose=0), atol=1e-6)
+
+
+# One row for each way a model can be built; each must survive every column below.
+CONFORMANCE = {
+    "token": TINY,
+    "gap": dataclasses.replace(TINY, classifier="gap"),
+    "map": dataclasses.replace(TINY, classifier="map"),
+    "unpooled": dataclasses.replace(TINY, classifier="unpooled"),
+    "pre_logits": dataclasses.replace(TINY, representation_size=9),
+    "erf": dataclasses.replace(TINY, gelu="erf", layer_norm_epsilon=1e-5),
+    "dropouts": dataclasses.replace(TINY, dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.1),
+}
+
+
+def tiny(name: str) -> keras.Model:
+    return randomize(keras_vit.build(CONFORMANCE[name], image_size=TINY_IMAGE, num_classes=7))
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_survives_saving(name, tmp_path, tiny_images):
+    model = tiny(name)
+    model.save(tmp_path / "x.keras")
+    again = keras.models.load_model(tmp_path / "x.keras")
+    np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
+    assert keras_vit.config_of(again) == CONFORMANCE[name]
+    assert keras_vit.preprocessing_of(again) == Preprocessing(TINY_IMAGE)
+    assert keras_vit.intermediates(again, ["attention_1"])(tiny_images)["attention_1"].shape == (5, 3, *_tokens(name))
+
+
+def _tokens(name: str) -> tuple[int, int]:
+    tokens = 15 + CONFORMANCE[name].num_prefix_tokens
+    return tokens, tokens
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_is_rebuilt_from_its_config_and_weights(name, tmp_path, tiny_images):
+    model = tiny(name)
+    clone = keras.Model.from_config(model.get_config())
+    model.save_weights(tmp_path / "x.weights.h5")
+    clone.load_weights(tmp_path / "x.weights.h5")
+    np.testing.assert_array_equal(clone(tiny_images), model(tiny_images))
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_takes_a_gradient_to_every_weight(name, tiny_images):
+    model = tiny(name)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(tf.constant(tiny_images), training=True) ** 2)
+    for weight, gradient in zip(model.trainable_weights, tape.gradient(loss, model.trainable_weights), strict=True):
+        assert np.isfinite(gradient).all(), weight.path
+        # A key's bias moves all logits of a query alike, so the softmax gives it no gradient.
+        assert weight.path.endswith("key/bias") or np.any(gradient), weight.path
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_compiles_under_xla(name, tiny_images):
+    model = tiny(name)
+    compiled = tf.function(lambda x: model(x, training=False), jit_compile=True)
+    np.testing.assert_allclose(compiled(tf.constant(tiny_images)), model(tiny_images), rtol=1e-4, atol=1e-5)
+
+
+def test_every_field_of_the_configuration_is_varied_by_some_row():
+    varied = {
+        field.name
+        for field in dataclasses.fields(ViTConfig)
+        if len({getattr(config, field.name) for config in CONFORMANCE.values()}) > 1
+    }
+    sizes = {"patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim"}
+    assert varied | sizes == {field.name for field in dataclasses.fields(ViTConfig)}
+
+
+def test_the_preprocessing_of_a_model_survives_saving(tmp_path):
+    preprocessing = Preprocessing(TINY_IMAGE, channels=1, resize="crop", value_range=(0.0, 1.0))
+    model = keras_vit.build(TINY, preprocessing=preprocessing, num_classes=3)
+    model.save(tmp_path / "x.keras")
+    assert keras_vit.preprocessing_of(keras.models.load_model(tmp_path / "x.keras")) == preprocessing
+    assert model.input_shape == (None, *TINY_IMAGE, 1)

@@ -1,0 +1,214 @@
+"""Where images come from: digits, TensorFlow Datasets, class folders, and what is wrong with them."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import UserError
+from training import sources
+from training.sources import DataArguments, Split, open_source
+
+TFDS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "tfds"
+needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
+
+
+def collect(split: Split) -> tuple[list[np.ndarray], list[int]]:
+    examples = [split.example(tf.constant(index, tf.int64)) for index in range(split.num_examples)]
+    return [image.numpy() for image, _ in examples], [int(label) for _, label in examples]
+
+
+def test_digits_are_all_there_once():
+    source = open_source(DataArguments("digits"))
+    assert source.labels == tuple("0123456789")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (1437, 360)
+    images, labels = collect(source.evaluation)
+    assert images[0].shape == (8, 8, 1)
+    assert images[0].dtype == np.uint8
+    assert max(image.max() for image in images) == 255
+    assert np.bincount(labels).min() >= 34  # stratified
+    train, _ = collect(source.train)
+    assert len({image.tobytes() for image in images} & {image.tobytes() for image in train}) == 0
+
+
+def test_unknown_sources_are_refused():
+    for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet"):
+        with pytest.raises(UserError, match=r"--data takes digits, tfds:NAME\[:CONFIG\] or folder:PATH, but was given"):
+            open_source(DataArguments(name))
+
+
+def test_an_unknown_data_set_is_answered_with_the_nearest_names():
+    with pytest.raises(UserError, match="no data set 'mnst'; the nearest names are mnist"):
+        open_source(DataArguments("tfds:mnst"))
+
+
+def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    def unreachable(self):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", unreachable)
+    with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched \(ConnectionError\)"):
+        open_source(DataArguments("tfds:mnist", str(tmp_path)))
+
+
+@needs_mnist
+def test_mnist_is_opened_with_its_splits():
+    source = open_source(DataArguments("tfds:mnist", str(TFDS), "train[:50]", "test[10:30]"))
+    assert source.labels == tuple("0123456789")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (50, 20)
+
+
+@needs_mnist
+def test_records_read_by_position_are_those_of_tfds(monkeypatch):
+    arguments = DataArguments("tfds:mnist", str(TFDS), "train[100:140]", "test[:7]")
+    held = open_source(arguments)
+    monkeypatch.setattr(sources, "_IN_MEMORY_BYTES", 0)
+    read = open_source(arguments)
+    for split in ("train", "evaluation"):
+        (images, labels), (expected, numbers) = collect(getattr(read, split)), collect(getattr(held, split))
+        assert labels == numbers
+        np.testing.assert_array_equal(images, expected)
+
+
+@needs_mnist
+def test_a_split_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="mnist has no split 'dev'; it has train, test, and slices of them"):
+        open_source(DataArguments("tfds:mnist", str(TFDS), eval_split="dev"))
+
+
+def test_truncated_records_are_refused(tmp_path):
+    path = str(tmp_path / "cut.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        writer.write(b"one")
+        writer.write(b"two and more")
+    content = pathlib.Path(path).read_bytes()
+    pathlib.Path(path).write_bytes(content[:-5])
+    from training.records import Records
+
+    with pytest.raises(UserError, match="ends within a record at byte 19; it is truncated"):
+        Records([(path, 0, 2)])
+
+
+def test_labels_outside_the_classes_are_refused():
+    images = np.zeros((3, 2, 2, 1), np.uint8)
+    with pytest.raises(UserError, match="Labels must be 0 to 1, .* but 2 of 3 are outside, 5 first"):
+        sources.array_split(images, np.array([0, 5, -1]), ("a", "b"))
+
+
+def write_image(path: pathlib.Path, value: int, size: tuple[int, int] = (9, 7), channels: int = 3) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = np.full((*size, channels), value, np.uint8)
+    encode = {".png": tf.io.encode_png, ".jpg": tf.io.encode_jpeg, ".JPEG": tf.io.encode_jpeg}.get(path.suffix)
+    path.write_bytes(encode(image).numpy() if encode else _pillow(image, path.suffix))
+
+
+def _pillow(image: np.ndarray, suffix: str) -> bytes:
+    import io
+
+    import PIL.Image  # comes with matplotlib
+
+    stream = io.BytesIO()
+    PIL.Image.fromarray(image).save(stream, format={".gif": "GIF", ".bmp": "BMP"}[suffix])
+    return stream.getvalue()
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path) -> pathlib.Path:
+    """Two classes in mixed formats, sizes and channels, one of them with a folder inside."""
+    root = tmp_path / "pictures"
+    for number, suffix in enumerate((".png", ".jpg", ".JPEG", ".bmp", ".gif")):
+        write_image(root / "zebra" / f"{number}{suffix}", 10 * number, (9 + number, 7))
+        write_image(root / "ant" / "more" / f"{number}{suffix}", 100 + 10 * number)
+    write_image(root / "ant" / "grey.png", 50, channels=1)
+    write_image(root / "ant" / "alpha.png", 60, channels=4)
+    (root / "ant" / ".DS_Store").write_bytes(b"hidden files are nobody's images")
+    return root
+
+
+def test_a_folder_gives_its_classes_by_name_and_every_tenth_image_for_evaluation(folder):
+    source = open_source(DataArguments(f"folder:{folder}"))
+    assert source.labels == ("ant", "zebra")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (10, 2)
+    images, labels = collect(source.train)
+    assert sorted(labels) == [0] * 6 + [1] * 4
+    assert {image.shape[-1] for image in images} == {1, 3}
+    evaluated, _ = collect(source.evaluation)
+    assert evaluated[0].shape[-1] == 4  # alpha.png is the first of ant
+    assert len(images) + len(evaluated) == 12
+
+
+def test_the_first_frame_of_an_animation_is_taken(tmp_path):
+    import PIL.Image
+
+    frames = [PIL.Image.fromarray(np.full((4, 5, 3), value, np.uint8)) for value in (30, 200)]
+    frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    image = sources.decode_image(tf.io.read_file(str(tmp_path / "x.gif"))).numpy()
+    np.testing.assert_array_equal(image, 30)
+
+
+def test_a_palette_is_expanded(tmp_path):
+    import PIL.Image
+
+    PIL.Image.fromarray(np.full((4, 5, 3), (250, 10, 80), np.uint8)).convert("P", palette=1).save(tmp_path / "x.png")
+    image = sources.decode_image(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
+    assert image.shape == (4, 5, 3)
+    assert np.abs(image[0, 0].astype(int) - (250, 10, 80)).max() < 30
+
+
+@pytest.mark.parametrize("name", ["test", "val", "validation"])
+def test_a_folder_with_splits_uses_them(tmp_path, name):
+    for split, count in (("train", 3), (name, 2)):
+        for label in ("a", "b"):
+            for number in range(count):
+                write_image(tmp_path / split / label / f"{number}.png", number)
+    source = open_source(DataArguments(f"folder:{tmp_path}"))
+    assert source.labels == ("a", "b")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (6, 4)
+
+
+def test_splits_with_other_classes_are_refused(tmp_path):
+    for path in ("train/a", "train/b", "test/a", "test/c"):
+        write_image(tmp_path / path / "0.png", 0)
+    with pytest.raises(UserError, match="must be the same, but b, c are only in one of them"):
+        open_source(DataArguments(f"folder:{tmp_path}"))
+
+
+def test_every_bad_image_is_named_and_stops(folder):
+    (folder / "zebra" / "broken.jpg").write_bytes((folder / "zebra" / "1.jpg").read_bytes()[:300])
+    (folder / "zebra" / "words.png").write_text("no image")
+    (folder / "ant" / "notes.txt").write_text("no image either")
+    (folder / "ant" / "empty.png").write_bytes(b"")
+    with pytest.raises(UserError, match="^4 of 16 files in .* are no readable images: ") as caught:
+        open_source(DataArguments(f"folder:{folder}"))
+    for name in ("broken.jpg", "words.png", "notes.txt", "empty.png"):
+        assert name in str(caught.value)
+    assert "give --on-bad-image skip" in str(caught.value)
+
+
+def test_bad_images_are_skipped_and_counted_on_request(folder, capsys):
+    (folder / "zebra" / "words.png").write_text("no image")
+    source = open_source(DataArguments(f"folder:{folder}", on_bad_image="skip"))
+    assert (source.train.num_examples, source.evaluation.num_examples) == (10, 2)
+    assert "Skipped: 1 of 13 files" in capsys.readouterr().out
+
+
+def test_an_empty_class_is_refused(folder):
+    (folder / "bee").mkdir()
+    with pytest.raises(UserError, match="class folder .*bee holds no image"):
+        open_source(DataArguments(f"folder:{folder}"))
+
+
+def test_a_class_of_one_image_cannot_be_split(folder):
+    write_image(folder / "bee" / "0.png", 0)
+    with pytest.raises(UserError, match="class 'bee' has one image, and needs two"):
+        open_source(DataArguments(f"folder:{folder}"))
+
+
+def test_a_folder_that_is_missing_or_holds_no_classes_is_refused(tmp_path):
+    with pytest.raises(UserError, match="There is no folder"):
+        open_source(DataArguments(f"folder:{tmp_path / 'nowhere'}"))
+    with pytest.raises(UserError, match="at least two classes, but holds 0"):
+        open_source(DataArguments(f"folder:{tmp_path}"))

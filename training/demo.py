@@ -1,0 +1,88 @@
+"""The whole way on real images that need no download: train, evaluate, export, verify.
+
+    python -m training.demo --workdir runs/demo
+
+trains a small ViT on scikit-learn's handwritten digits, measures it on the 360 test images, exports it as SavedModel
+and TFLite, compares both with the Keras model on all test images, and writes summary.json. About a minute on two cores.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+
+import export.saved_model
+import export.tflite
+from export.parity import Parity, as_table
+from keras_vit import cli, run_directory
+from keras_vit.run_directory import Samples
+from training import evaluate, pretrain
+from training.recipes import find_recipe
+from training.run import write_text
+from training.sources import DataArguments
+
+_FORMATS = ("float32", "int8-dynamic")
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Train, evaluate, export and verify a small ViT on handwritten digits."""
+
+    workdir: str = "runs/demo"
+    """Run directory; the exports and summary.json are put there too."""
+    seed: int = 0
+    """Seed of initial weights, order and augmentation."""
+
+
+def demo(arguments: Arguments) -> dict:
+    """Walk the whole way and return the summary."""
+    data = DataArguments("digits")
+    run = pretrain.pretrain(
+        pretrain.Arguments(data, arguments.workdir, find_recipe("digits"), seed=arguments.seed), "digits"
+    )
+    metrics = evaluate.evaluate(evaluate.Arguments(arguments.workdir, data))
+
+    model, labels = run_directory.load_model(run.path), run_directory.load_labels(run.path)
+    samples = Samples.load(run_directory.find(run.path, run_directory.SAMPLES))
+    served, served_parity = export.saved_model.export_saved_model(model, labels, samples, run.path / "saved_model")
+    files = export.tflite.export_tflite(model, labels, samples, run.path / "tflite", _FORMATS)
+
+    def entry(path: pathlib.Path, size: int, parity: Parity) -> dict:
+        return {"path": str(path.relative_to(run.path)), "bytes": size, "max_abs_diff": parity.max_abs_diff}
+
+    summary = {
+        "parameters": model.count_params(),
+        "test_accuracy": metrics["accuracy"],
+        "train_seconds": round(sum(record["seconds"] for record in run.metrics()), 1),
+        "saved_model": entry(served, export.saved_model.directory_bytes(served), served_parity),
+        "tflite": {
+            name: entry(path, path.stat().st_size, parity) | {"accuracy": parity.accuracy}
+            for name, (path, parity) in files.items()
+        },
+    }
+    write_text(run.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+    print(_table(summary, served_parity.accuracy), f"\nAll of it is in {run.path}.", sep="\n")
+    return summary
+
+
+def _table(summary: dict, served_accuracy: float) -> str:
+    """The summary for the terminal."""
+    rows = [
+        ("Keras model", "model.keras", f"{4 * summary['parameters']:,}", "", f"{summary['test_accuracy']:.4f}"),
+        _row("SavedModel", summary["saved_model"], served_accuracy),
+    ]
+    rows += [_row(f"TFLite {name}", part, part["accuracy"]) for name, part in summary["tflite"].items()]
+    return as_table(rows, ("artifact", "path", "bytes", "max |logit diff|", "test accuracy"))
+
+
+def _row(name: str, part: dict, accuracy: float) -> tuple[str, ...]:
+    return name, part["path"], f"{part['bytes']:,}", f"{part['max_abs_diff']:.2g}", f"{accuracy:.4f}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--workdir DIR`"""
+    demo(cli.parse(Arguments, arguments, prog="python -m training.demo"))
+
+
+if __name__ == "__main__":
+    cli.run(main)
