@@ -1,0 +1,1 @@
+"""Side-by-side speed; nothing here is imported by the application."""

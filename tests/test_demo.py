@@ -1,0 +1,90 @@
+"""The whole way, as a stranger walks it: the demo, then every command and script of the documentation as written."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from training.sources import digits
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def run(arguments: list[str], cwd: pathlib.Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(name="place", scope="module")
+def _place(tmp_path_factory) -> pathlib.Path:
+    """An empty folder in which the demo has run, with a folder of pictures in two classes."""
+    place = tmp_path_factory.mktemp("place")
+    run(["-m", "training.demo"], place)
+    images = digits().train
+    for number in range(160):
+        image, label = images.example(tf.constant(number, tf.int64))
+        file = place / "pictures" / ("even" if label % 2 == 0 else "odd") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tf.io.encode_png(tf.repeat(image, 3, -1)).numpy())
+    return place
+
+
+def test_the_demo_reaches_its_numbers_and_says_where_everything_is(place):
+    demo = place / "runs" / "demo"
+    summary = json.loads((demo / "summary.json").read_text())
+    assert summary.keys() == {"parameters", "test_accuracy", "train_seconds", "saved_model", "tflite"}
+    assert summary["test_accuracy"] >= 0.98
+    assert summary["saved_model"]["max_abs_diff"] <= 1e-4
+    assert (demo / summary["saved_model"]["path"] / "saved_model.pb").is_file()
+    assert summary["tflite"].keys() == {"float32", "int8-dynamic"}
+    for name, part in summary["tflite"].items():
+        assert (demo / part["path"]).stat().st_size == part["bytes"], name
+        assert abs(part["accuracy"] - summary["test_accuracy"]) <= 0.01
+    assert summary["tflite"]["float32"]["max_abs_diff"] <= 1e-4
+    assert summary["tflite"]["int8-dynamic"]["bytes"] < 0.5 * summary["tflite"]["float32"]["bytes"]
+
+
+def test_the_served_model_reads_the_digits_from_their_files(place):
+    loaded = tf.saved_model.load(place / "runs" / "demo" / "saved_model" / "1")
+    split = digits().evaluation
+    examples = [split.example(tf.constant(index, tf.int64)) for index in range(split.num_examples)]
+    files = tf.stack([tf.io.encode_png(image) for image, _ in examples])
+    answer = loaded.signatures["serving_default"](image_bytes=files)
+    right = answer["labels"].numpy()[:, 0].astype(int) == np.array([int(label) for _, label in examples])
+    summary = json.loads((place / "runs" / "demo" / "summary.json").read_text())
+    assert right.mean() == pytest.approx(summary["test_accuracy"])
+
+
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+COMMANDS = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines() if line]
+# Those of long training, which have tests of their own.
+LONG = [line for line in COMMANDS if "tfds:" in line or line in ("make demo", "make test")]
+SCRIPTS = [(page.name, block) for page in PAGES for block in blocks(page, "python")]
+
+
+def test_every_documented_command_and_script_runs_as_written(place):
+    """In the order of the pages, in one folder, as a reader would."""
+    for line in COMMANDS:
+        if line not in LONG:
+            assert line.startswith("python -m "), line
+            run(line.split()[1:], place)
+    for name, script in SCRIPTS:
+        print(name, run(["-c", script], place))
+
+
+def test_every_link_of_the_documentation_leads_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,23 @@
+"""What the recipes reach on real data. Slow: `make test-slow`."""
+
+import pathlib
+
+import pytest
+
+from training import evaluate, pretrain
+from training.recipes import find_recipe
+from training.sources import DataArguments
+
+TFDS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "tfds"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TFDS.is_dir(), reason="no prepared MNIST and Fashion-MNIST beside the checkout")
+@pytest.mark.parametrize(
+    ("recipe", "data", "least"),
+    [("mnist-notes", "mnist", 0.970), ("mnist-small", "mnist", 0.988), ("mnist-small", "fashion_mnist", 0.89)],
+)
+def test_a_recipe_reaches_its_accuracy(recipe, data, least, tmp_path):
+    source = DataArguments(f"tfds:{data}", str(TFDS))
+    pretrain.pretrain(pretrain.Arguments(source, str(tmp_path / "run"), find_recipe(recipe)), recipe)
+    assert evaluate.evaluate(evaluate.Arguments(str(tmp_path / "run"), source))["accuracy"] >= least
