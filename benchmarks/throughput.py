@@ -61,7 +61,7 @@ def keras_hub(config: keras_vit.ViTConfig, images: np.ndarray) -> Callable[[], o
 
 
 def transformers(config: keras_vit.ViTConfig, images: np.ndarray) -> Callable[[], object]:
-    """transformers' ViT on torch, with its fused attention."""
+    """The ViT of transformers on torch, with its fused attention."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -109,9 +109,8 @@ def measure(arguments: Arguments) -> None:
         for name, taken in times.items():
             median = statistics.median(taken)
             spread = f"{1e3 * min(taken):.0f}-{1e3 * max(taken):.0f} ms"
-            print(
-                f"batch {batch:3d}  {name:13s} {batch / median:8.2f} images/s  ({spread})  ours x{median / own:.2f} as fast"
-            )
+            rate = f"{batch / median:8.2f} images/s  ({spread})"
+            print(f"batch {batch:3d}  {name:13s} {rate}  ours x{median / own:.2f} as fast")
 
 
 def main(arguments: Sequence[str]) -> None:

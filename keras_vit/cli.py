@@ -1,12 +1,16 @@
 """The shell side of every command: typed dataclasses in, one sentence and exit code 2 for a user's mistake."""
 
 import contextlib
+import errno
 import io
 import re
 import sys
 from collections.abc import Callable, Sequence
 
 from keras_vit.errors import UserError
+
+# What the operating system says of a path that the user chose badly: no permission, no space, no directory.
+_USERS_DISK = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.EISDIR)
 
 
 def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default=None):
@@ -53,6 +57,11 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
         command(sys.argv[1:])
     except UserError as mistake:
         print(" ".join(str(mistake).split()), file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in _USERS_DISK:
+            raise
+        print(f"{error.filename or 'The disk'}: {error.strerror}; choose a place that can be written.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

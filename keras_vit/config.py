@@ -6,6 +6,8 @@ vision_transformer publishes: `vit_jax/configs/models.py`.
 """
 
 import dataclasses
+import types
+from collections.abc import Mapping
 from typing import Literal
 
 from keras_vit.errors import UserError, nearest
@@ -109,7 +111,7 @@ _SIZES = {
     "G": (1664, 8192, 48, 16),
 }
 
-MODELS: dict[str, ViTConfig] = {
+_MODELS = {
     "testing": _vit("testing", 16, dropout_rate=0.1),
     "testing-unpooled": _vit("testing", 16, classifier="unpooled", dropout_rate=0.1),
     "ViT-Ti_16": _vit("Ti", 16),
@@ -131,6 +133,7 @@ MODELS: dict[str, ViTConfig] = {
     "ViT-g_14": _vit("g", 14),
     "ViT-G_14": _vit("G", 14),
 }
+MODELS: Mapping[str, ViTConfig] = types.MappingProxyType(_MODELS)
 
 
 def model_config(model: str | ViTConfig) -> ViTConfig:

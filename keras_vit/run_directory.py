@@ -34,7 +34,7 @@ def load_model(run: str | os.PathLike) -> keras.Model:
 
 def load_labels(run: str | os.PathLike) -> tuple[str, ...]:
     """The names of the classes of a run, in the order of its logits."""
-    return tuple(find(run, LABELS).read_text(encoding="utf-8").splitlines())
+    return tuple(find(run, LABELS).read_text(encoding="utf-8").split("\n")[:-1])
 
 
 @dataclasses.dataclass(frozen=True)

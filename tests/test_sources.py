@@ -98,6 +98,26 @@ def test_labels_outside_the_classes_are_refused():
         sources.array_split(images, np.array([0, 5, -1]), ("a", "b"))
 
 
+@needs_mnist
+def test_a_label_outside_the_classes_is_named_when_it_is_read(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(sources, "_IN_MEMORY_BYTES", 0)
+    split = sources._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
+    examples = tf.data.Dataset.range(50).map(split.example)
+    with (
+        pytest.raises(UserError, match=r"from 0, but one of the images read has the label [2-9]; mend"),
+        sources.bad_labels_named(),
+    ):
+        list(examples)
+
+
+def test_a_class_folder_with_a_line_break_in_its_name_is_refused(folder):
+    (folder / "two\nlines").mkdir()
+    with pytest.raises(UserError, match="unprintable characters in its name; rename it"):
+        open_source(DataArguments(f"folder:{folder}"))
+
+
 def write_image(path: pathlib.Path, value: int, size: tuple[int, int] = (9, 7), channels: int = 3) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     image = np.full((*size, channels), value, np.uint8)

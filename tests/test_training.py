@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
+from keras_vit.npz import read_npz
 from training import fit, pretrain
 from training.recipes import RECIPES, find_recipe
 from training.run import Run
@@ -120,15 +121,20 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
 
 
 def test_a_diverged_run_is_no_finished_run(tmp_path):
-    with pytest.raises(UserError, match="loss is not a number any more"):
+    with pytest.raises(UserError, match="loss was no number any more in epoch 1, so training stopped"):
         recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, warmup_steps=0)
         pretrain.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert not (tmp_path / "run" / "model.keras").exists()
 
 
-def test_steps_can_be_given_instead_of_epochs(tmp_path):
-    run = pretrain.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, steps=5, warmup_steps=0)), "tiny")
-    assert len(run.metrics()) == 1
+@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (7, 1), (10, 2), (14, 2)])
+def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs, tmp_path):
+    run = pretrain.pretrain(
+        arguments(tmp_path / "run", dataclasses.replace(RECIPE, steps=steps, warmup_steps=0)), "tiny"
+    )
+    assert len(run.metrics()) == epochs
+    state = read_npz(run.state_file)
+    assert state["optimizer/00000"] == steps  # the optimizer's own count of its updates
 
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():

@@ -20,7 +20,7 @@ import tyro
 from keras_vit import UserError, cli, preprocessing_of, run_directory
 from training.data import evaluation_batches
 from training.run import write_text
-from training.sources import DataArguments, Source, Split, open_source
+from training.sources import DataArguments, Source, Split, bad_labels_named, open_source
 
 # More classes than these are not legible as numbers in a confusion matrix.
 _LEGIBLE_CLASSES = 30
@@ -44,10 +44,11 @@ def predict(model: keras.Model, split: Split, *, num_classes: int, batch_size: i
     logits, labels = [], []
     batches = evaluation_batches(split, preprocessing_of(model), num_classes=num_classes, batch_size=batch_size)
     progress = keras.utils.Progbar(-(-split.num_examples // batch_size), unit_name="batch")
-    for images, one_hot in batches:
-        logits.append(model.predict_on_batch(images))
-        labels.append(np.argmax(one_hot, axis=-1))
-        progress.add(1)
+    with bad_labels_named():
+        for images, one_hot in batches:
+            logits.append(model.predict_on_batch(images))
+            labels.append(np.argmax(one_hot, axis=-1))
+            progress.add(1)
     return np.concatenate(logits), np.concatenate(labels)
 
 

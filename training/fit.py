@@ -10,7 +10,7 @@ from keras_vit import UserError, preprocessing_of
 from training.data import evaluation_batches, steps_per_epoch, training_batches
 from training.recipes import Recipe
 from training.run import Run, restore_state, save_state
-from training.sources import Source
+from training.sources import Source, bad_labels_named
 
 # Evaluation needs no gradients, so its batches may be larger than those of training.
 EVALUATION_BATCH = 500
@@ -62,49 +62,61 @@ def train(model: keras.Model, recipe: Recipe, source: Source, run: Run, *, seed:
     if first_epoch:
         print(f"Continuing after epoch {first_epoch}.")
 
-    preprocessing = preprocessing_of(model)
-    batches = training_batches(
-        source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, first_step=first_epoch * per_epoch
-    )
+    preprocessing, epoch_end = preprocessing_of(model), EpochEnd(run)
+    tensorboard = keras.callbacks.TensorBoard(run.path / "tensorboard", write_graph=False)
     validation = evaluation_batches(
         source.evaluation, preprocessing, num_classes=num_classes, batch_size=EVALUATION_BATCH
     )
-    model.fit(
-        batches,
-        steps_per_epoch=per_epoch,
-        initial_epoch=first_epoch,
-        epochs=-(-num_steps // per_epoch),
-        validation_data=validation,
-        shuffle=False,
-        callbacks=[
-            keras.callbacks.TerminateOnNaN(),
-            keras.callbacks.TensorBoard(run.path / "tensorboard", write_graph=False),
-            EpochEnd(run),
-        ],
-    )
-    if not np.isfinite(run.metrics()[-1]["loss"]):
-        raise UserError("The loss is not a number any more, so nothing was saved; try a lower --learning-rate.")
+    for begin, end, steps in _legs(first_epoch, num_steps, per_epoch):
+        batches = training_batches(
+            source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, first_step=begin * per_epoch
+        )
+        with bad_labels_named():
+            model.fit(
+                batches,
+                steps_per_epoch=steps,
+                initial_epoch=begin,
+                epochs=end,
+                validation_data=validation,
+                shuffle=False,
+                callbacks=[keras.callbacks.TerminateOnNaN(), tensorboard, epoch_end],
+            )
+        if epoch_end.diverged_in is not None:
+            raise UserError(
+                f"The loss was no number any more in epoch {epoch_end.diverged_in}, so training stopped; "
+                "the epochs before it are kept in the workdir: try a lower --learning-rate in another one."
+            )
     run.save_model(model)
     write_curves(run)
 
 
+def _legs(first_epoch: int, num_steps: int, per_epoch: int) -> list[tuple[int, int, int]]:
+    """(epoch to begin at, epoch to end before, steps in each): the whole epochs, then what is left of the steps."""
+    whole, rest = divmod(num_steps, per_epoch)
+    legs = [(first_epoch, whole, per_epoch), (whole, whole + 1, rest)]
+    return [(begin, end, steps) for begin, end, steps in legs if first_epoch <= begin < end and steps]
+
+
 class EpochEnd(keras.callbacks.Callback):
-    """Writes the metrics and the state of each finished epoch."""
+    """Writes the metrics and the state of each finished epoch, unless its loss is no number."""
 
     def __init__(self, run: Run):
         super().__init__()
         self._run = run
+        self.diverged_in: int | None = None
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = time.monotonic()
 
     def on_epoch_end(self, epoch, logs=None):
+        if not np.isfinite(logs["loss"]):
+            self.diverged_in = epoch + 1
+            return
         record = {"epoch": epoch + 1, **{name: float(value) for name, value in logs.items()}}
         record["learning_rate"] = float(self.model.optimizer.learning_rate)
         record["seconds"] = round(time.monotonic() - self._start, 3)
         self._run.write_metrics([*self._run.metrics(), record])
-        if np.isfinite(record["loss"]):
-            save_state(self._run, self.model, epoch + 1)
+        save_state(self._run, self.model, epoch + 1)
 
 
 def write_curves(run: Run) -> None:

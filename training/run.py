@@ -114,7 +114,7 @@ def environment() -> dict:
 def write_text(path: pathlib.Path, text: str) -> None:
     """Write a small file whole or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 

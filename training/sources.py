@@ -5,9 +5,11 @@ as decoded) and its label, so that the order of training can be computed from se
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -24,6 +26,9 @@ _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _EVALUATION_NAMES = ("test", "val", "validation")
 # Of a folder without a split of its own, every tenth image of each class is kept for evaluation.
 _HOLD_OUT = 10
+
+# How a graph says that a stored label is no class; `bad_labels_named` makes a UserError of it.
+_LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
 
 OnBadImage = Literal["stop", "skip"]
 
@@ -72,6 +77,18 @@ def open_source(arguments: DataArguments) -> Source:
     if kind == "folder" and rest:
         return folder(pathlib.Path(rest), arguments.on_bad_image)
     raise UserError(f"--data takes digits, tfds:NAME[:CONFIG] or folder:PATH, but was given {arguments.data!r}.")
+
+
+@contextlib.contextmanager
+def bad_labels_named() -> Iterator[None]:
+    """Turns the graph error of a label outside the classes, met while examples are read, into a UserError."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", str(error))
+        if found is None:
+            raise
+        raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; mend the data, or give splits without it.") from error
 
 
 def digits() -> Source:
@@ -155,7 +172,8 @@ def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
     def example(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         decoded = features.deserialize_example(records.read(index))
         label = tf.cast(decoded[label_key], tf.int32)
-        with tf.control_dependencies([tf.debugging.assert_less_equal(0, label, "A label is outside the classes.")]):
+        inside = tf.debugging.Assert((label >= 0) & (label < len(labels)), [_LABEL_OUTSIDE, label])
+        with tf.control_dependencies([inside]):
             return decoded[image_key], tf.identity(label)
 
     return Split(len(records), example)
@@ -202,6 +220,11 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
         name: sorted(str(file) for file in (path / name).rglob("*") if file.is_file() and file.name[0] != ".")
         for name in classes
     }
+    for name in classes:
+        if (
+            not name.isprintable()
+        ):  # a line break would split it in labels.txt; what is no UTF-8 is not printable either
+            raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
     bad = _unreadable([file for files in found.values() for file in files])
     if bad:
         named = "; ".join(f"{file} ({why})" for file, why in bad.items())
