@@ -70,7 +70,7 @@ def test_a_command_prints_the_sentence_alone_and_exits_with_2():
     ("command", "arguments", "words"),
     [
         (training.pretrain, ["--help"], ["RECIPE --data DATA", *RECIPES]),
-        (training.pretrain, ["digits", "--help"], ["--learning-rate", "pixels", "(default: 64)"]),
+        (training.pretrain, ["digits", "--help"], ["--learning-rate", "pixels", "(default: 32)"]),
         (training.evaluate, ["--help"], ["--run", "--data", "--output"]),
         (export.saved_model, ["--help"], ["--run", "--output"]),
         (export.tflite, ["--help"], ["--formats", "int8-dynamic"]),
