@@ -61,14 +61,18 @@ def demo(arguments: Arguments) -> dict:
         },
     }
     write_text(run.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-    print(_table(summary, served_parity.accuracy), f"\nAll of it is in {run.path}.", sep="\n")
+    print(
+        _table(summary, run.model_file.stat().st_size, served_parity.accuracy),
+        f"\nAll of it is in {run.path}.",
+        sep="\n",
+    )
     return summary
 
 
-def _table(summary: dict, served_accuracy: float) -> str:
+def _table(summary: dict, model_bytes: int, served_accuracy: float) -> str:
     """The summary for the terminal."""
     rows = [
-        ("Keras model", "model.keras", f"{4 * summary['parameters']:,}", "", f"{summary['test_accuracy']:.4f}"),
+        ("Keras model", "model.keras", f"{model_bytes:,}", "", f"{summary['test_accuracy']:.4f}"),
         _row("SavedModel", summary["saved_model"], served_accuracy),
     ]
     rows += [_row(f"TFLite {name}", part, part["accuracy"]) for name, part in summary["tflite"].items()]
