@@ -59,7 +59,7 @@ class Recipe:
 
 
 RECIPES = {
-    # scikit-learn's handwritten digits, 8x8 pixels: the demo. Dropout and shifts, as there are only 1,437 to learn from.
+    # scikit-learn's handwritten digits, 8x8 pixels: the demo. Dropout and shifts, for 1,437 are few.
     "digits": Recipe(
         model=ViTConfig(
             patch_size=4,
