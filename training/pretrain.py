@@ -64,8 +64,8 @@ def pretrain(arguments: Arguments, recipe_name: str) -> Run:
         f"{len(source.labels)} classes, {source.evaluation.num_examples:,} to evaluate on, {num_steps:,} steps of "
         f"{recipe.batch_size}."
     )
+    save_samples(source.evaluation, preprocessing, run.path / SAMPLES)  # first: with its model a run is finished
     train(model, recipe, source, run, seed=arguments.seed)
-    save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
     print(f"Trained: accuracy {run.metrics()[-1]['val_accuracy']:.4f} on the evaluation images; see {run.path}.")
     return run
 
