@@ -9,7 +9,8 @@ with native_stderr_silenced():
     import keras as _keras  # noqa: F401  (first import of the backend)
 
 from keras_vit.checkpoint import LoadReport, from_checkpoint, load_checkpoint, save_checkpoint
-from keras_vit.config import MODELS, ViTConfig
+from keras_vit.config import MODELS, ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
+from keras_vit.describe import Description, describe
 from keras_vit.errors import UserError
 from keras_vit.models import build, config_of, intermediates, preprocessing_of
 from keras_vit.posemb import resize_position_embedding
@@ -17,13 +18,18 @@ from keras_vit.preprocess import Preprocessing
 
 __all__ = [
     "MODELS",
+    "ConvStem",
+    "Description",
     "LoadReport",
     "Preprocessing",
+    "ResNetConfig",
     "UserError",
     "ViTConfig",
     "build",
     "config_of",
+    "describe",
     "from_checkpoint",
+    "hybrid_resnet",
     "intermediates",
     "load_checkpoint",
     "preprocessing_of",

@@ -1,45 +1,66 @@
-"""Official ViT checkpoints (.npz) in and out: read, mend, infer, resize, merge.
+"""Checkpoints in and out of models: read the architecture and build it, merge strictly, write for the other code.
 
-Each step is a function of arrays that can be tested without a model. Keys and the order of adaptation are those of
-vit_jax `checkpoint.py`; files come in pre-Linen numbering (the released ones: MultiHeadDotProductAttention_1,
-LayerNorm_2, MlpBlock_3) and in Linen numbering (MultiHeadDotProductAttention_0, LayerNorm_1, MlpBlock_0).
+What a file holds is settled from its headers (`recognition.py`); only then are numbers read, one array at a time, so
+that a model and its file are never in memory together.
 """
 
+import concurrent.futures
 import dataclasses
 import math
 import os
-import re
-from collections.abc import Iterable
+import pathlib
+import shutil
+from collections.abc import Iterable, Mapping
 
 import keras
 import numpy as np
 
-from keras_vit.config import Classifier, Gelu, ViTConfig
+from keras_vit.config import Classifier, Gelu, ModelConfig, PositionEmbeddingKind, ViTConfig
+from keras_vit.declared import Declared, huggingface_config, preprocessor_config
+from keras_vit.embedding import ChannelRule, adapt_channels, resize_patch_kernel
 from keras_vit.errors import UserError
-from keras_vit.layers import PositionEmbedding
-from keras_vit.models import build, config_of
-from keras_vit.npz import read_npz, write_npz
-from keras_vit.posemb import resize_position_embedding
+from keras_vit.layers import PositionEmbedding, weights_will_be_loaded
+from keras_vit.layouts import LAYOUTS, POSITIONS, layout_of
+from keras_vit.models import build, config_of, preprocessing_of
+from keras_vit.npz import write_npz
+from keras_vit.posemb import Resampler, resize_position_embedding
+from keras_vit.preprocess import Preprocessing
+from keras_vit.recognition import (
+    Checkpoint,
+    declared_grid,
+    infer_config,
+    num_heads_of,
+    open_checkpoint,
+    square_grid,
+    stored_image_size,
+    stored_value_range,
+)
+from keras_vit.rules import Weight, untranslate
+from keras_vit.stored import check_all
+from keras_vit.tensors import write_json, write_safetensors
 
-LAYOUTS = ("npz", "npz-linen")
-
-_POSITIONS = "Transformer/posembed_input/pos_embedding"
-_BLOCK = r"(Transformer/encoderblock_\d+/)"
-_PRE_LINEN = {"MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1", "MlpBlock_0": "MlpBlock_3"}
-_PRE_LINEN |= {"LayerNorm_1": "LayerNorm_2"}
-_LINEN = {released: linen for linen, released in _PRE_LINEN.items()}
+# The kernels that see the image's channels.
+_FIRST_KERNELS = (
+    "conv_stem/0/conv/kernel",
+    "conv_root/kernel",
+    "resnet/root_block/standardized_conv2d/kernel",
+    "embedding/kernel",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What happened to every key of a file and every weight of a model; keys in pre-Linen numbering."""
+    """What happened to every array of a file and every weight of a model.
 
-    loaded: tuple[str, ...]
-    """Keys whose array now is a weight."""
+    Weights have the keys of the released files: vit_jax's pre-Linen numbering, for BiT big_transfer's.
+    """
+
+    loaded: Mapping[str, str]
+    """Weights that were filled, and the key of the file that filled them."""
     resized: tuple[str, ...]
     """Those of them that were resampled to another grid first."""
     dropped: tuple[str, ...]
-    """Keys left in the file, as declared."""
+    """What was left in the file: weights, as declared, and arrays that are no weights (optimizer, counters)."""
     kept: tuple[str, ...]
     """Weights that stayed as they were, as declared."""
 
@@ -49,48 +70,83 @@ def from_checkpoint(
     *,
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    channel_rule: ChannelRule = "mean",
+    resampler: Resampler | None = None,
     stored_grid: tuple[int, int] | None = None,
     classifier: Classifier | None = None,
-    gelu: Gelu = "tanh",
-    layer_norm_epsilon: float = 1e-6,
+    position_embedding: PositionEmbeddingKind | None = None,
+    num_heads: int | None = None,
+    num_groups: int | None = None,
+    conv_stem_strides: tuple[int, ...] | None = None,
+    gelu: Gelu | None = None,
+    layer_norm_epsilon: float | None = None,
     dropout_rate: float = 0.0,
     attention_dropout_rate: float = 0.0,
     stochastic_depth_rate: float = 0.0,
     keep_pre_logits: bool = False,
 ) -> keras.Model:
-    """Read the architecture out of a ViT .npz file, build it, and load it.
+    """Read the architecture out of a checkpoint, build it, and load it.
+
+    Read are .npz files of vit_jax, big_vision and big_transfer, folders and .safetensors files of transformers, timm
+    and torchvision. Numerics are those of the code that wrote the file.
 
     Args:
-        path: of the file.
-        image_size: pixels, or (height, width); None takes the size that the position embeddings were made for, which
-            a file tells only of square grids. Another size resamples them.
+        path: of the file or folder.
+        image_size: pixels, or (height, width); None takes the size that config.json or the position embeddings tell,
+            else 224. Another size resamples position embeddings.
         num_classes: None keeps the head as stored. A number drops head and pre_logits and gives a head of zeros;
             0 gives the features.
+        patch_size: another patch size, by FlexiViT's pseudo-inverse resize; None keeps the stored one.
+        channels: another number of image channels; None keeps the stored one.
+        channel_rule: "mean" spreads the sum over the old channels, "repeat" cycles through them.
+        resampler: of position embeddings; None takes the origin's own.
         stored_grid: rows and columns of the stored position embeddings, where they are not square.
-        classifier: "gap" (the default where the file has no class token) or "unpooled"; "token" and "map" are seen
-            in the file.
-        gelu, layer_norm_epsilon: numerics, which a file cannot tell; the defaults are those of JAX files.
+        classifier: "gap" (the default where the file has no class token) or "unpooled"; "token" and "map" are seen.
+        position_embedding: of files without a table: "sincos-2d" (the default) or "none".
+        num_heads: where neither arrays nor config.json tell it; default: that of the official model of this width.
+        num_groups: of GroupNorm, likewise; the default is 32.
+        conv_stem_strides: of early convolutions; the default is 2, or, where that shrinks the image more than 16 times,
+            1 for those that do not widen.
+        gelu, layer_norm_epsilon: other numerics than the origin's ("tanh" and 1e-6 for JAX files; config.json's, else
+            "erf" and 1e-12, for transformers; "erf" and 1e-6 for timm and torchvision).
         dropout_rate, attention_dropout_rate, stochastic_depth_rate: for training on.
         keep_pre_logits: keep the tanh layer though num_classes is given (vit_jax: an equal representation_size).
     """
-    arrays = mend(read_npz(path))
-    numerics = {"gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon, "dropout_rate": dropout_rate}
-    numerics |= {"attention_dropout_rate": attention_dropout_rate, "stochastic_depth_rate": stochastic_depth_rate}
-    config = dataclasses.replace(infer_config(arrays, classifier), **numerics)
+    checkpoint = open_checkpoint(path)
+    weights = checkpoint.weights
+    given = {"num_heads": num_heads, "num_groups": num_groups, "gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
+    declared = dataclasses.replace(checkpoint.declared, **{k: v for k, v in given.items() if v is not None})
+    config = infer_config(checkpoint, declared, classifier, position_embedding, conv_stem_strides)
+    grid = stored_grid or declared_grid(checkpoint, config)
+    if image_size is None:
+        image_size = stored_image_size(checkpoint, config, grid)
 
+    head = next((key for key in ("head/bias", "resnet/head/conv2d/bias") if key in weights), None)
     drop: tuple[str, ...] = ()
     if num_classes is None:
-        num_classes = arrays["head/bias"].shape[0] if "head/bias" in arrays else 0
+        num_classes = math.prod(weights[head].shape) if head else 0
     else:
-        drop = ("head/",) if keep_pre_logits else ("head/", "pre_logits/")
-        if not keep_pre_logits:
+        drop = ("head/", "resnet/head/") if keep_pre_logits else ("head/", "resnet/head/", "pre_logits/")
+    if isinstance(config, ViTConfig):
+        rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
+        config = dataclasses.replace(config, **rates, stochastic_depth_rate=stochastic_depth_rate)
+        if "pre_logits/" in drop:
             config = dataclasses.replace(config, representation_size=None)
-    if image_size is None:
-        grid = stored_grid or _square_grid(arrays[_POSITIONS].shape[1] - config.num_prefix_tokens)
-        image_size = (grid[0] * config.patch[0], grid[1] * config.patch[1])
+        if patch_size is not None:
+            config = dataclasses.replace(config, patch_size=patch_size)
+            weights = _with_patch(weights, config)
+    if channels is not None:
+        weights = _with_channels(weights, channels, channel_rule)
 
-    model = build(config, image_size=image_size, num_classes=num_classes, channels=arrays["embedding/kernel"].shape[2])
-    _merge(model, arrays, stored_grid=stored_grid, drop=drop, keep=("head/",) if drop else ())
+    first = next(weights[key] for key in _FIRST_KERNELS if key in weights)
+    preprocessing = Preprocessing(image_size, first.shape[2], **stored_value_range(checkpoint, first.shape[2]))
+    with weights_will_be_loaded():
+        model = build(config, preprocessing=preprocessing, num_classes=num_classes)
+    checkpoint = dataclasses.replace(checkpoint, weights=weights)
+    plan = _plan(model, checkpoint, resampler, grid, drop=drop, keep=drop[:2])
+    _assign(model, plan.weights)
     return model
 
 
@@ -98,23 +154,29 @@ def load_checkpoint(
     model: keras.Model,
     path: str | os.PathLike,
     *,
+    resampler: Resampler | None = None,
     stored_grid: tuple[int, int] | None = None,
-    drop: Iterable[str] = (),
-    keep: Iterable[str] = (),
+    drop: str | Iterable[str] = (),
+    keep: str | Iterable[str] = (),
 ) -> LoadReport:
-    """Load a ViT .npz file into a model, strictly: nothing is left over on either side unless declared.
+    """Load a checkpoint of any layout into a model, strictly: nothing is left over on either side unless declared.
 
     The model is untouched when this raises UserError, whose text names the keys that are missing, left over or of
-    another shape.
+    another shape. Its numerics (GELU, epsilons) stay the model's own; `from_checkpoint` takes the file's.
 
     Args:
         model: built by `keras_vit.build`.
-        path: of the file.
+        path: of the file or folder.
+        resampler: of position embeddings; None takes that of the file's origin.
         stored_grid: rows and columns of the stored position embeddings, where they are not square.
-        drop: beginnings of keys (pre-Linen numbering) that may stay in the file, such as "head/".
+        drop: beginnings of keys that may stay in the file, such as "head/"; by our names, or by the file's own.
         keep: beginnings of weight names that may stay as they are.
     """
-    return _merge(model, mend(read_npz(path)), stored_grid=stored_grid, drop=tuple(drop), keep=tuple(keep))
+    drop, keep = ((names,) if isinstance(names, str) else tuple(names) for names in (drop, keep))
+    plan = _plan(model, open_checkpoint(path), resampler, stored_grid, drop=drop, keep=keep)
+    check_all({weight.source.key: weight.source for weight in plan.weights.values()}.values())
+    _assign(model, plan.weights)
+    return plan.report
 
 
 def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str) -> None:
@@ -122,143 +184,181 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
 
     Args:
         model: built by `keras_vit.build`.
-        path: of the file; written under a temporary name and renamed.
-        layout: "npz", with the numbering of the released files, or "npz-linen".
+        path: of the file, written under a temporary name and renamed; for "huggingface" a folder, which must not be
+            there yet.
+        layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
+            UserError says what a layout cannot express. big_vision adds the class token's position to the token.
     """
+    path, config = pathlib.Path(path), config_of(model)
     if layout not in LAYOUTS:
         raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
-    num_heads = config_of(model).num_heads
-    arrays = {}
-    for key, weight in weights_by_key(model).items():
-        array = keras.ops.convert_to_numpy(weight)
-        arrays[key] = array.reshape(_stored_shape(key, array.shape, num_heads))
-    write_npz(path, _renumber(arrays, _LINEN) if layout == "npz-linen" else arrays)
-
-
-def mend(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same arrays with their keys in pre-Linen numbering, whichever the file had."""
-    return _renumber(arrays, _PRE_LINEN)
-
-
-def _renumber(arrays: dict[str, np.ndarray], names: dict[str, str]) -> dict[str, np.ndarray]:
-    pattern = re.compile(f"^{_BLOCK}({'|'.join(names)})/")
-    return {pattern.sub(lambda match: f"{match[1]}{names[match[2]]}/", key): array for key, array in arrays.items()}
-
-
-def infer_config(arrays: dict[str, np.ndarray], classifier: Classifier | None = None) -> ViTConfig:
-    """The architecture that these arrays (pre-Linen keys) belong to; `classifier` only where they cannot tell it."""
-    first = "Transformer/encoderblock_0/"
-    query, hidden = f"{first}MultiHeadDotProductAttention_1/query/kernel", f"{first}MlpBlock_3/Dense_0/kernel"
-    ranks = {"embedding/kernel": 4, _POSITIONS: 3, query: 3, hidden: 2}
-    for key, rank in ranks.items():
-        if key not in arrays:
-            raise UserError(
-                f"The file is not a Vision Transformer of vit_jax: it has no {key!r} among its {len(arrays)} arrays, "
-                f"which begin with {', '.join(sorted(arrays)[:3]) or 'nothing'}."
-            )
-        if arrays[key].ndim != rank:
-            raise UserError(f"The array {key!r} should have {rank} axes, but has shape {arrays[key].shape}.")
-    if "conv_root/kernel" in arrays:
-        raise UserError("The file holds a ResNet+ViT hybrid (conv_root/kernel), and only pure ViTs are read so far.")
-    blocks = {int(match[1]) for key in arrays if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
-    if blocks != set(range(len(blocks))):
-        raise UserError(f"The encoder blocks should be numbered from 0 without gaps, but are {sorted(blocks)}.")
-
-    if "cls" in arrays:
-        seen = "token"
+    weights = {key: keras.ops.convert_to_numpy(weight) for key, weight in weights_by_key(model).items()}
+    num_classes = next((weights[key].shape[0] for key in ("head/bias", "resnet/head/conv2d/bias") if key in weights), 0)
+    if layout == "big_vision":
+        weights = _without_class_position(weights)
+    num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
+    arrays = untranslate(weights, layout_of(config, layout, num_classes).rules, num_heads)
+    if layout == "torchvision":
+        norms = [key for key in arrays if key.endswith(".running_var")]
+        arrays |= {key.replace("running_var", "num_batches_tracked"): np.zeros((), np.int64) for key in norms}
+    if layout == "huggingface":
+        _write_folder(path, arrays, config, preprocessing_of(model), num_classes)
+    elif layout in ("timm", "torchvision"):
+        write_safetensors(path, arrays)
     else:
-        seen = "map" if "MAPHead_0/probe" in arrays else None
-    if seen and classifier not in (None, seen):
-        raise UserError(f"The file's weights are those of the classifier {seen!r}, but {classifier!r} was asked for.")
-    patch = arrays["embedding/kernel"].shape[:2]
-    rep = arrays.get("pre_logits/bias")
-    return ViTConfig(
-        patch_size=patch[0] if patch[0] == patch[1] else patch,
-        hidden_size=arrays["embedding/kernel"].shape[3],
-        num_layers=len(blocks),
-        num_heads=arrays[query].shape[1],
-        mlp_dim=arrays[hidden].shape[1],
-        classifier=seen or classifier or "gap",
-        representation_size=None if rep is None else rep.shape[0],
-    )
+        write_npz(path, arrays)
+
+
+def _write_folder(
+    folder: pathlib.Path, arrays: dict, config: ModelConfig, preprocessing: Preprocessing, num_classes: int
+) -> None:
+    if folder.exists():
+        raise UserError(f"{folder.name} is there already; give the name of a new folder.")
+    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        write_safetensors(temporary / "model.safetensors", arrays)
+        write_json(temporary / "config.json", huggingface_config(config, preprocessing, num_classes))
+        write_json(temporary / "preprocessor_config.json", preprocessor_config(preprocessing))
+        os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _without_class_position(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if "cls" not in weights or POSITIONS not in weights:
+        return weights
+    table = weights[POSITIONS]
+    return weights | {"cls": weights["cls"] + table[:, :1], POSITIONS: table[:, 1:]}
+
+
+def _with_patch(weights: Mapping[str, Weight], config: ViTConfig) -> dict[str, Weight]:
+    kernel = weights["embedding/kernel"]
+    shape = (*config.patch, *kernel.shape[2:])
+    resized = Weight(kernel.source, shape, lambda array: resize_patch_kernel(kernel.convert(array), config.patch))
+    return {**weights, "embedding/kernel": resized}
+
+
+def _with_channels(weights: Mapping[str, Weight], channels: int, rule: ChannelRule) -> dict[str, Weight]:
+    key = next(key for key in _FIRST_KERNELS if key in weights)
+    kernel = weights[key]
+    shape = (*kernel.shape[:2], channels, kernel.shape[3])
+    adapted = Weight(kernel.source, shape, lambda array: adapt_channels(kernel.convert(array), channels, rule))
+    return {**weights, key: adapted}
 
 
 def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
-    """The weights of a model under the keys of a released checkpoint."""
-    keras_names = {"gamma": "scale", "beta": "bias"}
+    """The weights of a model under the keys of the released checkpoints."""
+    flax = {"gamma": "scale", "beta": "bias"}
     weights = {}
     for layer in model.layers:
+        names = {} if layer.name.endswith(("group_norm", "batch_norm")) else flax  # BiT keeps TensorFlow's names
         for weight in layer.weights:
-            key = f"{layer.name.replace('.', '/')}/{keras_names.get(weight.name, weight.name)}"
+            key = f"{layer.name.replace('.', '/')}/{names.get(weight.name, weight.name)}"
             weights["cls" if key == "cls/cls" else key] = weight
     return weights
 
 
-def _stored_shape(key: str, shape: tuple[int, ...], num_heads: int) -> tuple[int, ...]:
-    """Shape in a file of the weight `key`: the projections of attention have an axis for the heads there."""
-    projection = re.search(r"/MultiHeadDotProductAttention_\d/(query|key|value|out)/(kernel|bias)$", key)
-    if projection is None or projection[0].endswith("out/bias"):
-        return tuple(shape)
-    if projection[1] == "out":
-        return num_heads, shape[0] // num_heads, shape[1]
-    return *shape[:-1], num_heads, shape[-1] // num_heads
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """Every weight that will be filled, all shapes checked, and what the report will say."""
+
+    weights: Mapping[str, Weight]
+    report: LoadReport
 
 
-def _merge(
+def _plan(
     model: keras.Model,
-    arrays: dict[str, np.ndarray],
-    *,
+    checkpoint: Checkpoint,
+    resampler: Resampler | None,
     stored_grid: tuple[int, int] | None,
+    *,
     drop: tuple[str, ...],
     keep: tuple[str, ...],
-) -> LoadReport:
-    """Check every array against every weight, then assign all."""
-    config, weights = config_of(model), weights_by_key(model)
-    dropped = {key for key in arrays if drop and key.startswith(drop)}
-    offered = {key: array for key, array in arrays.items() if key not in dropped}
-    kept = {key for key in weights.keys() - offered.keys() if keep and key.startswith(keep)}
-    missing, extra = sorted(weights.keys() - offered.keys() - kept), sorted(offered.keys() - weights.keys())
+) -> _Plan:
+    """Check every array against every weight; nothing is read or assigned yet."""
+    weights = weights_by_key(model)
+    offered = {key: weight for key, weight in checkpoint.weights.items() if not _declared_in(drop, key, weight)}
+    dropped = {
+        *checkpoint.weights.keys() - offered.keys(),
+        *(key for key in checkpoint.strangers if key.startswith(drop)),
+    }
+    kept = {key for key in weights.keys() - offered.keys() if key.startswith(keep)}
+    missing = sorted(weights.keys() - offered.keys() - kept)
+    strangers = set(checkpoint.strangers) - dropped
+    extra = sorted(strangers | {offered[key].source.key for key in offered.keys() - weights.keys()})
     if missing or extra:
         raise UserError(
-            f"The checkpoint does not fit the model: missing in the file: {', '.join(missing) or 'nothing'}; "
-            f"left over in it: {', '.join(extra) or 'nothing'}."
+            f"The checkpoint does not fit the model: missing in the file: {_listed(missing)}; "
+            f"left over in it: {_listed(extra)}."
         )
-
-    resized = []
-    if _POSITIONS in offered:
+    resized = ()
+    if POSITIONS in offered:
         layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
-        table = _fit_positions(offered[_POSITIONS], layer, stored_grid)
-        if table is not offered[_POSITIONS]:
-            offered[_POSITIONS] = table
-            resized.append(_POSITIONS)
-    for key, array in offered.items():
-        expected = _stored_shape(key, weights[key].shape, config.num_heads)
-        if array.shape != expected:
-            raise UserError(f"The array {key!r} has shape {array.shape}, but the model needs {expected}.")
-        if array.dtype.kind != "f":
-            raise UserError(f"The array {key!r} should hold floating-point numbers, but holds {array.dtype}.")
+        fitted = _fit_positions(offered[POSITIONS], layer, resampler or checkpoint.origin.resampler, stored_grid)
+        resized = (POSITIONS,) if fitted is not offered[POSITIONS] else ()
+        offered[POSITIONS] = fitted
+    config = config_of(model)
+    for key, weight in offered.items():
+        if weight.shape != tuple(weights[key].shape):
+            raise UserError(
+                f"The array {weight.source.key!r} has shape {weight.source.shape}, but the model needs "
+                f"{tuple(weights[key].shape)} for {key!r}."
+            )
+        if key.endswith("MultiHeadDotProductAttention_1/query/kernel"):
+            num_heads_of(weight, config.hidden_size, Declared(num_heads=config.num_heads))
+    loaded = {key: weight.source.key for key, weight in sorted(offered.items())}
+    report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
+    return _Plan(offered, report)
 
-    for key, array in offered.items():
-        weights[key].assign(array.reshape(weights[key].shape))
-    return LoadReport(tuple(sorted(offered)), tuple(resized), tuple(sorted(dropped)), tuple(sorted(kept)))
+
+def _declared_in(beginnings: tuple[str, ...], key: str, weight: Weight) -> bool:
+    return key.startswith(beginnings) or weight.source.key.startswith(beginnings)
 
 
-def _fit_positions(table: np.ndarray, layer: PositionEmbedding, stored_grid: tuple[int, int] | None) -> np.ndarray:
+def _listed(keys: list[str]) -> str:
+    shown = ", ".join(keys[:8]) or "nothing"
+    return f"{shown} and {len(keys) - 8} more" if len(keys) > 8 else shown
+
+
+def _assign(model: keras.Model, plan: Mapping[str, Weight]) -> None:
+    """Read each array of the file once, and give the weights in it to the model; on all cores."""
+    variables = weights_by_key(model)
+    by_source: dict[str, list[str]] = {}
+    for key, weight in plan.items():
+        by_source.setdefault(weight.source.key, []).append(key)
+
+    def assign(keys: list[str]) -> None:
+        array = plan[keys[0]].source.read()
+        for key in keys:
+            variables[key].assign(plan[key].convert(array))
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(assign, by_source.values()):
+            pass
+
+
+def _fit_positions(
+    table: Weight, layer: PositionEmbedding, resampler: Resampler, stored_grid: tuple[int, int] | None
+) -> Weight:
     """The stored table for the grid of the model. An equal number of tokens is taken as the same grid, as vit_jax does,
     unless stored_grid says otherwise.
     """
-    num_tokens = table.shape[1] - layer.num_prefix_tokens if table.ndim == 3 else 0
+    if len(table.shape) != 3:
+        raise UserError(f"The array {table.source.key!r} should have 3 axes, but has shape {table.shape}.")
+    rows, columns = layer.grid
+    num_tokens = table.shape[1] - layer.num_prefix_tokens
     if stored_grid is None:
-        rows, columns = layer.grid
-        stored_grid = layer.grid if num_tokens == rows * columns else _square_grid(num_tokens)
-    return resize_position_embedding(table, stored_grid, layer.grid, layer.num_prefix_tokens)
+        stored_grid = layer.grid if num_tokens == rows * columns else square_grid(num_tokens)
+    if stored_grid[0] * stored_grid[1] != num_tokens:
+        raise UserError(f"The file has position embeddings for {num_tokens} patches, not for a grid of {stored_grid}.")
+    if tuple(stored_grid) == layer.grid:
+        return table
+    shape = (1, layer.num_prefix_tokens + rows * columns, table.shape[2])
 
-
-def _square_grid(num_tokens: int) -> tuple[int, int]:
-    side = math.isqrt(max(num_tokens, 0))
-    if side == 0 or side * side != num_tokens:
-        raise UserError(
-            f"The file has position embeddings for {num_tokens} patches, which is no square; give stored_grid=(rows, "
-            "columns), or the image_size they were made for."
+    def resize(array: np.ndarray) -> np.ndarray:
+        return resize_position_embedding(
+            table.convert(array), stored_grid, layer.grid, layer.num_prefix_tokens, resampler
         )
-    return side, side
+
+    return Weight(table.source, shape, resize)

@@ -23,7 +23,13 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(arguments_class, args=list(arguments), prog=prog, default=default)
+            return tyro.cli(
+                arguments_class,
+                args=list(arguments),
+                prog=prog,
+                default=default,
+                config=(tyro.conf.AvoidSubcommands,),  # a field that may be of several kinds is of its default's
+            )
     except SystemExit as stop:
         if not stop.code:
             raise

@@ -1,11 +1,13 @@
-"""What a Vision Transformer is made of: one frozen dataclass, and the table of the named models.
+"""What the models are made of: frozen dataclasses, and the table of the named ones.
 
 Sizes: paper "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 1, "How to train your ViT" (2106.10270) Table 1,
 and big_vision `models/vit.py` for M, So400m, g and G. Patch sizes, classifiers and dropout rates of the entries that
-vision_transformer publishes: `vit_jax/configs/models.py`.
+vision_transformer publishes: `vit_jax/configs/models.py`. BiT: big_transfer `bit_jax/models.py`; the further ResNets
+and hybrids are those of the first paper's experiments (section 4.1 and Table 6).
 """
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from typing import Literal
@@ -14,6 +16,108 @@ from keras_vit.errors import UserError, nearest
 
 Classifier = Literal["token", "gap", "map", "unpooled", "none"]
 Gelu = Literal["tanh", "erf"]
+PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "none"]
+PositionInjection = Literal["input", "every-layer", "shared"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig:
+    """A ResNet of bottlenecks with GroupNorm and standardised convolutions: BiT, or the stem of a hybrid.
+
+    The defaults are those of BiT (big_transfer); `hybrid_resnet` gives those of the hybrids.
+    """
+
+    block_units: tuple[int, ...]
+    """Bottleneck units of each stage; empty for the root alone."""
+    root_channels: int = 64
+    """Channels of the root convolution, 64 times the width factor."""
+    stage_channels: tuple[int, ...] | None = None
+    """Output channels of each stage; None for 4, 8, 16 and 32 times root_channels. Inside a unit there is a quarter."""
+    preactivation: bool = True
+    """BiT's version 2, norm and ReLU before each convolution; False for the hybrids' version 1."""
+    axial_heads: int | None = None
+    """In an AxialResNet, the heads of the row and column attention that stand in the place of each 3x3 convolution."""
+    num_groups: int = 32
+    """Groups of every GroupNorm."""
+    group_norm_epsilon: float = 1e-5
+    """Added to the variance in every GroupNorm."""
+    variance_epsilon: float = 1e-10
+    """Added to a kernel's variance when it is standardised."""
+    deviation_epsilon: float = 0.0
+    """Added to a kernel's standard deviation."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block_units", tuple(self.block_units))
+        channels = self.stage_channels
+        if channels is None:
+            channels = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
+        object.__setattr__(self, "stage_channels", tuple(channels))
+        if len(self.stage_channels) != len(self.block_units):
+            raise UserError(
+                f"stage_channels must have one number for each of the {len(self.block_units)} stages, but is "
+                f"{self.stage_channels}."
+            )
+        for channels in (self.root_channels, *(channels // 4 for channels in self.stage_channels)):
+            if channels < 1 or channels % self.num_groups:
+                raise UserError(f"{self.num_groups} groups do not divide {channels} channels of the ResNet.")
+
+    @property
+    def total_stride(self) -> int:
+        """Pixels of the image per row of the feature map: root and pooling halve, and each stage but the first."""
+        return 2 ** (2 + max(len(self.block_units) - 1, 0))
+
+    def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the last stage's output: every stride of 2 halves, rounding up."""
+        return -(-image_size[0] // self.total_stride), -(-image_size[1] // self.total_stride)
+
+
+def hybrid_resnet(block_units: tuple[int, ...], root_channels: int = 64) -> ResNetConfig:
+    """The ResNet in front of an official hybrid: post-activation, 1e-5 added to the deviation, flax's GroupNorm."""
+    return ResNetConfig(
+        block_units,
+        root_channels,
+        preactivation=False,
+        group_norm_epsilon=1e-6,
+        variance_epsilon=0.0,
+        deviation_epsilon=1e-5,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvStem:
+    """A stack of convolutions, each with BatchNorm and ReLU, in the place of the cut into patches.
+
+    "Early Convolutions Help Transformers See Better" (arXiv 2106.14881); torchvision's `conv_stem_configs`.
+    """
+
+    channels: tuple[int, ...]
+    """Output channels of each convolution."""
+    kernel_sizes: tuple[int, ...]
+    """Side of each kernel, odd; the padding is half of it."""
+    strides: tuple[int, ...]
+    """Stride of each convolution."""
+    batch_norm_epsilon: float = 1e-5
+    """Added to the variance in every BatchNorm."""
+
+    def __post_init__(self) -> None:
+        for field in ("channels", "kernel_sizes", "strides"):
+            object.__setattr__(self, field, tuple(getattr(self, field)))
+        if not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0:
+            raise UserError(
+                f"A convolutional stem needs as many channels as kernel sizes and strides, but has {self.channels}, "
+                f"{self.kernel_sizes} and {self.strides}."
+            )
+
+    @property
+    def total_stride(self) -> int:
+        """Pixels of the image per row of the feature map."""
+        return math.prod(self.strides)
+
+    def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the last convolution's output."""
+        for size, stride in zip(self.kernel_sizes, self.strides, strict=True):
+            image_size = tuple((side + size // 2 * 2 - size) // stride + 1 for side in image_size)
+        return image_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +125,7 @@ class ViTConfig:
     """A Vision Transformer without the size of its images and the number of its classes."""
 
     patch_size: int | tuple[int, int]
-    """Side of a patch in pixels, or (height, width)."""
+    """Side of a patch in pixels, or (height, width); of the feature map's pixels in a hybrid."""
     hidden_size: int
     """Width D of the token stream; a multiple of num_heads."""
     num_layers: int
@@ -44,6 +148,19 @@ class ViTConfig:
     """Form of GELU: the tanh approximation of JAX, or the exact erf of PyTorch files."""
     layer_norm_epsilon: float = 1e-6
     """Added to the variance in every LayerNorm (flax: 1e-6; Keras' own default would be 1e-3)."""
+    stem: ResNetConfig | ConvStem | None = None
+    """What turns the image into the feature map that is cut into patches; None cuts the image itself."""
+    position_embedding: PositionEmbeddingKind = "learned"
+    """learned: a row per token. learned-2d: a column's and a row's half. sincos-2d: fixed (big_vision). relative:
+    learned logits for each offset between two tokens, in every block. none: a bag of patches."""
+    position_injection: PositionInjection = "input"
+    """Where learned positions are added: to the input of the encoder, or of every block, a table each or one shared."""
+    axial: bool = False
+    """Axial-ViT: each block is attention and MLP along the rows, then attention and MLP along the columns."""
+    qkv_bias: bool = True
+    """Whether the projections to query, key and value have a bias."""
+    norm_after_pooling: bool = False
+    """Whether the last LayerNorm follows the mean of the tokens instead of preceding it (timm's "fc_norm")."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.patch_size, int):  # a list from JSON becomes what the type says
@@ -64,9 +181,28 @@ class ViTConfig:
         for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
             if not 0.0 <= getattr(self, field) < 1.0:
                 raise UserError(f"{field} is a probability in [0, 1), but is {getattr(self, field)}.")
-        for field, known in (("classifier", Classifier.__args__), ("gelu", Gelu.__args__)):
-            if getattr(self, field) not in known:
-                raise UserError(f"{field} must be one of {', '.join(known)}, but is {getattr(self, field)!r}.")
+        for field, kind in _CHOICES.items():
+            if getattr(self, field) not in kind.__args__:
+                raise UserError(f"{field} must be one of {', '.join(kind.__args__)}, but is {getattr(self, field)!r}.")
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        multiple = {"learned-2d": 2, "sincos-2d": 4}.get(self.position_embedding, 1)
+        if self.hidden_size % multiple:
+            raise UserError(
+                f"Position embeddings {self.position_embedding!r} need a hidden_size that is a multiple of {multiple}, "
+                f"but it is {self.hidden_size}."
+            )
+        if self.position_injection != "input" and not self.position_embedding.startswith("learned"):
+            raise UserError(
+                f"Only learned position embeddings are added in every layer, not {self.position_embedding!r} ones."
+            )
+        if self.axial and self.num_prefix_tokens:
+            raise UserError("An axial model has no place for a class token; take the classifier gap, map or unpooled.")
+        if self.norm_after_pooling and self.classifier != "gap":
+            raise UserError(f"norm_after_pooling belongs to the classifier 'gap', not {self.classifier!r}.")
+        if isinstance(self.stem, ResNetConfig) and self.stem.preactivation:
+            raise UserError("The ResNet in front of a hybrid is post-activation; see hybrid_resnet.")
 
     @property
     def patch(self) -> tuple[int, int]:
@@ -80,6 +216,8 @@ class ViTConfig:
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size` (height, width) pixels."""
+        if self.stem is not None:
+            return self._stem_grid(image_size, self.stem)
         for side, image, patch in zip(("height", "width"), image_size, self.patch, strict=True):
             if image < patch or image % patch:
                 below, above = image // patch * patch, (image // patch + 1) * patch
@@ -88,6 +226,26 @@ class ViTConfig:
                     f"The image {side} must be a multiple of the patch {side} {patch}, but is {image}; take {sizes}."
                 )
         return image_size[0] // self.patch[0], image_size[1] // self.patch[1]
+
+    def _stem_grid(self, image_size: tuple[int, int], stem: "ResNetConfig | ConvStem") -> tuple[int, int]:
+        """As vit_jax: rows and columns of the feature map that fill no patch are left out."""
+        rows, columns = stem.feature_map(image_size)
+        if rows < self.patch[0] or columns < self.patch[1]:
+            raise UserError(
+                f"An image of {image_size[0]}x{image_size[1]} gives a feature map of {rows}x{columns}, which holds no "
+                f"patch of {self.patch[0]}x{self.patch[1]}; take a larger image."
+            )
+        return rows // self.patch[0], columns // self.patch[1]
+
+
+_CHOICES = {
+    "classifier": Classifier,
+    "gelu": Gelu,
+    "position_embedding": PositionEmbeddingKind,
+    "position_injection": PositionInjection,
+}
+
+ModelConfig = ViTConfig | ResNetConfig
 
 
 def _vit(size: str, patch_size: int, classifier: Classifier = "token", dropout_rate: float = 0.0) -> ViTConfig:
@@ -111,6 +269,38 @@ _SIZES = {
     "G": (1664, 8192, 48, 16),
 }
 
+_RESNET_UNITS = {
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+# ResNet-50 without its last stage, whose three units are added to the third: half the stride, four times the tokens.
+_RESNET50_STAGE3 = (3, 4, 9)
+
+
+def _hybrid(size: str, block_units: tuple[int, ...], patch_size: int = 1, dropout_rate: float = 0.0) -> ViTConfig:
+    return dataclasses.replace(_vit(size, patch_size, dropout_rate=dropout_rate), stem=hybrid_resnet(block_units))
+
+
+def _early_convolutions(
+    hidden_size: int, layers: int, heads: int, mlp_dim: int, channels: tuple[int, ...]
+) -> ViTConfig:
+    """3x3 convolutions; those that widen halve the image. The published code has the exact GELU."""
+    strides = tuple(1 if wide == before else 2 for before, wide in zip((0, *channels), channels, strict=False))
+    stem = ConvStem(channels, (3,) * len(channels), strides)
+    return ViTConfig(1, hidden_size, layers, heads, mlp_dim, gelu="erf", stem=stem)
+
+
+def _bit(depth: int, width_factor: int) -> ResNetConfig:
+    return ResNetConfig(_RESNET_UNITS[depth], 64 * width_factor)
+
+
+def _axial(size: str, patch_size: int) -> ViTConfig:
+    return dataclasses.replace(_vit(size, patch_size, classifier="gap"), axial=True)
+
+
 _MODELS = {
     "testing": _vit("testing", 16, dropout_rate=0.1),
     "testing-unpooled": _vit("testing", 16, classifier="unpooled", dropout_rate=0.1),
@@ -133,13 +323,56 @@ _MODELS = {
     "ViT-g_14": _vit("g", 14),
     "ViT-G_14": _vit("G", 14),
 }
-MODELS: Mapping[str, ViTConfig] = types.MappingProxyType(_MODELS)
+# The number after a hybrid's name is its total stride, not its patch; R+ViT-Ti_16 has in truth 4 * 8 = 32.
+_MODELS |= {
+    "R+ViT-Ti_16": _hybrid("Ti", (), patch_size=8),
+    "R26+ViT-S_32": _hybrid("S", _RESNET_UNITS[26]),
+    "R26+ViT-B_32": _hybrid("B", _RESNET_UNITS[26]),
+    "R50+ViT-B_16": _hybrid("B", _RESNET50_STAGE3, dropout_rate=0.1),
+    "R50+ViT-B_32": _hybrid("B", _RESNET_UNITS[50]),
+    "R50+ViT-L_16": _hybrid("L", _RESNET50_STAGE3),
+    "R50+ViT-L_32": _hybrid("L", _RESNET_UNITS[50], dropout_rate=0.1),
+    "ViT_C-1GF": _early_convolutions(192, 11, 3, 576, (24, 48, 96, 192)),
+    "ViT_C-4GF": _early_convolutions(384, 11, 6, 1152, (48, 96, 192, 384)),
+    "ViT_C-18GF": _early_convolutions(768, 11, 12, 3072, (64, 128, 128, 256, 256, 512)),
+    "ViT_C-36GF": _early_convolutions(1024, 13, 16, 4096, (64, 128, 128, 256, 256, 512)),
+    "Axial-ViT-B_16": _axial("B", 16),
+    "Axial-ViT-B_32": _axial("B", 32),
+    "AxialResNet50": dataclasses.replace(hybrid_resnet(_RESNET_UNITS[50]), axial_heads=8),
+    "BiT-R26x1": _bit(26, 1),
+    "BiT-R50x1": _bit(50, 1),
+    "BiT-R50x2": _bit(50, 2),
+    "BiT-R50x3": _bit(50, 3),
+    "BiT-R101x1": _bit(101, 1),
+    "BiT-R101x3": _bit(101, 3),
+    "BiT-R152x1": _bit(152, 1),
+    "BiT-R152x2": _bit(152, 2),
+    "BiT-R152x4": _bit(152, 4),
+    "BiT-R200x3": _bit(200, 3),
+}
+MODELS: Mapping[str, ModelConfig] = types.MappingProxyType(_MODELS)
 
 
-def model_config(model: str | ViTConfig) -> ViTConfig:
+def model_config(model: str | ModelConfig) -> ModelConfig:
     """The configuration named `model`, or `model` itself when it is one. Raises UserError for an unknown name."""
-    if isinstance(model, ViTConfig):
+    if isinstance(model, ModelConfig):
         return model
     if model not in MODELS:
         raise UserError(f"There is no model named {model!r}; the nearest names are {nearest(model, MODELS)}.")
     return MODELS[model]
+
+
+def config_to_dict(config: ModelConfig) -> dict:
+    """The fields of a configuration and its kind, as JSON can hold them."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name, value in fields.items():
+        if isinstance(value, ResNetConfig | ConvStem):
+            fields[name] = config_to_dict(value)
+    return {"kind": type(config).__name__, **fields}
+
+
+def config_from_dict(fields: dict) -> ModelConfig:
+    """The configuration that `config_to_dict` made `fields` from."""
+    kinds = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem)}
+    values = {name: config_from_dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
+    return kinds[values.pop("kind")](**values)

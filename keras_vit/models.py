@@ -2,15 +2,17 @@
 
 import keras
 
-from keras_vit.config import ViTConfig, model_config
+from keras_vit.bit import big_transfer
+from keras_vit.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, model_config
 from keras_vit.errors import UserError, nearest
 from keras_vit.layers import AttentionProbabilities, ModelSpec
 from keras_vit.preprocess import Preprocessing
+from keras_vit.resnet import resnet_classifier
 from keras_vit.vit import vision_transformer
 
 
 def build(
-    model: str | ViTConfig,
+    model: str | ModelConfig,
     *,
     image_size: int | tuple[int, int] = 224,
     num_classes: int | None = 1000,
@@ -27,7 +29,7 @@ def build(
         channels: of the images, 3 for RGB, 1 for grey.
         preprocessing: how a picture becomes an input, recorded in the model; image_size and channels are then its.
             Default: plain resize and [-1, 1], as vit_jax.
-        name: of the keras.Model; default the model's name, or "vit" for a configuration.
+        name: of the keras.Model; default the model's name, or "model" for a configuration.
 
     Returns:
         A functional keras.Model from images (B, height, width, channels), float in [-1, 1], to logits
@@ -35,22 +37,24 @@ def build(
     """
     config = model_config(model)
     if preprocessing is None:
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        preprocessing = Preprocessing(size, channels)
+        preprocessing = Preprocessing(image_size, channels)
     if num_classes is not None and num_classes < 0:
         raise UserError(f"num_classes must be positive, or 0 or None for features, but is {num_classes}.")
+    default_name = model.replace("+", "_") if isinstance(model, str) else "model"
+    if isinstance(config, ResNetConfig):
+        network = big_transfer if config.preactivation else resnet_classifier
+        return network(config, preprocessing, num_classes, name or default_name)
     if config.classifier == "none" and num_classes:
         raise UserError(
             f"A model with classifier 'none' ends with its tokens and has no head for {num_classes} classes; "
             "give num_classes=0, or another classifier."
         )
-    default_name = model.replace("+", "_") if isinstance(model, str) else "vit"
     return vision_transformer(config, preprocessing, num_classes, name or default_name)
 
 
-def config_of(model: keras.Model) -> ViTConfig:
+def config_of(model: keras.Model) -> ModelConfig:
     """The configuration that a model of ours, loaded from anywhere, was built from."""
-    return ViTConfig(**_spec(model).model)
+    return config_from_dict(_spec(model).model)
 
 
 def preprocessing_of(model: keras.Model) -> Preprocessing:
@@ -71,7 +75,11 @@ def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.M
     Names, in the order of the computation, and their shapes:
         "patch_embedding" (B, h, w, D); "embedded" (B, N, D), with class token and positions;
         "block_0" ... (B, N, D); "attention_0" ... (B, H, N, N), softmax probabilities of inference;
-        "encoded" (B, N, D), after the last LayerNorm; "pre_logits" (B, D), what the head reads; "logits".
+        "encoded" (B, N, D), after the last LayerNorm; "pre_logits" (B, D), what the head reads (unpooled: (B, N, D));
+        "logits".
+        Axial models have "attention_0_row" (B * h, H, w, w) and "attention_0_column" (B * w, H, h, h) ... instead.
+        Hybrids begin with "resnet_root" and "resnet_block1" ..., feature maps (B, h, w, C).
+        BiT has "root", "stage1" ... (B, h, w, C), "pre_logits" (B, C), "logits".
 
     Args:
         model: built by `keras_vit.build`, whatever happened to it since.
@@ -79,32 +87,62 @@ def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.M
     """
     config = config_of(model)
     layers = {layer.name: layer for layer in model.layers}
-
-    def output(*candidates: str):
-        return next(layers[name].output for name in candidates if name in layers)
-
-    def attention(block: int):
-        projections = f"Transformer.encoderblock_{block}.MultiHeadDotProductAttention_1"
-        return AttentionProbabilities(config.num_heads, name=f"attention_{block}")(
-            output(f"{projections}.query"), output(f"{projections}.key")
-        )
-
-    available = {
-        "patch_embedding": lambda: output("embedding"),
-        "embedded": lambda: output("Transformer.posembed_input"),
-    }
-    for block in range(config.num_layers):
-        available[f"block_{block}"] = lambda block=block: output(f"Transformer.encoderblock_{block}")
-        available[f"attention_{block}"] = lambda block=block: attention(block)
-    available["encoded"] = lambda: output("Transformer.encoder_norm")
-    if config.classifier != "none":
-        available["pre_logits"] = lambda: output("pre_logits", "pool", "Transformer.encoder_norm")
-    if "head" in layers:
-        available["logits"] = lambda: output("head")
+    available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
+    if "head" in layers or "resnet.head.conv2d" in layers:
+        available["logits"] = lambda: model.output
     for name in names or ():
         if name not in available:
             raise UserError(
                 f"The model has no intermediate {name!r}; the nearest names are {nearest(name, available)}."
             )
-    outputs = {name: available[name]() for name in names or available}
+    outputs = {name: available[name]() for name in (available if names is None else names)}
     return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+
+
+def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:
+    """Name -> function that gives the tensor."""
+    if not config.preactivation:
+        return _feature_maps(config, layers) | {"pre_logits": lambda: layers["pool"].output}
+    names = {"root": "resnet.root_block"}
+    for stage, units in enumerate(config.block_units):
+        names[f"stage{stage + 1}"] = f"resnet.block{stage + 1}.unit{units:02d}"
+    names["pre_logits"] = "pool"
+    return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
+
+
+def _feature_maps(config: ResNetConfig, layers: dict) -> dict:
+    names = {"resnet_root": "resnet_root"}
+    for stage, units in enumerate(config.block_units):
+        names[f"resnet_block{stage + 1}"] = f"block{stage + 1}.unit{units}"
+    return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
+
+
+def _inside_vit(config: ViTConfig, layers: dict) -> dict:
+    """Name -> function that gives the tensor; attention probabilities are computed only where they are asked for."""
+
+    def output(*candidates: str):
+        return next(layers[name].output for name in candidates if name in layers)
+
+    def attention(block: str):
+        projections = f"{block}.MultiHeadDotProductAttention_1"
+        parts = [f"{projections}.{part}" for part in ("query", "key", "relative")]
+        return AttentionProbabilities(config.num_heads, name=f"{block}.attention_probabilities")(
+            *(layers[part].output for part in parts if part in layers)
+        )
+
+    available = _feature_maps(config.stem, layers) if isinstance(config.stem, ResNetConfig) else {}
+    axes = {"_row": ".row", "_column": ".column"} if config.axial else {"": ""}
+    first_norm = f"Transformer.encoderblock_0{next(iter(axes.values()))}.LayerNorm_0"
+    available["patch_embedding"] = lambda: output("embedding")
+    available["embedded"] = lambda: layers[first_norm].input
+    for layer in range(config.num_layers):
+        block = f"Transformer.encoderblock_{layer}"
+        available[f"block_{layer}"] = lambda block=block: output(f"{block}.column", block)
+        for suffix, axis in axes.items():
+            available[f"attention_{layer}{suffix}"] = lambda name=f"{block}{axis}": attention(name)
+    if not config.norm_after_pooling:
+        available["encoded"] = lambda: output("Transformer.encoder_norm")
+    if config.classifier != "none":
+        pooled = "Transformer.encoder_norm" if config.norm_after_pooling else "pool"
+        available["pre_logits"] = lambda: output("pre_logits", pooled, "Transformer.encoder_norm")
+    return available

@@ -3,17 +3,24 @@
 import os
 import pathlib
 import zipfile
+import zlib
 
 import numpy as np
 
 from keras_vit.errors import UserError
+from keras_vit.stored import SCRATCH_MARGIN, Stored
 
 # Float arrays hardly compress; an archive that claims more than this many times its own size is a bomb.
 _LARGEST_EXPANSION = 4
 
 
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """All arrays of an archive by name. Raises UserError for whatever is not a whole .npz of plain numbers."""
+    """All arrays of an archive, as stored, by name; raises as `open_npz`."""
+    return {key: stored.fetch(None) for key, stored in open_npz(path).items()}
+
+
+def open_npz(path: str | os.PathLike) -> dict[str, Stored]:
+    """What an archive holds, by name. Raises UserError for whatever is not a whole .npz of plain numbers."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"There is no checkpoint file {str(path)!r}; give the path of an .npz file.")
@@ -23,31 +30,87 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
             claimed, size = sum(member.file_size for member in members), path.stat().st_size
             if claimed > _LARGEST_EXPANSION * size + 2**20:
                 raise UserError(f"{path.name} is {size} bytes but claims to hold {claimed}; it is no checkpoint.")
-            return {member.filename.removesuffix(".npy"): _read_member(archive, member) for member in members}
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
-        raise UserError(
-            f"{path.name} cannot be read as a whole .npz archive ({error}); it may be truncated: fetch it again."
-        ) from error
+            arrays = {}
+            for member in members:
+                stored = _open_member(path, archive, member)
+                if stored.key in arrays:
+                    raise UserError(f"{path.name} holds the array {stored.key!r} twice; it is no checkpoint.")
+                arrays[stored.key] = stored
+            return arrays
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        raise _not_whole(path, error) from error
 
 
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+def _not_whole(path: pathlib.Path, error: Exception | str) -> UserError:
+    return UserError(
+        f"{path.name} cannot be read as a whole .npz archive ({error}); it may be truncated: fetch it again."
+    )
+
+
+def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
     with archive.open(member) as stream:
         try:
             version = np.lib.format.read_magic(stream)
             read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
-            shape, _, dtype = read_header(stream)
-        except (ValueError, KeyError) as error:
+            shape, fortran_order, dtype = read_header(stream)
+        except (ValueError, KeyError, zlib.error) as error:
             raise UserError(f"The entry {member.filename!r} of the archive is not a NumPy array ({error}).") from error
-        expected = stream.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize
+        start = stream.tell()
+    key = member.filename.removesuffix(".npy")
     if dtype.hasobject:
         raise UserError(f"The array {member.filename!r} holds pickled objects, which are never loaded; save numbers.")
+    if (dtype.kind not in "fiub" and dtype != np.dtype("V2")) or min(shape, default=0) < 0:
+        raise UserError(f"The array {member.filename!r} should hold plain numbers, but has shape {shape} of {dtype}.")
+    expected = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     if expected != member.file_size:
         raise UserError(
             f"The array {member.filename!r} claims shape {shape} of {dtype}, {expected} bytes, "
             f"but the archive holds {member.file_size}."
         )
-    with archive.open(member) as stream:
-        return np.lib.format.read_array(stream, allow_pickle=False)
+    order = "F" if fortran_order else "C"
+
+    def fetch(scratch: np.ndarray | None) -> np.ndarray:
+        return _read_member(path, member, start, scratch).view(dtype).reshape(shape, order=order)
+
+    return Stored(key, shape, dtype, fetch)
+
+
+def _read_member(path: pathlib.Path, member: zipfile.ZipInfo, start: int, scratch: np.ndarray | None) -> np.ndarray:
+    """The bytes after the header of one member, checked against its checksum; in aligned memory."""
+    size = member.file_size - start
+    if scratch is None or scratch.size < size + SCRATCH_MARGIN:
+        scratch = np.empty(size + SCRATCH_MARGIN, np.uint8)
+    offset = -scratch.ctypes.data % SCRATCH_MARGIN  # TensorFlow takes over memory so aligned without a copy
+    content = scratch[offset : offset + size]
+    try:
+        if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+            with open(path, "rb", buffering=0) as stream:
+                stream.seek(_data_offset(stream, member))
+                header = stream.read(start)
+                view, done = memoryview(content), 0
+                while done < size:
+                    count = stream.readinto(view[done:])
+                    if not count:
+                        raise EOFError("the file ends too early")
+                    done += count
+            if zlib.crc32(content, zlib.crc32(header)) != member.CRC:
+                raise zipfile.BadZipFile(f"bad checksum of {member.filename!r}")
+        else:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+                stream.read(start)
+                content[:] = np.frombuffer(stream.read(), np.uint8)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
+        raise _not_whole(path, error) from error
+    return content
+
+
+def _data_offset(stream, member: zipfile.ZipInfo) -> int:
+    """Where the bytes of a stored member begin: behind its local header, whose two last lengths may differ."""
+    stream.seek(member.header_offset)
+    local = stream.read(30)
+    if len(local) < 30 or local[:4] != b"PK\x03\x04":
+        raise zipfile.BadZipFile(f"bad local header of {member.filename!r}")
+    return member.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
 
 
 def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:

@@ -1,30 +1,50 @@
 """Position embeddings of another grid: NumPy in, NumPy out.
 
-Agrees with vit_jax `checkpoint.py` (`scipy.ndimage.zoom`, order 1), which is bilinear interpolation with aligned
-corners, but for the sizes at which SciPy leaves the last row and column zero (28 -> 48 among them).
+Five ways to resample are in use, one per code base, and each belongs to its own checkpoints. All are separable: a
+matrix for the rows, a matrix for the columns.
 """
+
+from typing import Literal
 
 import numpy as np
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, nearest
+
+# bilinear-aligned    vit_jax `checkpoint.py`: `scipy.ndimage.zoom` of order 1, which is bilinear with aligned corners
+#                     but for the sizes at which SciPy leaves the last row and column zero (28 -> 48 among them).
+# bicubic-aligned     torchvision `interpolate_embeddings`: torch bicubic, align_corners=True.
+# bilinear            timm for .npz files, and FlexiViT's patches: half-pixel centres, no antialiasing.
+# bicubic             Hugging Face `interpolate_pos_encoding`: torch bicubic, align_corners=False.
+# bicubic-antialias   timm `resample_abs_pos_embed` otherwise: torch bicubic, antialias=True.
+Resampler = Literal["bilinear-aligned", "bicubic-aligned", "bilinear", "bicubic", "bicubic-antialias"]
 
 
 def resize_position_embedding(
-    table: np.ndarray, old_grid: tuple[int, int], new_grid: tuple[int, int], num_prefix_tokens: int
+    table: np.ndarray,
+    old_grid: tuple[int, int],
+    new_grid: tuple[int, int],
+    num_prefix_tokens: int,
+    resampler: Resampler = "bilinear-aligned",
 ) -> np.ndarray:
-    """Resample a table of position embeddings bilinearly, corners staying corners.
+    """Resample a table of position embeddings.
 
     Args:
         table: (1, P + h * w, D) or (P + h * w, D); P prefix tokens (class token), then the grid row by row.
         old_grid: (h, w), rows and columns of patches that the table was made for.
         new_grid: rows and columns wanted; need not be square.
         num_prefix_tokens: P; these rows are kept as they are.
+        resampler: bilinear-aligned is vit_jax's; see `Resampler` for whose the others are.
 
     Returns:
-        The table for the new grid, of the same rank and dtype.
+        The table for the new grid, of the same rank and dtype; the table itself where the grids are equal.
     """
     table = np.asarray(table)
     (old_h, old_w), (new_h, new_w) = old_grid, new_grid
+    if resampler not in Resampler.__args__:
+        raise UserError(
+            f"There is no resampler named {resampler!r}; the nearest names are "
+            f"{nearest(resampler, Resampler.__args__)}."
+        )
     if table.ndim not in (2, 3) or table.shape[-2] != num_prefix_tokens + old_h * old_w:
         raise UserError(
             f"A table of shape {table.shape} does not hold {num_prefix_tokens} prefix tokens and a grid of "
@@ -32,18 +52,55 @@ def resize_position_embedding(
         )
     if (old_h, old_w) == (new_h, new_w):
         return table
+    if min(new_h, new_w) < 1:
+        raise UserError(f"The new grid must have at least 1 row and 1 column, but is {new_h}x{new_w}.")
     prefix, grid = table[..., :num_prefix_tokens, :], table[..., num_prefix_tokens:, :]
     grid = grid.reshape(*table.shape[:-2], old_h, old_w, table.shape[-1]).astype(np.float64)
-    grid = _interpolate(_interpolate(grid, new_h, axis=-3), new_w, axis=-2)  # (..., new_h, new_w, D)
+    grid = _product(resampling_matrix(old_h, new_h, resampler), grid, axis=-3)
+    grid = _product(resampling_matrix(old_w, new_w, resampler), grid, axis=-2)  # (..., new_h, new_w, D)
     grid = grid.reshape(*table.shape[:-2], new_h * new_w, table.shape[-1]).astype(table.dtype)
     return np.concatenate([prefix, grid], axis=-2)
 
 
-def _interpolate(values: np.ndarray, new_size: int, axis: int) -> np.ndarray:
-    """Linear interpolation along one axis at new_size evenly spaced points from the first to the last sample."""
-    last = values.shape[axis] - 1
-    position = np.linspace(0.0, last, new_size)
-    left = np.minimum(position.astype(np.int64), max(last - 1, 0))
-    right = np.minimum(left + 1, last)
-    weight = np.expand_dims(position - left, tuple(range(1, -axis)))
-    return np.take(values, left, axis) * (1.0 - weight) + np.take(values, right, axis) * weight
+def resampling_matrix(old: int, new: int, resampler: Resampler) -> np.ndarray:
+    """What each of `new` samples takes of each of `old`: (new, old), float64, rows that sum to one.
+
+    Beyond the border the outermost sample is repeated; only the antialiased filter is cut off there and scaled back to
+    a sum of one (torch `UpSample.h`, `UpSampleKernel.cpp`).
+    """
+    centre = (np.arange(new) + 0.5) * (old / new)
+    if resampler == "bicubic-antialias":
+        # Shrinking widens the filter. Keys' a is -0.5 here, as in Pillow, but -0.75 in torch's plain bicubic.
+        weights = _cubic((np.arange(old) + 0.5 - centre[:, None]) / max(old / new, 1.0), a=-0.5)
+        return weights / weights.sum(axis=1, keepdims=True)
+    position = np.linspace(0.0, old - 1, new) if resampler.endswith("-aligned") else centre - 0.5
+    left = np.floor(position)
+    right_share = position - left
+    if resampler.startswith("bicubic"):
+        taps = left[:, None] + np.arange(-1, 3)
+        weights = _cubic(position[:, None] - taps, a=-0.75)
+    else:
+        taps = left[:, None] + np.arange(2)
+        weights = np.stack([1.0 - right_share, right_share], axis=1)
+    matrix = np.zeros((new, old))
+    np.add.at(matrix, (np.arange(new)[:, None], np.clip(taps, 0, old - 1).astype(np.int64)), weights)
+    return matrix
+
+
+def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """Keys' cubic convolution kernel (IEEE TASSP 1981) of slope `a` at distance 1, zero from distance 2 on."""
+    x = np.abs(distance)
+    near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    far = a * (((x - 5.0) * x + 8.0) * x - 4.0)
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+def _product(matrix: np.ndarray, values: np.ndarray, axis: int) -> np.ndarray:
+    """`matrix` (new, old) times `values` along one axis of length old.
+
+    Summed in a fixed order and without the fused multiply-add of BLAS, so that a checkpoint becomes the same bits on
+    every machine.
+    """
+    samples = np.moveaxis(values, axis, 0)
+    product = sum(np.multiply.outer(column, sample) for column, sample in zip(matrix.T, samples, strict=True))
+    return np.moveaxis(product, 0, axis)

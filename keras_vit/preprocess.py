@@ -5,9 +5,11 @@ are 0..255 until `normalize`. Official values: vit_jax `input_pipeline.py` (plai
 """
 
 import dataclasses
+import operator
 from typing import Literal
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_vit.errors import UserError
@@ -23,27 +25,38 @@ class Preprocessing:
     """What a model expects of an image. Saved inside the model; see `keras_vit.preprocessing_of`."""
 
     image_size: tuple[int, int]
-    """Height and width in pixels."""
+    """Height and width in pixels; one number stands for both."""
     channels: int = 3
     """1 for grey, 3 for RGB; any other number only for images that have it already."""
     resize: Resize = "stretch"
     """stretch: bilinear to the size, whatever the aspect (vit_jax). crop: the largest centred window of the right
     aspect, then bilinear with antialiasing."""
-    value_range: tuple[float, float] = (-1.0, 1.0)
-    """What 0 and 255 become."""
+    value_range: tuple[float | tuple[float, ...], float | tuple[float, ...]] = (-1.0, 1.0)
+    """What 0 and 255 become: a number each, or a number for each channel."""
 
     def __post_init__(self) -> None:
         # Lists arrive here from JSON and from command lines.
-        object.__setattr__(self, "image_size", tuple(int(side) for side in self.image_size))
-        object.__setattr__(self, "value_range", tuple(float(value) for value in self.value_range))
+        object.__setattr__(self, "image_size", _pair(self.image_size))
+        object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
         if len(self.image_size) != 2 or min(self.image_size) < 1:
             raise UserError(f"image_size must be (height, width) in pixels, but is {self.image_size}.")
         if self.channels < 1:
             raise UserError(f"channels must be at least 1, but is {self.channels}.")
         if self.resize not in Resize.__args__:
             raise UserError(f"resize must be one of {', '.join(Resize.__args__)}, but is {self.resize!r}.")
-        if self.value_range[0] >= self.value_range[1]:
-            raise UserError(f"value_range must be (low, high) with low below high, but is {self.value_range}.")
+        lows, highs = self.channel_ranges()
+        if not len(lows) == len(highs) == self.channels or any(
+            low >= high for low, high in zip(lows, highs, strict=False)
+        ):
+            raise UserError(
+                "value_range must be (low, high), a number each or one for each channel, with low below high, but is "
+                f"{self.value_range}."
+            )
+
+    def channel_ranges(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """What 0 and 255 become, for each channel."""
+        low, high = ((end,) * self.channels if isinstance(end, float) else end for end in self.value_range)
+        return low, high
 
     def fit(self, image):
         """One decoded image (H, W, C) of any size, 0..255 -> (height, width, channels), 0..255.
@@ -65,13 +78,27 @@ class Preprocessing:
 
     def normalize(self, image):
         """Pixels 0..255 of any dtype -> float32 in value_range; (x - 127.5) / 127.5 for the official range."""
-        low, high = self.value_range
+        low, high = (np.asarray(end) for end in self.value_range)
         scale = 255.0 / (high - low)
-        return (ops.cast(image, "float32") - (-low * scale)) / scale
+        zero = ops.convert_to_tensor((-low * scale).astype(np.float32))
+        return (ops.cast(image, "float32") - zero) / ops.convert_to_tensor(scale.astype(np.float32))
 
     def __call__(self, image):
         """One decoded image -> the float32 input of the model, without the batch axis."""
         return self.normalize(self.fit(image))
+
+
+def _pair(size) -> tuple[int, int]:
+    """One integer or two -> two; anything else as it is, to be refused."""
+    try:
+        sides = (size, size) if isinstance(size, int | np.integer) else tuple(size)
+        return tuple(operator.index(side) for side in sides)
+    except TypeError:
+        raise UserError(f"image_size must be one integer or (height, width) in pixels, but is {size!r}.") from None
+
+
+def _floats(value) -> float | tuple[float, ...]:
+    return tuple(float(number) for number in value) if isinstance(value, list | tuple) else float(value)
 
 
 def to_channels(image, channels: int):

@@ -24,8 +24,9 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
 
 
 def load_model(run: str | os.PathLike) -> keras.Model:
-    """The trained model of a run."""
-    path = find(run, MODEL)
+    """The trained model of a run, or of a .keras file."""
+    path = pathlib.Path(run)
+    path = path if path.suffix == ".keras" and path.is_file() else find(path, MODEL)
     try:
         return keras.models.load_model(path, compile=False)
     except (ValueError, TypeError, KeyError, OSError) as error:

@@ -12,17 +12,22 @@ import dataclasses
 import keras
 import numpy as np
 
-from keras_vit.config import ViTConfig
+from keras_vit.attention import attention, axis_attention
+from keras_vit.config import ConvStem, ViTConfig, config_to_dict
 from keras_vit.layers import (
     ClassToken,
-    DotProductAttention,
     ModelSpec,
     PoolTokens,
     PositionEmbedding,
+    PositionEmbedding2D,
     Probe,
+    SinCosPositions,
     TokenDense,
 )
 from keras_vit.preprocess import Preprocessing
+from keras_vit.resnet import resnet
+
+_POSITIONS = {"learned": PositionEmbedding, "learned-2d": PositionEmbedding2D, "sincos-2d": SinCosPositions}
 
 
 def vision_transformer(
@@ -34,45 +39,49 @@ def vision_transformer(
     """
     grid = config.grid(preprocessing.image_size)
     images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
-    spec = {"model": dataclasses.asdict(config), "preprocessing": dataclasses.asdict(preprocessing)}
+    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
     x = ModelSpec(**spec, name="spec")(images)
+    if isinstance(config.stem, ConvStem):
+        x = conv_stem(x, config.stem)
+    elif config.stem is not None:
+        x = resnet(x, config.stem)  # (B, rows, columns, channels) of the feature map
 
+    # Early convolutions end with a 1x1 convolution, initially normal (torchvision).
+    kernel = keras.initializers.RandomNormal(stddev=(2.0 / config.hidden_size) ** 0.5)
     x = keras.layers.Conv2D(
-        config.hidden_size, config.patch, strides=config.patch, kernel_initializer="lecun_normal", name="embedding"
+        config.hidden_size,
+        config.patch,
+        strides=config.patch,
+        kernel_initializer=kernel if isinstance(config.stem, ConvStem) else "lecun_normal",
+        name="embedding",
     )(x)  # (B, h, w, D)
     x = keras.layers.Reshape((grid[0] * grid[1], config.hidden_size), name="patches")(x)  # (B, h * w, D)
     if config.num_prefix_tokens:
         x = ClassToken(name="cls")(x)  # (B, 1 + h * w, D)
-    x = PositionEmbedding(grid, config.num_prefix_tokens, name="Transformer.posembed_input")(x)
+    add_positions = position_adder(config, grid)
+    if config.position_injection == "input":
+        x = add_positions(x, "Transformer.posembed_input")
     x = dropout(x, config.dropout_rate, "Transformer.posembed_input.dropout")
 
     depth_rates = np.linspace(0.0, config.stochastic_depth_rate, config.num_layers)
-    for layer in range(config.num_layers):
-        x = encoder_block(
-            x,
-            num_heads=config.num_heads,
-            mlp_dim=config.mlp_dim,
-            gelu=config.gelu,
-            epsilon=config.layer_norm_epsilon,
-            dropout_rate=config.dropout_rate,
-            attention_dropout_rate=config.attention_dropout_rate,
-            stochastic_depth_rate=float(depth_rates[layer]),
-            name=f"Transformer.encoderblock_{layer}",
-        )
+    for layer, depth_rate in enumerate(depth_rates):
+        name = f"Transformer.encoderblock_{layer}"
+        if config.position_injection != "input":
+            x = add_positions(x, f"{name}.posembed_input")
+        if config.axial:
+            x = encoder_block(x, config, float(depth_rate), f"{name}.row", axis="row", grid=grid)
+            x = encoder_block(x, config, float(depth_rate), f"{name}.column", axis="column", grid=grid)
+        else:
+            x = encoder_block(x, config, float(depth_rate), name)
+    if config.norm_after_pooling:
+        x = PoolTokens("gap", name="pool")(x)  # (B, D)
     x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
     if config.classifier == "none":
         return keras.Model(images, x, name=name)
 
     if config.classifier == "map":
-        x = attention_pooling(
-            x,
-            num_heads=config.num_heads,
-            mlp_dim=config.mlp_dim,
-            gelu=config.gelu,
-            epsilon=config.layer_norm_epsilon,
-            name="MAPHead_0",
-        )  # (B, 1, D)
-    if config.classifier != "unpooled":
+        x = attention_pooling(x, config, "MAPHead_0")  # (B, 1, D)
+    if config.classifier != "unpooled" and not config.norm_after_pooling:
         x = PoolTokens("gap" if config.classifier == "gap" else "token", name="pool")(x)  # (B, D)
     if config.representation_size is not None:
         x = TokenDense(
@@ -83,39 +92,61 @@ def vision_transformer(
     return keras.Model(images, x, name=name)
 
 
+def conv_stem(x, stem: ConvStem):
+    """Images (B, H, W, C) -> feature map (B, H / s, W / s, c): convolution, BatchNorm and ReLU for each layer."""
+    # torch's default for a convolution: uniform within 1 / sqrt(fan_in).
+    kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
+    for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
+        name = f"conv_stem.{layer}"
+        x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}.padding")(x)
+        x = keras.layers.Conv2D(
+            filters, size, strides=strides, use_bias=False, kernel_initializer=kernel, name=f"{name}.conv"
+        )(x)
+        x = keras.layers.BatchNormalization(momentum=0.9, epsilon=stem.batch_norm_epsilon, name=f"{name}.batch_norm")(x)
+        x = keras.layers.ReLU(name=name)(x)
+    return x
+
+
+def position_adder(config: ViTConfig, grid: tuple[int, int]):
+    """A function (tokens, name) -> tokens with their positions; one layer for all its calls where they are shared."""
+    if config.position_embedding not in _POSITIONS:
+        return lambda tokens, name: tokens
+    layer_class = _POSITIONS[config.position_embedding]
+    if config.position_injection != "shared":
+        return lambda tokens, name: layer_class(grid, config.num_prefix_tokens, name=name)(tokens)
+    layer = layer_class(grid, config.num_prefix_tokens, name="Transformer.posembed_input")
+    return lambda tokens, name: layer(tokens)
+
+
 def encoder_block(
     x,
-    *,
-    num_heads: int,
-    mlp_dim: int,
-    gelu: str,
-    epsilon: float,
-    dropout_rate: float,
-    attention_dropout_rate: float,
+    config: ViTConfig,
     stochastic_depth_rate: float,
     name: str,
+    axis: str | None = None,
+    grid: tuple[int, int] | None = None,
 ):
-    """Equations 2 and 3: attention and MLP, each behind a LayerNorm and a residual. (B, N, D) -> (B, N, D)."""
-    y = layer_norm(x, epsilon, f"{name}.LayerNorm_0")
-    y = attention(y, y, num_heads, attention_dropout_rate, f"{name}.MultiHeadDotProductAttention_1")
-    y = dropout(y, dropout_rate, f"{name}.dropout")
+    """Equations 2 and 3: attention and MLP, each behind a LayerNorm and a residual. (B, N, D) -> (B, N, D).
+
+    With an axis the attention is among the tokens of each row or column of the grid.
+    """
+    y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
+    options = {
+        "num_heads": config.num_heads,
+        "dropout_rate": config.attention_dropout_rate,
+        "bias": config.qkv_bias,
+        "relative": config.position_embedding == "relative",
+        "name": f"{name}.MultiHeadDotProductAttention_1",
+    }
+    y = attention(y, y, **options) if axis is None else axis_attention(y, axis, grid, **options)
+    y = dropout(y, config.dropout_rate, f"{name}.dropout")
     y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_0")
     x = keras.layers.Add(name=f"{name}.residual")([x, y])
 
-    y = layer_norm(x, epsilon, f"{name}.LayerNorm_2")
-    y = mlp(y, mlp_dim, gelu, dropout_rate, f"{name}.MlpBlock_3")
+    y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_2")
+    y = mlp(y, config.mlp_dim, config.gelu, config.dropout_rate, f"{name}.MlpBlock_3")
     y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_1")
     return keras.layers.Add(name=name)([x, y])
-
-
-def attention(query_tokens, tokens, num_heads: int, dropout_rate: float, name: str):
-    """Multi-head attention of query_tokens (B, N, D) over tokens (B, M, D), all four projections with bias."""
-    width = tokens.shape[-1]
-    query = TokenDense(width, name=f"{name}.query")(query_tokens)
-    key = TokenDense(width, name=f"{name}.key")(tokens)
-    value = TokenDense(width, name=f"{name}.value")(tokens)
-    y = DotProductAttention(num_heads, dropout_rate, name=name)(query, key, value)  # (B, N, D)
-    return TokenDense(width, name=f"{name}.out")(y)
 
 
 def mlp(x, mlp_dim: int, gelu: str, dropout_rate: float, name: str):
@@ -127,12 +158,12 @@ def mlp(x, mlp_dim: int, gelu: str, dropout_rate: float, name: str):
     return dropout(x, dropout_rate, f"{name}.dropout_1")
 
 
-def attention_pooling(tokens, *, num_heads: int, mlp_dim: int, gelu: str, epsilon: float, name: str):
+def attention_pooling(tokens, config: ViTConfig, name: str):
     """A learned probe attends to all tokens, then an MLP with residual: (B, N, D) -> (B, 1, D)."""
     probe = Probe(name=name)(tokens)  # (B, 1, D)
-    x = attention(probe, tokens, num_heads, 0.0, f"{name}.MultiHeadDotProductAttention_0")
-    y = layer_norm(x, epsilon, f"{name}.LayerNorm_0")
-    y = mlp(y, mlp_dim, gelu, 0.0, f"{name}.MlpBlock_0")
+    x = attention(probe, tokens, num_heads=config.num_heads, name=f"{name}.MultiHeadDotProductAttention_0")
+    y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
+    y = mlp(y, config.mlp_dim, config.gelu, 0.0, f"{name}.MlpBlock_0")
     return keras.layers.Add(name=f"{name}.residual")([x, y])
 
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import ViTConfig
+from keras_vit import ResNetConfig, ViTConfig
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 GOLDEN = json.loads((FIXTURES / "index.json").read_text())["fixtures"]
@@ -15,6 +15,7 @@ GOLDEN = json.loads((FIXTURES / "index.json").read_text())["fixtures"]
 # Sides, widths and counts are distinct, so that no two axes can be swapped unseen.
 TINY = ViTConfig(patch_size=(4, 6), hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
 TINY_IMAGE = (12, 30)  # 3 rows and 5 columns of patches
+TINY_STEM = ResNetConfig((1, 2), 4, (8, 16), preactivation=False, num_groups=2)
 
 
 @pytest.fixture(autouse=True)
@@ -30,5 +31,6 @@ def _tiny_images() -> np.ndarray:
 def randomize(model: keras.Model) -> keras.Model:
     """Give every weight of a model its own random values; the official initial head would hide everything."""
     rng = np.random.default_rng(11)
-    model.set_weights([rng.normal(0.0, 0.3, weight.shape) for weight in model.get_weights()])
+    values = [rng.normal(0.0, 0.3, weight.shape) for weight in model.weights]
+    model.set_weights([abs(v) if "variance" in w.path else v for w, v in zip(model.weights, values, strict=True)])
     return model

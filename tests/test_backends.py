@@ -1,6 +1,7 @@
 """keras_vit without TensorFlow: in a process of its own where it cannot be imported."""
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -44,3 +45,12 @@ def test_jax_builds_runs_and_differentiates_with_tensorflow_blocked(tmp_path):
     np.testing.assert_allclose(np.load(paths[2]), recorded["logits"], rtol=1e-5, atol=2e-5)
     here = keras_vit.from_checkpoint(paths[0])(recorded["images"])
     np.testing.assert_allclose(np.load(paths[2]), here, rtol=1e-5, atol=1e-5)
+
+
+def test_all_golden_data_agree_on_jax_with_tensorflow_blocked():
+    code = "import sys; sys.modules['tensorflow'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    arguments = ["-q", "-p", "no:cacheprovider", str(pathlib.Path(__file__).with_name("test_parity.py"))]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout

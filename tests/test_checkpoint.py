@@ -1,6 +1,7 @@
 """Checkpoint files: strict on both sides, both numberings, resized on the way, hostile ones refused."""
 
 import dataclasses
+import json
 import pathlib
 import zipfile
 
@@ -75,7 +76,9 @@ def test_a_file_read_and_written_again_has_the_same_keys_and_arrays(name, tmp_pa
 
 
 def test_an_unknown_layout_is_refused(tmp_path):
-    with pytest.raises(UserError, match="layout must be one of npz, npz-linen, but is 'h5'"):
+    with pytest.raises(
+        UserError, match="layout must be one of npz, npz-linen, big_vision, huggingface, timm, torchvision, but is"
+    ):
         keras_vit.save_checkpoint(keras_vit.build(TINY, image_size=TINY_IMAGE), tmp_path / "x", layout="h5")
 
 
@@ -106,6 +109,7 @@ def test_declared_differences_are_reported():
     report = keras_vit.load_checkpoint(model, TOKEN, drop=["head/"], keep=["head/"])
     assert report.dropped == report.kept == ("head/bias", "head/kernel")
     assert len(report.loaded) == 54
+    assert report.loaded["cls"] == "cls"
     assert report.resized == ()
 
 
@@ -136,7 +140,9 @@ def test_a_grid_that_is_no_square_must_be_told():
 
 
 def test_what_is_no_vision_transformer_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no 'embedding/kernel' among its 1 arrays, which begin with weights"):
+    with pytest.raises(
+        UserError, match="no Vision Transformer, hybrid or BiT of a known layout: its 1 arrays begin with weights"
+    ):
         keras_vit.from_checkpoint(saved(tmp_path, {"weights": np.zeros(3, np.float32)}))
 
 
@@ -202,3 +208,93 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         write_npz(tmp_path / "x.npz", {"a": np.zeros(4), "b": Unwritable()})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_name_to_drop_or_keep_is_not_taken_for_its_letters():
+    model = keras_vit.from_checkpoint(TOKEN, num_classes=5)
+    report = keras_vit.load_checkpoint(model, TOKEN, drop="head/", keep="head/")
+    assert report.dropped == report.kept == ("head/bias", "head/kernel")
+
+
+def test_a_weight_that_is_there_twice_is_refused(tmp_path, arrays):
+    mixed = arrays | {f"{BLOCK}MlpBlock_0/Dense_0/kernel": arrays[f"{BLOCK}MlpBlock_3/Dense_0/kernel"] + 1}
+    with pytest.raises(UserError, match=f"left over in it: {BLOCK}MlpBlock_0/Dense_0/kernel"):
+        keras_vit.from_checkpoint(saved(tmp_path, mixed))
+    with zipfile.ZipFile(saved(tmp_path, arrays), "a") as archive, archive.open("cls", "w") as stream:
+        np.lib.format.write_array(stream, arrays["cls"] + 1)
+    with pytest.raises(UserError, match="holds the array 'cls' twice"):
+        keras_vit.from_checkpoint(tmp_path / "changed.npz")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused_by_key_and_the_model_is_untouched(value, tmp_path, arrays):
+    arrays["head/kernel"][3, 2] = value
+    model = keras_vit.from_checkpoint(TOKEN)
+    before = model.get_weights()
+    for load in (keras_vit.from_checkpoint, lambda path: keras_vit.load_checkpoint(model, path)):
+        with pytest.raises(UserError, match="'head/kernel' holds numbers that are not finite"):
+            load(saved(tmp_path, arrays))
+    for first, second in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"embedding/kernel": np.zeros((1, 1, 1, 60_000), np.float32), "embedding/bias": np.zeros(60_000, np.float32)},
+        {f"{BLOCK.replace('1', '0')}MlpBlock_3/Dense_0/kernel": np.zeros((0, 10**11), np.float32)},
+        {"Transformer/posembed_input/pos_embedding": np.zeros((1, 10**12 + 1, 0), np.float32)},
+        {"head/bias": np.zeros((), np.float32)},
+        {"pre_logits/bias": np.zeros((), np.float32)},
+        {"pre_logits/kernel": np.zeros((48, 10**10, 0), np.float32)},
+    ],
+)
+def test_shapes_that_ask_for_more_than_the_file_holds_take_no_memory(change, tmp_path, arrays):
+    with pytest.raises(UserError):
+        keras_vit.from_checkpoint(saved(tmp_path, arrays | change))
+
+
+def test_damage_in_a_compressed_archive_is_refused(tmp_path, arrays):
+    np.savez_compressed(tmp_path / "packed.npz", **arrays)
+    whole = (tmp_path / "packed.npz").read_bytes()
+    model = keras_vit.from_checkpoint(tmp_path / "packed.npz")
+    for place in range(0, len(whole), len(whole) // 150):
+        (tmp_path / "flipped.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+        try:
+            keras_vit.load_checkpoint(model, tmp_path / "flipped.npz")
+        except UserError as refusal:
+            assert "flipped.npz" in str(refusal) or "array" in str(refusal)  # noqa: PT017 (some flips are harmless)
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.bin", "x.ckpt"])
+def test_pickles_are_refused_with_the_way_to_convert_them(name, tmp_path):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(UserError, match="is a pickle, which can run code .* safetensors.torch.save_file"):
+        keras_vit.from_checkpoint(tmp_path / name)
+
+
+def header_of(**arrays) -> bytes:
+    header = json.dumps(arrays).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 40,
+        (10**12).to_bytes(8, "little") + b"{}",
+        header_of(a={"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}),
+        header_of(
+            a={"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+            b={"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+        )
+        + bytes(12),
+        header_of(a={"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 8]}) + bytes(8),
+    ],
+    ids=["empty", "noise", "long header", "cut", "overlapping", "too large a shape"],
+)
+def test_safetensors_that_are_not_whole_are_refused(content, tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"x.safetensors cannot be read as a whole .safetensors file"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors")

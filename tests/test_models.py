@@ -1,14 +1,19 @@
 """Named models and their anatomy: exact parameter counts, heads, sizes, initial weights, dropout."""
 
 import dataclasses
+import json
 
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
-from conftest import TINY, TINY_IMAGE, randomize
-from keras_vit import MODELS, UserError, ViTConfig
+from conftest import FIXTURES, TINY, TINY_IMAGE, randomize
+from keras_vit import MODELS, ResNetConfig, UserError, ViTConfig
+from keras_vit.checkpoint import weights_by_key
+from keras_vit.config import ModelConfig
+from keras_vit.layouts import layout_of
+from keras_vit.rules import untranslate
 
 # vit_jax models_test.py and facts computed from the papers' tables: parameters at 224 pixels, 1000 and 21843 classes.
 OFFICIAL_COUNTS = {
@@ -29,16 +34,53 @@ OFFICIAL_COUNTS = {
     "ViT-H_14": (632_045_800, 658_745_683),
     "ViT-g_14": (1_012_611_432, None),
     "ViT-G_14": (1_844_440_680, None),
+    "R+ViT-Ti_16": (6_337_704, 10_360_403),
+    "R26+ViT-S_32": (36_431_912, 44_456_467),
+    "R26+ViT-B_32": (101_383_976, 117_412_243),
+    "R50+ViT-B_16": (98_659_112, 114_687_379),
+    "R50+ViT-B_32": (110_945_832, None),
+    "R50+ViT-L_16": (316_483_624, None),
+    "R50+ViT-L_32": (328_994_856, 350_358_931),
+    "BiT-R50x1": (25_549_352, 68_256_659),
+    "BiT-R50x2": (97_988_712, 183_382_483),
+    "BiT-R50x3": (217_319_080, 345_399_315),
+    "BiT-R101x1": (44_541_480, 87_248_787),
+    "BiT-R101x3": (387_934_888, 516_015_123),
+    "BiT-R152x1": (60_185_128, 102_892_435),
+    "BiT-R152x2": (236_335_208, 321_728_979),
+    "BiT-R152x4": (936_533_224, 1_107_299_923),
+    "BiT-R200x3": (568_633_000, 696_713_235),
 }
+# Table 2 of "Early Convolutions Help Transformers See Better": millions, one digit.
+PUBLISHED_MILLIONS = {"ViT_C-1GF": 4.6, "ViT_C-4GF": 17.8, "ViT_C-18GF": 81.6, "ViT_C-36GF": 167.8}
 MAP_HEAD_COUNTS = {"ViT-Ti_16": 444_672, "ViT-S_16": 1_774_080, "ViT-B_16": 7_087_104}
 
 
-def count(config: ViTConfig, num_classes: int) -> int:
-    """Parameters at 224 pixels. Deep models are extrapolated from 1 and 2 blocks: all blocks are alike."""
-    if config.num_layers <= 2:
+def count(config: ModelConfig, num_classes: int) -> int:
+    """Parameters at 224 pixels. Deep models are extrapolated from few blocks and units: all are alike."""
+    if isinstance(config, ResNetConfig):
+        return _count_units(config, config, lambda resnet: resnet, num_classes)
+    if config.num_layers > 2:
+        one, two = (count(dataclasses.replace(config, num_layers=layers), num_classes) for layers in (1, 2))
+        return one + (config.num_layers - 1) * (two - one)
+    if isinstance(config.stem, ResNetConfig) and max(config.stem.block_units, default=0) > 2:
+        return _count_units(config.stem, config, lambda stem: dataclasses.replace(config, stem=stem), num_classes)
+    return _count(config, num_classes)
+
+
+def _count_units(resnet: ResNetConfig, config: ModelConfig, model_with, num_classes: int) -> int:
+    """The second unit of a stage is like all that follow it."""
+    ones = (1,) * len(resnet.block_units)
+    total = least = _count(model_with(dataclasses.replace(resnet, block_units=ones)), num_classes)
+    for stage, units in enumerate(resnet.block_units):
+        two = dataclasses.replace(resnet, block_units=(*ones[:stage], 2, *ones[stage + 1 :]))
+        total += (units - 1) * (_count(model_with(two), num_classes) - least)
+    return total
+
+
+def _count(config: ModelConfig, num_classes: int) -> int:
+    with keras.StatelessScope(initialize_variables=False):  # the weights get no memory
         return keras_vit.build(config, num_classes=num_classes).count_params()
-    one, two = (count(dataclasses.replace(config, num_layers=layers), num_classes) for layers in (1, 2))
-    return one + (config.num_layers - 1) * (two - one)
 
 
 def closed_form(config: ViTConfig, num_classes: int) -> int:
@@ -50,10 +92,14 @@ def closed_form(config: ViTConfig, num_classes: int) -> int:
     return embedding + config.num_layers * block + 2 * width + (width + 1) * num_classes
 
 
+PLAIN = [config for config in MODELS.values() if isinstance(config, ViTConfig) and not (config.stem or config.axial)]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_named_model_has_its_exact_parameter_count(name):
     config = MODELS[name]
-    assert count(config, 1000) == closed_form(config, 1000)
+    if config in PLAIN:
+        assert count(config, 1000) == closed_form(config, 1000)
     for classes, official in zip((1000, 21843), OFFICIAL_COUNTS.get(name, ()), strict=False):
         if official is not None:
             assert count(config, classes) == official
@@ -61,6 +107,32 @@ def test_every_named_model_has_its_exact_parameter_count(name):
 
 def test_a_whole_deep_model_has_the_count_extrapolated_from_two_blocks():
     assert keras_vit.build("ViT-Ti_16").count_params() == OFFICIAL_COUNTS["ViT-Ti_16"][0]
+
+
+@pytest.mark.parametrize("name", PUBLISHED_MILLIONS)
+def test_early_convolutions_have_the_published_counts(name):
+    assert round(count(MODELS[name], 1000) / 1e6, 1) == PUBLISHED_MILLIONS[name]
+
+
+def shapes(name: str, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """Keys and shapes of the released file of a model, without memory for its weights."""
+    with keras.StatelessScope(initialize_variables=False):
+        model = keras_vit.build(name, num_classes=num_classes)
+        weights = {key: np.broadcast_to(np.float32(0), w.shape) for key, w in weights_by_key(model).items()}
+    config = MODELS[name]
+    num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
+    arrays = untranslate(weights, layout_of(config, "npz", num_classes).rules, num_heads)
+    return {key: array.shape for key, array in arrays.items()}
+
+
+_REFERENCE = json.loads((FIXTURES / "vit_shapes.json").read_text())["models"]
+_REFERENCE |= {f"BiT-{n}": m for n, m in json.loads((FIXTURES / "bit_shapes.json").read_text())["models"].items()}
+
+
+@pytest.mark.parametrize("name", _REFERENCE)
+def test_keys_and_shapes_are_those_of_the_released_files(name):
+    expected = {key: tuple(shape) for key, shape in _REFERENCE[name]["params_without_head"].items()}
+    assert {key: shape for key, shape in shapes(name, 5).items() if "head/" not in key} == expected
 
 
 def test_every_official_count_belongs_to_a_named_model():
@@ -253,3 +325,123 @@ def test_lower_precision_stays_near_float32(policy, tiny_images):
     low.set_weights(exact.get_weights())
     low_logits = np.asarray(keras.ops.cast(low(tiny_images), "float32"))
     np.testing.assert_allclose(low_logits, np.asarray(exact(tiny_images)), atol=0.15)
+
+
+def test_relative_logits_are_the_querys_products_with_the_vector_of_each_offset():
+    layer = keras_vit.layers.RelativePositions(2)
+    query = np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)  # 4 tokens, 2 heads of 3
+    logits = np.asarray(layer(query))
+    table = np.asarray(layer.embedding)
+    assert table.shape == (7, 3)
+    for head, q, k in np.ndindex(2, 4, 4):
+        expected = query[:, q, 3 * head : 3 * head + 3] @ table[k - q + 3] / np.sqrt(3)
+        np.testing.assert_allclose(logits[:, head, q, k], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_2d_embedding_is_the_columns_half_before_the_rows():
+    config = dataclasses.replace(TINY, position_embedding="learned-2d")
+    layer = keras_vit.build(config, image_size=TINY_IMAGE).get_layer("Transformer.posembed_input")
+    table = np.asarray(layer(np.zeros((1, 16, 12), np.float32)))[0]
+    np.testing.assert_array_equal(table[0], layer.prefix[0])
+    for row, column in np.ndindex(3, 5):
+        halves = np.concatenate([layer.column[0, column], layer.row[row, 0]])
+        np.testing.assert_array_equal(table[1 + 5 * row + column], halves)
+
+
+def test_shared_positions_are_one_table_and_separate_ones_are_one_for_each_layer():
+    shared, separate = (
+        keras_vit.build(dataclasses.replace(TINY, position_injection=kind), image_size=TINY_IMAGE)
+        for kind in ("shared", "every-layer")
+    )
+    assert separate.count_params() - shared.count_params() == 16 * 12
+    tables = {key for key in weights_by_key(separate) if key.endswith("pos_embedding")}
+    assert tables == {f"Transformer/encoderblock_{layer}/posembed_input/pos_embedding" for layer in (0, 1)}
+
+
+def test_a_token_of_an_axial_block_sees_its_row_and_its_column_only():
+    config = dataclasses.replace(TINY, axial=True, classifier="none", num_layers=1)
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=0))
+    images = np.zeros((2, *TINY_IMAGE, 3), np.float32)
+    images[1, 4:8, 12:18] = 1.0  # the patch in row 1 and column 2 of 3x5
+    rows_only = keras_vit.intermediates(model, ["attention_0_row", "attention_0_column"])(images)
+    assert rows_only["attention_0_row"].shape == (2 * 3, 3, 5, 5)
+    assert rows_only["attention_0_column"].shape == (2 * 5, 3, 3, 3)
+    row_block = keras.Model(model.input, model.get_layer("Transformer.encoderblock_0.row").output)(images)
+    changed = np.abs(row_block[1] - row_block[0]).max(axis=-1).reshape(3, 5) > 1e-6
+    np.testing.assert_array_equal(changed, np.arange(3)[:, None] == [1] * 5)
+    both = model(images)
+    assert (np.abs(both[1] - both[0]).max(axis=-1) > 1e-7).all()
+
+
+def test_an_axial_resnet_has_attention_where_the_3x3_convolutions_were():
+    config = keras_vit.ResNetConfig((1, 1), 4, (8, 16), preactivation=False, num_groups=2, axial_heads=2)
+    model = keras_vit.build(config, image_size=(32, 48), num_classes=0)
+    assert "block1.unit1.row_attention" in [layer.name for layer in model.layers]
+    assert "block1.unit1.conv2" not in [layer.name for layer in model.layers]
+    maps = keras_vit.intermediates(model)(np.zeros((1, 32, 48, 3), np.float32))
+    assert maps["resnet_block1"].shape == (1, 8, 12, 8)
+    assert maps["resnet_block2"].shape == (1, 4, 6, 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"position_embedding": "rotary"}, "position_embedding must be one of learned, learned-2d"),
+        ({"position_embedding": "sincos-2d", "hidden_size": 18}, "multiple of 4, but it is 18"),
+        ({"position_embedding": "relative", "position_injection": "shared"}, "Only learned position embeddings"),
+        ({"axial": True}, "An axial model has no place for a class token"),
+        ({"norm_after_pooling": True}, "belongs to the classifier 'gap', not 'token'"),
+        ({"stem": keras_vit.ResNetConfig((1,))}, "in front of a hybrid is post-activation"),
+    ],
+)
+def test_contradictions_are_refused(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        dataclasses.replace(TINY, **fields)
+
+
+def test_a_resnet_of_the_wrong_number_of_channels_is_refused():
+    with pytest.raises(UserError, match="32 groups do not divide 48 channels"):
+        keras_vit.ResNetConfig((1,), 48)
+    with pytest.raises(UserError, match=r"one number for each of the 2 stages, but is \(64,\)"):
+        keras_vit.ResNetConfig((1, 1), 64, (64,))
+
+
+def test_an_image_too_small_for_a_hybrids_patch_is_refused():
+    with pytest.raises(UserError, match=r"feature map of 6x6, which holds no patch of 8x8; take a larger image"):
+        keras_vit.build("R+ViT-Ti_16", image_size=24)
+
+
+@pytest.mark.parametrize("size", ["32", 32.0, (32.5, 32), None])
+def test_an_image_size_that_is_no_number_of_pixels_is_refused(size):
+    with pytest.raises(UserError, match="image_size must be one integer or"):
+        keras_vit.build("testing", image_size=size)
+
+
+def test_an_image_size_of_numpy_is_a_number_of_pixels():
+    assert keras_vit.build("testing", image_size=np.int64(32)).input_shape == (None, 32, 32, 3)
+
+
+def test_attention_pooling_is_big_visions():
+    """A reference in NumPy from the definition: the probe attends to the tokens, then x + MLP(LayerNorm(x))."""
+    config = dataclasses.replace(TINY, classifier="map")
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=0))
+    images = np.random.default_rng(3).uniform(-1, 1, (2, *TINY_IMAGE, 3)).astype(np.float32)
+    inside = keras_vit.intermediates(model)(images)
+    w = {key.removeprefix("MAPHead_0/"): np.asarray(v, np.float64) for key, v in weights_by_key(model).items()}
+
+    def dense(x, name):
+        return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
+
+    attention, tokens = "MultiHeadDotProductAttention_0", np.asarray(inside["encoded"], np.float64)
+    query, key, value = (
+        dense(x, f"{attention}/{part}").reshape(x.shape[0], -1, 3, 4).transpose(0, 2, 1, 3)
+        for x, part in ((w["probe"], "query"), (tokens, "key"), (tokens, "value"))
+    )
+    logits = query @ key.transpose(0, 1, 3, 2) / 2.0
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    x = dense((probabilities @ value).transpose(0, 2, 1, 3).reshape(2, 12), f"{attention}/out")
+    centred = x - x.mean(axis=-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+    h = dense(normed * w["LayerNorm_0/scale"] + w["LayerNorm_0/bias"], "MlpBlock_0/Dense_0")
+    h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+    np.testing.assert_allclose(inside["pre_logits"], x + dense(h, "MlpBlock_0/Dense_1"), atol=1e-5)

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from conftest import TINY, TINY_IMAGE, randomize
-from keras_vit import Preprocessing, ViTConfig
+from conftest import TINY, TINY_IMAGE, TINY_STEM, randomize
+from keras_vit import ConvStem, Preprocessing, ViTConfig
 
 _RELOAD = """
 import sys
@@ -46,6 +46,19 @@ CONFORMANCE = {
     "pre_logits": dataclasses.replace(TINY, representation_size=9),
     "erf": dataclasses.replace(TINY, gelu="erf", layer_norm_epsilon=1e-5),
     "dropouts": dataclasses.replace(TINY, dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.1),
+    "learned-2d": dataclasses.replace(TINY, position_embedding="learned-2d"),
+    "sincos-2d": dataclasses.replace(TINY, position_embedding="sincos-2d"),
+    "relative": dataclasses.replace(TINY, position_embedding="relative"),
+    "no positions": dataclasses.replace(TINY, position_embedding="none"),
+    "in every layer": dataclasses.replace(TINY, position_injection="every-layer"),
+    "shared by the layers": dataclasses.replace(TINY, position_embedding="learned-2d", position_injection="shared"),
+    "axial": dataclasses.replace(TINY, axial=True, classifier="gap", position_embedding="relative"),
+    "no bias": dataclasses.replace(TINY, qkv_bias=False),
+    "norm after pooling": dataclasses.replace(TINY, classifier="gap", norm_after_pooling=True),
+    "hybrid": dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
+    "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((4, 6), (3, 5), (2, 3))),
+    "bit": dataclasses.replace(TINY_STEM, preactivation=True),
+    "axial resnet": dataclasses.replace(TINY_STEM, axial_heads=2),
 }
 
 
@@ -61,12 +74,15 @@ def test_every_kind_survives_saving(name, tmp_path, tiny_images):
     np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
     assert keras_vit.config_of(again) == CONFORMANCE[name]
     assert keras_vit.preprocessing_of(again) == Preprocessing(TINY_IMAGE)
-    assert keras_vit.intermediates(again, ["attention_1"])(tiny_images)["attention_1"].shape == (5, 3, *_tokens(name))
+    inside = keras_vit.intermediates(again)(tiny_images)
+    np.testing.assert_allclose(inside["logits"], model(tiny_images), rtol=1e-5, atol=1e-5)
+    for key, values in inside.items():
+        if key.startswith("attention"):
+            np.testing.assert_allclose(np.sum(values, axis=-1), 1.0, rtol=1e-5, err_msg=key)
+    assert {key for key in inside if key.startswith("attention_1")} == ATTENTION.get(name, {"attention_1"})
 
 
-def _tokens(name: str) -> tuple[int, int]:
-    tokens = 15 + CONFORMANCE[name].num_prefix_tokens
-    return tokens, tokens
+ATTENTION = {"axial": {"attention_1_row", "attention_1_column"}, "bit": set(), "axial resnet": set()}
 
 
 @pytest.mark.parametrize("name", CONFORMANCE)
@@ -100,7 +116,7 @@ def test_every_field_of_the_configuration_is_varied_by_some_row():
     varied = {
         field.name
         for field in dataclasses.fields(ViTConfig)
-        if len({getattr(config, field.name) for config in CONFORMANCE.values()}) > 1
+        if len({getattr(config, field.name) for config in CONFORMANCE.values() if isinstance(config, ViTConfig)}) > 1
     }
     sizes = {"patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim"}
     assert varied | sizes == {field.name for field in dataclasses.fields(ViTConfig)}

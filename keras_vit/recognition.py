@@ -1,0 +1,287 @@
+"""What a checkpoint is: opened, mended, recognised, its weights by our names and its architecture inferred.
+
+All of it from the headers of the file; no number is read here.
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from keras_vit.config import Classifier, ConvStem, ModelConfig, PositionEmbeddingKind, ResNetConfig, ViTConfig
+from keras_vit.declared import Declared, read_declared
+from keras_vit.errors import UserError
+from keras_vit.layouts import POSITIONS, Layout, recognise
+from keras_vit.npz import open_npz
+from keras_vit.rules import Weight, translate
+from keras_vit.stored import Stored
+from keras_vit.tensors import open_folder, open_safetensors
+
+_PICKLES = (".pth", ".pt", ".bin", ".pkl", ".ckpt")
+_PREFIXES = ("opt/target/", "params/img/", "params/")
+_DEFAULT_SIZE = 224
+_HEADS_OF_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1664: 16}
+# Mean and deviation of ImageNet, which torchvision's models expect; (0 - mean) / deviation and (1 - mean) / deviation.
+_IMAGENET_RANGE = (
+    (-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225),
+    (0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A file whose headers are read: what it is, and its weights by our names."""
+
+    layout: str
+    origin: Layout
+    weights: Mapping[str, Weight]
+    strangers: tuple[str, ...]
+    """Keys that the layout does not know."""
+    unused: tuple[str, ...]
+    """Keys of arrays that are no weights: an optimizer's state, counters."""
+    declared: Declared
+
+
+def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
+    """Read the headers of a checkpoint and say what it is. Raises UserError for whatever is no whole, known file."""
+    path = pathlib.Path(path)
+    arrays, ignored = mend(_open_arrays(path))
+    layout, origin = recognise(arrays)
+    weights, unused = translate(arrays, origin.rules)
+    if layout == "big_vision":
+        weights = _with_class_position(weights)
+    counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token"))}
+    strangers = tuple(key for key in unused if key not in counters)
+    return Checkpoint(layout, origin, weights, strangers, (*ignored, *sorted(counters)), read_declared(path))
+
+
+def _open_arrays(path: pathlib.Path) -> dict[str, Stored]:
+    if path.is_dir():
+        return open_folder(path)
+    if path.suffix in _PICKLES:
+        raise UserError(
+            f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it: "
+            "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')."
+        )
+    return open_safetensors(path) if path.suffix == ".safetensors" else open_npz(path)
+
+
+def mend(arrays: Mapping[str, Stored]) -> tuple[dict[str, Stored], tuple[str, ...]]:
+    """The model's arrays without the prefix of the file, without the numbers that some BiT files append, and with a
+    stacked encoder (big_vision's scan) taken apart; and the keys that belong to no model, such as an optimizer's state.
+    """
+    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embedding/kernel" in arrays), "")
+    if not prefix and "embedding/kernel" not in arrays:
+        prefix = next((p for p in _PREFIXES if any(key.startswith(f"{p}resnet/root_block/") for key in arrays)), "")
+    ignored = tuple(key for key in arrays if not key.startswith(prefix))
+    mended = {}
+    for key, stored in arrays.items():
+        if not key.startswith(prefix):
+            continue
+        name = re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", key.removeprefix(prefix))
+        found = _unstacked(name, stored) if name.startswith("Transformer/encoderblock/") else {name: stored}
+        if twice := mended.keys() & found.keys():
+            raise UserError(f"The arrays {mended[min(twice)].key!r} and {key!r} are the same weight; keep one of them.")
+        mended |= found
+    return mended, ignored
+
+
+def _unstacked(name: str, stored: Stored) -> dict[str, Stored]:
+    if not stored.shape or stored.shape[0] > 1000:
+        raise UserError(f"The array {stored.key!r} should begin with an axis for the blocks, but has {stored.shape}.")
+    return {
+        name.replace("encoderblock/", f"encoderblock_{layer}/"): dataclasses.replace(
+            stored, shape=stored.shape[1:], part=layer
+        )
+        for layer in range(stored.shape[0])
+    }
+
+
+def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
+    """big_vision adds no position to the class token: ours is zero."""
+    if "cls" not in weights or POSITIONS not in weights:
+        return weights
+    table = weights[POSITIONS]
+    if len(table.shape) != 3:
+        raise UserError(f"The array {table.source.key!r} should have 3 axes, but has shape {table.shape}.")
+    shape = (table.shape[0], table.shape[1] + 1, table.shape[2])
+    return weights | {POSITIONS: Weight(table.source, shape, lambda array: np.pad(array, ((0, 0), (1, 0), (0, 0))))}
+
+
+def infer_config(
+    checkpoint: Checkpoint,
+    declared: Declared = Declared(),  # noqa: B008 (frozen)
+    classifier: Classifier | None = None,
+    position_embedding: PositionEmbeddingKind | None = None,
+    conv_stem_strides: tuple[int, ...] | None = None,
+) -> ModelConfig:
+    """The architecture that the weights belong to; the arguments decide only what they cannot tell."""
+    weights = checkpoint.weights
+    if "embedding/kernel" in weights:
+        config = _infer_vit(checkpoint, declared, classifier, position_embedding, conv_stem_strides)
+        per_block = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.mlp_dim
+        least = config.num_layers * per_block
+    else:
+        config = _infer_resnet(checkpoint, declared, preactivation="resnet/group_norm/gamma" in weights)
+        least = sum(
+            units * (wide // 4) * (2 * wide + 9 * wide // 4)
+            for units, wide in zip(config.block_units, config.stage_channels, strict=True)
+        )
+    held = sum(math.prod(weight.shape) for weight in weights.values())
+    if least > held + 2**20:
+        raise UserError(
+            f"The arrays do not fit together: such a model has at least {least} weights, but they hold {held}."
+        )
+    return config
+
+
+def _infer_vit(
+    checkpoint: Checkpoint,
+    declared: Declared,
+    classifier: Classifier | None,
+    position_embedding: PositionEmbeddingKind | None,
+    conv_stem_strides: tuple[int, ...] | None,
+) -> ViTConfig:
+    weights, origin = checkpoint.weights, checkpoint.origin
+    blocks = {int(match[1]) for key in weights if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
+    if not blocks or blocks != set(range(len(blocks))):
+        raise UserError(f"The encoder blocks should be numbered from 0 without gaps, but are {sorted(blocks)}.")
+    first = "Transformer/encoderblock_0/"
+    patch = _shape(weights, "embedding/kernel", 4)
+    hidden_size = patch[3]
+    query = f"{first}MultiHeadDotProductAttention_1/query/"
+    _shape(weights, f"{query}kernel", 2)
+    seen = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
+    if seen and classifier not in (None, seen):
+        raise UserError(f"The file's weights are those of the classifier {seen!r}, but {classifier!r} was asked for.")
+    if POSITIONS in weights:
+        _shape(weights, POSITIONS, 3)
+        position_embedding = "learned"
+    norm = weights.get("Transformer/encoder_norm/scale")
+    return ViTConfig(
+        patch_size=patch[0] if patch[0] == patch[1] else patch[:2],
+        hidden_size=hidden_size,
+        num_layers=len(blocks),
+        num_heads=num_heads_of(weights[f"{query}kernel"], hidden_size, declared),
+        mlp_dim=_shape(weights, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1],
+        classifier=seen or classifier or "gap",
+        representation_size=_shape(weights, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in weights else None,
+        gelu=declared.gelu or origin.gelu,
+        layer_norm_epsilon=declared.layer_norm_epsilon or origin.layer_norm_epsilon,
+        stem=_infer_stem(checkpoint, declared, conv_stem_strides),
+        position_embedding=position_embedding or "sincos-2d",
+        qkv_bias=f"{query}bias" in weights,
+        norm_after_pooling=norm is not None and norm.source.key == "fc_norm.weight",
+    )
+
+
+def num_heads_of(query: Weight, hidden_size: int, declared: Declared) -> int:
+    """Flax's kernels have an axis for the heads, torch's do not."""
+    if len(query.source.shape) == 3 and declared.num_heads not in (None, query.source.shape[1]):
+        raise UserError(f"The file has {query.source.shape[1]} heads ({query.source.key!r}), not {declared.num_heads}.")
+    if len(query.source.shape) == 3:
+        return query.source.shape[1]
+    num_heads = declared.num_heads or _HEADS_OF_WIDTH.get(hidden_size)
+    if num_heads is None:
+        raise UserError(
+            f"The file does not tell its number of attention heads, and no official model is {hidden_size} wide; give "
+            "num_heads."
+        )
+    return num_heads
+
+
+def _infer_stem(
+    checkpoint: Checkpoint, declared: Declared, strides: tuple[int, ...] | None
+) -> ResNetConfig | ConvStem | None:
+    weights = checkpoint.weights
+    if "conv_root/kernel" in weights:
+        return _infer_resnet(checkpoint, declared, preactivation=False)
+    if "conv_stem/0/conv/kernel" not in weights:
+        return None
+    kernels = []
+    while (key := f"conv_stem/{len(kernels)}/conv/kernel") in weights:
+        kernels.append(_shape(weights, key, 4))
+    channels = tuple(kernel[3] for kernel in kernels)
+    if strides is None:
+        widening = tuple(2 if wide > before else 1 for before, wide in zip((0, *channels[:-1]), channels, strict=True))
+        strides = (2,) * len(channels) if len(channels) <= 4 else widening
+    return ConvStem(channels, tuple(kernel[0] for kernel in kernels), strides)
+
+
+def _infer_resnet(checkpoint: Checkpoint, declared: Declared, preactivation: bool) -> ResNetConfig:
+    weights, origin = checkpoint.weights, checkpoint.origin
+    if preactivation:
+        root, last, unit = "resnet/root_block/standardized_conv2d/kernel", "c/standardized_conv2d/kernel", r"unit\d\d+"
+    else:
+        root, last, unit = "conv_root/kernel", "conv3/kernel", r"unit[1-9]\d*"
+    units = {}
+    for key in weights:
+        if match := re.match(rf"(?:resnet/)?block(\d+)/({unit})/", key):
+            units.setdefault(int(match[1]), set()).add(match[2])
+    if sorted(units) != list(range(1, len(units) + 1)):
+        raise UserError(f"The stages should be numbered from 1 without gaps, but are {sorted(units)}.")
+    stages = [f"{'resnet/' if preactivation else ''}block{stage}/{min(units[stage])}/{last}" for stage in sorted(units)]
+    return ResNetConfig(
+        tuple(len(units[stage]) for stage in sorted(units)),
+        root_channels=_shape(weights, root, 4)[3],
+        stage_channels=tuple(_shape(weights, key, 4)[3] for key in stages),
+        preactivation=preactivation,
+        num_groups=declared.num_groups or 32,
+        group_norm_epsilon=origin.group_norm_epsilon,
+        variance_epsilon=origin.variance_epsilon,
+        deviation_epsilon=origin.deviation_epsilon,
+    )
+
+
+def _shape(weights: Mapping[str, Weight], key: str, rank: int) -> tuple[int, ...]:
+    if key not in weights:
+        raise UserError(f"The file has no array for the weight {key!r}, without which its architecture is not known.")
+    shape = weights[key].shape
+    if len(shape) != rank or min(shape) < 1:
+        raise UserError(f"The array {weights[key].source.key!r} should have {rank} axes as {key!r}, but has {shape}.")
+    return shape
+
+
+def declared_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
+    """Rows and columns of the stored position embeddings as config.json tells them, else None."""
+    size = checkpoint.declared.image_size
+    if size is None or isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
+        return None
+    grid = config.grid(size)
+    return grid if grid[0] * grid[1] == checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens else None
+
+
+def stored_image_size(checkpoint: Checkpoint, config: ModelConfig, grid: tuple[int, int] | None) -> tuple[int, int]:
+    """The image size that the file is for: told by config.json, by its grid, else 224 pixels.
+
+    Raises UserError if it has position embeddings for a grid that is neither told nor square.
+    """
+    if isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
+        return checkpoint.declared.image_size or (_DEFAULT_SIZE, _DEFAULT_SIZE)
+    grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens)
+    stride = 1 if config.stem is None else config.stem.total_stride
+    return grid[0] * config.patch[0] * stride, grid[1] * config.patch[1] * stride
+
+
+def stored_value_range(checkpoint: Checkpoint, channels: int) -> dict:
+    """The range of pixel values as an argument of Preprocessing; empty for the official [-1, 1]."""
+    declared = checkpoint.declared.value_range
+    if declared is None and checkpoint.layout == "torchvision":
+        declared = _IMAGENET_RANGE
+    if declared is None or (isinstance(declared[0], tuple) and len(declared[0]) != channels):
+        return {}
+    return {"value_range": declared}
+
+
+def square_grid(num_tokens: int) -> tuple[int, int]:
+    side = math.isqrt(max(num_tokens, 0))
+    if side == 0 or side * side != num_tokens:
+        raise UserError(
+            f"The file has position embeddings for {num_tokens} patches, which is no square; give stored_grid=(rows, "
+            "columns), or the image_size they were made for."
+        )
+    return side, side

@@ -1,0 +1,156 @@
+"""Mutated checkpoint files: each is loaded whole or refused in one sentence, quickly, in little memory.
+
+`python -m pytest tests/test_fuzz.py -m slow` tries 10,000; the quick test the first 400 of them.
+"""
+
+import json
+import pathlib
+import random
+import resource
+import struct
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import UserError, ViTConfig
+
+CONFIG = ViTConfig(patch_size=4, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=12, representation_size=6)
+UNTOUCHED = 7.5
+LAYOUTS = ("npz", "npz-linen", "big_vision", "huggingface", "timm", "torchvision")
+SUFFIXES = {"huggingface": "", "timm": ".safetensors", "torchvision": ".safetensors"}
+SECONDS, BYTES = 5.0, 64 * 2**20
+
+
+def fresh(layout: str) -> keras.Model:
+    """A model that the layout can express, all its weights one number."""
+    has_pre_logits = layout not in ("huggingface", "timm")
+    config = CONFIG if has_pre_logits else ViTConfig(patch_size=4, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=12)
+    model = keras_vit.build(config, image_size=8, num_classes=3)
+    return poisoned(model)
+
+
+def poisoned(model: keras.Model) -> keras.Model:
+    for weight in model.weights:
+        weight.assign(np.full(weight.shape, UNTOUCHED))
+    return model
+
+
+def seeds(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """One good file for each layout."""
+    files = {}
+    for layout in LAYOUTS:
+        model, path = fresh(layout), folder / f"{layout}{SUFFIXES.get(layout, '.npz')}"
+        rng = np.random.default_rng(1)
+        model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
+        keras_vit.save_checkpoint(model, path, layout=layout)
+        files[layout] = path / "model.safetensors" if layout == "huggingface" else path
+    return files
+
+
+def mutated(content: bytes, rng: random.Random) -> bytes:
+    """The content with one to three accidents, or tricks on its headers."""
+    content = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        kind = rng.randrange(8)
+        place = rng.randrange(len(content)) if rng.random() < 0.5 else _header_byte(content, rng)
+        if kind == 0:
+            content[place] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            content[place : place + rng.randrange(1, 9)] = rng.randbytes(rng.randrange(1, 9))
+        elif kind == 2:
+            del content[place:]
+            content = content or bytearray(b"P")
+        elif kind == 3:
+            del content[place : place + rng.randrange(1, 200)]
+            content = content or bytearray(b"P")
+        elif kind == 4:
+            content[place:place] = content[max(place - 60, 0) : place]
+        elif kind == 5:  # other numbers of an array, or other lengths
+            digits = [i for i, byte in enumerate(content) if chr(byte).isdigit()] or [0]
+            content[rng.choice(digits)] = ord(rng.choice("0123456789-"))
+        elif kind == 6:
+            field = rng.choice(
+                (b"<f4", b"F32", b"shape", b"descr", b"False", b"data_offsets", b"kernel", b"bias", b"weight")
+            )
+            other = rng.choice(
+                (b"|O8", b"I64", b"<V2", b"<c8", b"True", b"", b"kernels", b"\xff\xfe", b"'" * 9, b"<f8")
+            )
+            where = content.find(field, rng.randrange(len(content)))
+            if where >= 0:
+                content[where : where + len(field)] = other
+        else:
+            content[place : place + 8] = struct.pack("<Q", rng.choice((0, 1, 2**31, 2**40, 2**63, 2**64 - 1)))
+    return bytes(content)
+
+
+def _header_byte(content: bytes, rng: random.Random) -> int:
+    """A place in what describes the arrays: a zip's entries and directory, a JSON header, NumPy's headers."""
+    places = [0, len(content) - 1]
+    for mark in (b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"\x93NUMPY", b'"'):
+        start = content.find(mark, rng.randrange(len(content)))
+        if start >= 0:
+            places.append(start + rng.randrange(60))
+    return min(rng.choice(places), len(content) - 1)
+
+
+def mutated_config(content: bytes, rng: random.Random) -> bytes:
+    """config.json with one value replaced."""
+    config = json.loads(content)
+    value = rng.choice((None, -1, 0, 10**12, 1e308, "x", [], [1] * 9, {}, True, [[]], "gelu_new", [8, 8]))
+    config[rng.choice(list(config))] = value
+    return json.dumps(config).encode()
+
+
+def attempt(layout: str, path: pathlib.Path, model: keras.Model, rng: random.Random) -> bool:
+    """Load the file, or be refused; say which. Fails when a model is left half-filled."""
+    try:
+        if rng.random() < 0.05:
+            options = {"num_heads": 2} if layout in ("timm", "torchvision") else {}
+            weights = keras_vit.from_checkpoint(path, image_size=8, **options).get_weights()
+            assert all(np.isfinite(array).all() for array in weights)
+            return True
+        keras_vit.load_checkpoint(model, path)
+    except UserError:
+        assert all((array == UNTOUCHED).all() for array in model.get_weights())
+        return False
+    assert not any((array == UNTOUCHED).all() for array in model.get_weights())
+    poisoned(model)
+    return True
+
+
+def campaign(folder: pathlib.Path, count: int) -> dict[bool, int]:
+    models, files = {layout: fresh(layout) for layout in LAYOUTS}, seeds(folder)
+    outcomes = {True: 0, False: 0}
+    for layout, path in files.items():
+        assert attempt(layout, path, models[layout], random.Random(0)), layout
+    for number in range(count):
+        rng = random.Random(number)
+        layout = LAYOUTS[number % len(LAYOUTS)]
+        path = files[layout]
+        victim = path.with_name("config.json") if layout == "huggingface" and rng.random() < 0.4 else path
+        whole = victim.read_bytes()
+        victim.write_bytes((mutated_config if victim.suffix == ".json" else mutated)(whole, rng))
+        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        try:
+            outcomes[attempt(layout, path, models[layout], rng)] += 1
+        except Exception as error:
+            raise AssertionError(f"mutation {number} of {layout}") from error
+        finally:
+            victim.write_bytes(whole)
+        assert time.monotonic() - start < SECONDS, number
+        assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < BYTES, number
+    return outcomes
+
+
+def test_a_mutated_file_is_loaded_whole_or_refused(tmp_path):
+    outcomes = campaign(tmp_path, 400)
+    assert outcomes[False] > 200
+    assert outcomes[True] > 0
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_files_are_loaded_whole_or_refused(tmp_path):
+    assert sum(campaign(tmp_path, 10_000).values()) == 10_000
