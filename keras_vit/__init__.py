@@ -12,6 +12,7 @@ from keras_vit.checkpoint import LoadReport, from_checkpoint, load_checkpoint, s
 from keras_vit.config import MODELS, ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
 from keras_vit.describe import Description, describe
 from keras_vit.errors import UserError
+from keras_vit.finding import find_checkpoint
 from keras_vit.models import build, config_of, intermediates, preprocessing_of
 from keras_vit.posemb import resize_position_embedding
 from keras_vit.preprocess import Preprocessing
@@ -28,6 +29,7 @@ __all__ = [
     "build",
     "config_of",
     "describe",
+    "find_checkpoint",
     "from_checkpoint",
     "hybrid_resnet",
     "intermediates",

@@ -13,6 +13,7 @@ from keras_vit import cli
 from keras_vit.checkpoint import from_checkpoint, save_checkpoint, weights_by_key
 from keras_vit.config import ViTConfig
 from keras_vit.errors import UserError
+from keras_vit.finding import find_checkpoint
 from keras_vit.layouts import LAYOUTS, layout_of
 from keras_vit.models import config_of
 from keras_vit.recognition import open_checkpoint
@@ -24,7 +25,7 @@ class Arguments:
     """Write a checkpoint in the layout of another code, and print which key became which."""
 
     source: Annotated[str, tyro.conf.Positional]
-    """Checkpoint file or folder, .keras file, or run directory."""
+    """Checkpoint file or folder, address, official name such as augreg:B_16, .keras file, or run directory."""
     target: Annotated[pathlib.Path, tyro.conf.Positional]
     """File to write (.npz, .safetensors), or new folder (huggingface)."""
     layout: str
@@ -61,7 +62,7 @@ def convert(arguments: Arguments) -> None:
 
 def _read(arguments: Arguments) -> tuple[keras.Model, dict[str, str]]:
     """The model, and the key of the source for each of its weights."""
-    path = pathlib.Path(arguments.source)
+    path = find_checkpoint(arguments.source)
     if path.suffix == ".keras" or (path / "model.keras").is_file():
         return load_model(path), {}
     options = {name: getattr(arguments, name) for name in ("image_size", "num_classes", "num_heads", "num_groups")}
