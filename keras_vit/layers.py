@@ -201,7 +201,7 @@ class PositionEmbedding(keras.layers.Layer):
 
     def build(self, input_shape):
         self.pos_embedding = self.add_weight(
-            name="pos_embedding", shape=(1, *input_shape[1:]), initializer=_initial(_SMALL_NORMAL)
+            name="pos_embedding", shape=(1, *input_shape[1:]), initializer=_initial(_small_normal())
         )
 
     def call(self, tokens):
@@ -211,7 +211,11 @@ class PositionEmbedding(keras.layers.Layer):
         return input_shape
 
 
-_SMALL_NORMAL = keras.initializers.RandomNormal(stddev=0.02)
+def _small_normal() -> keras.initializers.Initializer:
+    """Made anew for each table: an initialiser takes its seed when it is made, so that one of a module would ignore
+    `keras.utils.set_random_seed`.
+    """
+    return keras.initializers.RandomNormal(stddev=0.02)
 
 
 @keras.saving.register_keras_serializable(_PACKAGE)
@@ -229,11 +233,11 @@ class PositionEmbedding2D(keras.layers.Layer):
 
     def build(self, input_shape):
         (rows, columns), width = self.grid, input_shape[-1]
-        self.row = self.add_weight(name="row", shape=(rows, 1, width // 2), initializer=_SMALL_NORMAL)
-        self.column = self.add_weight(name="column", shape=(1, columns, width // 2), initializer=_SMALL_NORMAL)
+        self.row = self.add_weight(name="row", shape=(rows, 1, width // 2), initializer=_small_normal())
+        self.column = self.add_weight(name="column", shape=(1, columns, width // 2), initializer=_small_normal())
         if self.num_prefix_tokens:
             shape = (self.num_prefix_tokens, width)
-            self.prefix = self.add_weight(name="prefix", shape=shape, initializer=_SMALL_NORMAL)
+            self.prefix = self.add_weight(name="prefix", shape=shape, initializer=_small_normal())
 
     def call(self, tokens):
         rows, columns = self.grid
@@ -292,7 +296,7 @@ class RelativePositions(keras.layers.Layer):
     def build(self, input_shape):
         _, num_tokens, width = input_shape
         shape = (2 * num_tokens - 1, width // self.num_heads)
-        self.embedding = self.add_weight(name="embedding", shape=shape, initializer=_SMALL_NORMAL)
+        self.embedding = self.add_weight(name="embedding", shape=shape, initializer=_small_normal())
 
     def call(self, query):
         num_tokens, reach = query.shape[1], self.embedding.shape[0]  # N, 2 N - 1

@@ -1,6 +1,7 @@
 """Ordinary Keras life: compile, fit, save, and load in a process that only imports keras_vit."""
 
 import dataclasses
+import pathlib
 import subprocess
 import sys
 
@@ -83,6 +84,28 @@ def test_every_kind_survives_saving(name, tmp_path, tiny_images):
 
 
 ATTENTION = {"axial": {"attention_1_row", "attention_1_column"}, "bit": set(), "axial resnet": set()}
+
+
+_INITIAL = """
+import sys
+import keras, numpy as np
+import test_saving
+
+for index, config in enumerate(test_saving.CONFORMANCE.values()):
+    keras.utils.set_random_seed(4)
+    model = test_saving.keras_vit.build(config, image_size=test_saving.TINY_IMAGE, num_classes=7)
+    np.save(f"{sys.argv[1]}/{index}.npy", np.concatenate([weight.ravel() for weight in model.get_weights()]))
+"""
+
+
+def test_the_seed_alone_decides_the_initial_weights_in_every_process(tmp_path):
+    place = pathlib.Path(__file__).parent
+    subprocess.run([sys.executable, "-c", _INITIAL, str(tmp_path)], check=True, cwd=place, capture_output=True)
+    for index, config in enumerate(CONFORMANCE.values()):
+        keras.utils.set_random_seed(4)
+        model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)
+        here = np.concatenate([weight.ravel() for weight in model.get_weights()])
+        np.testing.assert_array_equal(np.load(tmp_path / f"{index}.npy"), here)
 
 
 @pytest.mark.parametrize("name", CONFORMANCE)
