@@ -8,7 +8,7 @@ from keras_vit.quiet import native_stderr_silenced
 with native_stderr_silenced():
     import keras as _keras  # noqa: F401  (first import of the backend)
 
-from keras_vit.checkpoint import LoadReport, from_checkpoint, load_checkpoint, save_checkpoint
+from keras_vit.checkpoint import LoadReport, adapt, from_checkpoint, load_checkpoint, save_checkpoint
 from keras_vit.config import MODELS, ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
 from keras_vit.describe import Description, describe
 from keras_vit.errors import UserError
@@ -26,6 +26,7 @@ __all__ = [
     "ResNetConfig",
     "UserError",
     "ViTConfig",
+    "adapt",
     "build",
     "config_of",
     "describe",

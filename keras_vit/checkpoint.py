@@ -20,7 +20,7 @@ from keras_vit.declared import Declared, huggingface_config, preprocessor_config
 from keras_vit.embedding import ChannelRule, adapt_channels, resize_patch_kernel
 from keras_vit.errors import UserError
 from keras_vit.layers import PositionEmbedding, weights_will_be_loaded
-from keras_vit.layouts import LAYOUTS, POSITIONS, layout_of
+from keras_vit.layouts import LAYOUTS, POSITIONS, Layout, layout_of
 from keras_vit.models import build, config_of, preprocessing_of
 from keras_vit.npz import write_npz
 from keras_vit.posemb import Resampler, resize_position_embedding
@@ -36,7 +36,7 @@ from keras_vit.recognition import (
     stored_value_range,
 )
 from keras_vit.rules import Weight, untranslate
-from keras_vit.stored import check_all
+from keras_vit.stored import Stored, check_all
 from keras_vit.tensors import write_json, write_safetensors
 
 # The kernels that see the image's channels.
@@ -115,14 +115,87 @@ def from_checkpoint(
         keep_pre_logits: keep the tanh layer though num_classes is given (vit_jax: an equal representation_size).
     """
     checkpoint = open_checkpoint(path)
-    weights = checkpoint.weights
     given = {"num_heads": num_heads, "num_groups": num_groups, "gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
     declared = dataclasses.replace(checkpoint.declared, **{k: v for k, v in given.items() if v is not None})
     config = infer_config(checkpoint, declared, classifier, position_embedding, conv_stem_strides)
+    if isinstance(config, ViTConfig):
+        rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
+        config = dataclasses.replace(config, **rates, stochastic_depth_rate=stochastic_depth_rate)
     grid = stored_grid or declared_grid(checkpoint, config)
     if image_size is None:
         image_size = stored_image_size(checkpoint, config, grid)
+    stored_channels = next(checkpoint.weights[key] for key in _FIRST_KERNELS if key in checkpoint.weights).shape[2]
+    preprocessing = Preprocessing(image_size, stored_channels, **stored_value_range(checkpoint, stored_channels))
+    return _build_and_fill(
+        checkpoint,
+        config,
+        preprocessing,
+        grid,
+        num_classes=num_classes,
+        patch_size=patch_size,
+        channels=channels,
+        channel_rule=channel_rule,
+        resampler=resampler,
+        keep_pre_logits=keep_pre_logits,
+    )
 
+
+def adapt(
+    model: keras.Model,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    channel_rule: ChannelRule = "mean",
+    resampler: Resampler = "bilinear-aligned",
+    keep_pre_logits: bool = False,
+) -> keras.Model:
+    """A new model with the weights of another one, for other images or classes; as `from_checkpoint` does with a file.
+
+    Args:
+        model: built by `keras_vit.build`; it stays as it is.
+        image_size, num_classes, patch_size, channels: None keeps the model's own.
+        channel_rule, resampler, keep_pre_logits: as `from_checkpoint`.
+    """
+    config, preprocessing = config_of(model), preprocessing_of(model)
+    weights = {}
+    for key, variable in weights_by_key(model).items():
+        stored = Stored(key, tuple(variable.shape), np.dtype(np.float32), lambda _, v=variable: np.array(v, np.float32))
+        weights[key] = Weight(stored, stored.shape, np.asarray)
+    checkpoint = Checkpoint("keras", Layout(()), weights, (), (), Declared())
+    grid = config.grid(preprocessing.image_size) if POSITIONS in weights else None
+    if image_size is not None:
+        preprocessing = dataclasses.replace(preprocessing, image_size=image_size)
+    return _build_and_fill(
+        checkpoint,
+        config,
+        preprocessing,
+        grid,
+        num_classes=num_classes,
+        patch_size=patch_size,
+        channels=channels,
+        channel_rule=channel_rule,
+        resampler=resampler,
+        keep_pre_logits=keep_pre_logits,
+    )
+
+
+def _build_and_fill(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    preprocessing: Preprocessing,
+    stored_grid: tuple[int, int] | None,
+    *,
+    num_classes: int | None,
+    patch_size: int | tuple[int, int] | None,
+    channels: int | None,
+    channel_rule: ChannelRule,
+    resampler: Resampler | None,
+    keep_pre_logits: bool,
+) -> keras.Model:
+    """The model of a checkpoint whose architecture is known, with the changes that are asked for (None: none)."""
+    weights = checkpoint.weights
     head = next((key for key in ("head/bias", "resnet/head/conv2d/bias") if key in weights), None)
     drop: tuple[str, ...] = ()
     if num_classes is None:
@@ -130,8 +203,6 @@ def from_checkpoint(
     else:
         drop = ("head/", "resnet/head/") if keep_pre_logits else ("head/", "resnet/head/", "pre_logits/")
     if isinstance(config, ViTConfig):
-        rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
-        config = dataclasses.replace(config, **rates, stochastic_depth_rate=stochastic_depth_rate)
         if "pre_logits/" in drop:
             config = dataclasses.replace(config, representation_size=None)
         if patch_size is not None:
@@ -139,15 +210,21 @@ def from_checkpoint(
             weights = _with_patch(weights, config)
     if channels is not None:
         weights = _with_channels(weights, channels, channel_rule)
-
-    first = next(weights[key] for key in _FIRST_KERNELS if key in weights)
-    preprocessing = Preprocessing(image_size, first.shape[2], **stored_value_range(checkpoint, first.shape[2]))
+        preprocessing = _for_channels(preprocessing, channels)
     with weights_will_be_loaded():
         model = build(config, preprocessing=preprocessing, num_classes=num_classes)
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    plan = _plan(model, checkpoint, resampler, grid, drop=drop, keep=drop[:2])
+    plan = _plan(model, checkpoint, resampler, stored_grid, drop=drop, keep=drop[:2])
     _assign(model, plan.weights)
     return model
+
+
+def _for_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
+    """The same preprocessing for another number of channels; a range for each becomes their mean for all."""
+    value_range = preprocessing.value_range
+    if channels != preprocessing.channels:
+        value_range = tuple(float(np.mean(end)) for end in value_range)
+    return dataclasses.replace(preprocessing, channels=channels, value_range=value_range)
 
 
 def load_checkpoint(

@@ -357,3 +357,33 @@ def test_a_description_names_the_official_model_and_takes_no_memory(tmp_path):
     assert (found.name, found.layout, found.num_classes, found.image_size) == ("ViT-Ti_16", "timm", 5, (224, 224))
     assert found.num_parameters == model.count_params()
     assert "5,525,381 in 152 arrays of float32" in str(found)
+
+
+def test_a_model_is_adapted_as_its_file_would_be(tmp_path):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
+    changes = {"image_size": (16, 36), "num_classes": 4, "patch_size": (8, 6), "channels": 1}
+    one = keras_vit.adapt(model, **changes)
+    other = keras_vit.from_checkpoint(tmp_path / "x.npz", stored_grid=(3, 5), **changes)
+    assert one.input_shape == other.input_shape == (None, 16, 36, 1)
+    for first, second in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_kind_is_adapted_to_other_classes(kind, tiny_images):
+    model = randomize(keras_vit.build(MODELS[kind], image_size=TINY_IMAGE, num_classes=7))
+    again = keras_vit.adapt(model)
+    np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
+    more = keras_vit.adapt(model, num_classes=9)
+    np.testing.assert_array_equal(more(tiny_images), np.zeros((5, 9)))
+    features = keras_vit.intermediates(more, ["pre_logits"])(tiny_images)["pre_logits"]
+    if MODELS[kind] is not MODELS["pre_logits"]:
+        np.testing.assert_allclose(features, keras_vit.intermediates(model)(tiny_images)["pre_logits"], rtol=1e-5)
+
+
+def test_a_range_for_each_channel_becomes_one_for_another_number_of_channels():
+    grey = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4, channels=1)
+    low, high = keras_vit.preprocessing_of(grey).value_range
+    np.testing.assert_allclose(low, -(0.485 / 0.229 + 0.456 / 0.224 + 0.406 / 0.225) / 3, rtol=1e-6)
+    np.testing.assert_allclose(high, (0.515 / 0.229 + 0.544 / 0.224 + 0.594 / 0.225) / 3, rtol=1e-6)
