@@ -1,5 +1,7 @@
 """Where images come from: digits, TensorFlow Datasets, class folders, and what is wrong with them."""
 
+import io
+import os
 import pathlib
 
 import numpy as np
@@ -36,6 +38,39 @@ def test_unknown_sources_are_refused():
     for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet"):
         with pytest.raises(UserError, match=r"--data takes digits, tfds:NAME\[:CONFIG\] or folder:PATH, but was given"):
             open_source(DataArguments(name))
+
+
+@pytest.mark.parametrize(
+    ("data", "option", "words"),
+    [
+        ("digits", {"data_dir": "x"}, "--data-dir means nothing to --data digits; leave it out"),
+        ("digits", {"on_bad_image": "skip"}, "--on-bad-image means nothing to --data digits"),
+        ("folder:x", {"train_split": "train[:9]"}, "--train-split means nothing to --data folder"),
+        ("folder:x", {"eval_split": "test"}, "--eval-split means nothing to --data folder"),
+        ("tfds:mnist", {"on_bad_image": "skip"}, "--on-bad-image means nothing to --data tfds"),
+    ],
+)
+def test_options_that_a_source_does_not_take_are_refused(data, option, words):
+    with pytest.raises(UserError, match=words):
+        open_source(DataArguments(data, **option))
+
+
+@pytest.mark.parametrize("name", ["mnist/3.0.1", "../x", "mnist/", "mnist:", "mnist:a:b", "a b"])
+def test_what_is_no_name_of_a_data_set_is_refused(name):
+    with pytest.raises(UserError, match="--data takes tfds:NAME or tfds:NAME:CONFIG, as tfds:mnist, but was given"):
+        open_source(DataArguments(f"tfds:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mnist:x", "'mnist' has no configuration 'x'; it has none: give tfds:mnist"),
+        ("cifar10_corrupted:fog_9", "has no configuration 'fog_9'; the nearest names are fog_"),
+    ],
+)
+def test_an_unknown_configuration_is_refused(name, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        open_source(DataArguments(f"tfds:{name}", str(tmp_path)))
 
 
 def test_an_unknown_data_set_is_answered_with_the_nearest_names():
@@ -77,6 +112,13 @@ def test_records_read_by_position_are_those_of_tfds(monkeypatch):
 def test_a_split_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="mnist has no split 'dev'; it has train, test, and slices of them"):
         open_source(DataArguments("tfds:mnist", str(TFDS), eval_split="dev"))
+
+
+@needs_mnist
+@pytest.mark.parametrize("split", ["train[5:3]", "train[:0]"])
+def test_an_empty_split_is_refused(split):
+    with pytest.raises(UserError, match=r"The split 'train\[.*\]' of mnist is empty; give one that holds images"):
+        open_source(DataArguments("tfds:mnist", str(TFDS), split))
 
 
 def test_truncated_records_are_refused(tmp_path):
@@ -126,8 +168,6 @@ def write_image(path: pathlib.Path, value: int, size: tuple[int, int] = (9, 7), 
 
 
 def _pillow(image: np.ndarray, suffix: str) -> bytes:
-    import io
-
     import PIL.Image  # comes with matplotlib
 
     stream = io.BytesIO()
@@ -178,15 +218,41 @@ def test_a_palette_is_expanded(tmp_path):
     assert np.abs(image[0, 0].astype(int) - (250, 10, 80)).max() < 30
 
 
-@pytest.mark.parametrize("name", ["test", "val", "validation"])
-def test_a_folder_with_splits_uses_them(tmp_path, name):
-    for split, count in (("train", 3), (name, 2)):
+@pytest.mark.parametrize(
+    ("train", "evaluation"),
+    [
+        ("train", "test"),
+        ("train", "val"),
+        ("train", "valid"),
+        ("train", "validation"),
+        ("Train", "Test"),
+        ("TRAIN", "Val"),
+    ],
+)
+def test_a_folder_with_splits_uses_them(tmp_path, train, evaluation):
+    for split, count in ((train, 3), (evaluation, 2)):
         for label in ("a", "b"):
             for number in range(count):
                 write_image(tmp_path / split / label / f"{number}.png", number)
     source = open_source(DataArguments(f"folder:{tmp_path}"))
     assert source.labels == ("a", "b")
     assert (source.train.num_examples, source.evaluation.num_examples) == (6, 4)
+
+
+@pytest.mark.parametrize("splits", [("train", "dev"), ("train", "Evaluation"), ("training", "test"), ("train",)])
+def test_a_split_without_its_other_is_no_class(tmp_path, splits):
+    for split in splits:
+        for label in ("a", "b"):
+            write_image(tmp_path / split / label / "0.png", 0)
+    with pytest.raises(UserError, match="name them train and one of test, val, valid, validation, or put the class"):
+        open_source(DataArguments(f"folder:{tmp_path}"))
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for label in ("bus", "train"):
+        for number in range(2):
+            write_image(tmp_path / label / f"{number}.png", number)
+    assert open_source(DataArguments(f"folder:{tmp_path}")).labels == ("bus", "train")
 
 
 def test_splits_with_other_classes_are_refused(tmp_path):
@@ -196,7 +262,7 @@ def test_splits_with_other_classes_are_refused(tmp_path):
         open_source(DataArguments(f"folder:{tmp_path}"))
 
 
-def test_every_bad_image_is_named_and_stops(folder):
+def test_every_bad_image_is_named_and_stops(folder, capfd):
     (folder / "zebra" / "broken.jpg").write_bytes((folder / "zebra" / "1.jpg").read_bytes()[:300])
     (folder / "zebra" / "words.png").write_text("no image")
     (folder / "ant" / "notes.txt").write_text("no image either")
@@ -205,7 +271,10 @@ def test_every_bad_image_is_named_and_stops(folder):
         open_source(DataArguments(f"folder:{folder}"))
     for name in ("broken.jpg", "words.png", "notes.txt", "empty.png"):
         assert name in str(caught.value)
+    assert "words.png (Unknown image file format." in str(caught.value)
+    assert "{{" not in str(caught.value)
     assert "give --on-bad-image skip" in str(caught.value)
+    assert capfd.readouterr().err == ""
 
 
 def test_bad_images_are_skipped_and_counted_on_request(folder, capsys):
@@ -213,6 +282,67 @@ def test_bad_images_are_skipped_and_counted_on_request(folder, capsys):
     source = open_source(DataArguments(f"folder:{folder}", on_bad_image="skip"))
     assert (source.train.num_examples, source.evaluation.num_examples) == (10, 2)
     assert "Skipped: 1 of 13 files" in capsys.readouterr().out
+
+
+def _bmp(mode: str, palette: list[int] | None = None) -> bytes:
+    import PIL.Image
+
+    image = PIL.Image.fromarray(np.arange(63, dtype=np.uint8).reshape(9, 7)).convert(mode)
+    if palette:
+        image.putpalette(palette)
+    stream = io.BytesIO()
+    image.save(stream, format="BMP")
+    return stream.getvalue()
+
+
+RAMP = np.repeat(np.arange(256), 3).tolist()
+COLOURS = np.random.default_rng(0).permutation(RAMP).tolist()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [_bmp("P", COLOURS), _bmp("P", RAMP[::-1]), _bmp("1"), _bmp("L")[:30] + bytes([1]) + _bmp("L")[31:]],
+    ids=["colours", "inverted", "black and white", "run lengths"],
+)
+def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
+    (folder / "ant" / "indexed.bmp").write_bytes(content)
+    with pytest.raises(UserError, match=r"indexed.bmp \(a BMP with a palette or compressed, .* save it as PNG\)"):
+        open_source(DataArguments(f"folder:{folder}"))
+
+
+@pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["grey", "ramp", "colour"])
+def test_a_bmp_of_grey_values_or_colours_is_read(content, folder):
+    (folder / "ant" / "plain.bmp").write_bytes(content)
+    open_source(DataArguments(f"folder:{folder}"))
+    image = sources.decode_image(tf.constant(content)).numpy()
+    np.testing.assert_array_equal(image[:, :, 0], np.arange(63).reshape(9, 7))
+
+
+def test_file_names_need_not_be_utf_8(folder):
+    name = os.fsdecode(b"\xff.png")
+    write_image(folder / "ant" / name, 77)
+    (folder / "ant" / os.fsdecode(b"\xfe.png")).write_text("no image")
+    source = open_source(DataArguments(f"folder:{folder}", on_bad_image="skip"))
+    assert any((image == 77).all() for image in collect(source.train)[0])
+    with pytest.raises(UserError, match=r"ant/\\xfe.png \("):
+        open_source(DataArguments(f"folder:{folder}"))
+
+
+def test_hidden_folders_inside_a_class_are_skipped(folder):
+    write_image(folder / "ant" / ".thumbnails" / "0.png", 0)
+    source = open_source(DataArguments(f"folder:{folder}"))
+    assert source.train.num_examples + source.evaluation.num_examples == 12
+
+
+def test_links_to_folders_and_to_nothing_are_named(folder, tmp_path):
+    write_image(tmp_path / "elsewhere" / "0.png", 0)
+    (folder / "ant" / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "ant" / "lost.png").symlink_to(tmp_path / "nowhere")
+    (folder / "ant" / "image.png").symlink_to(tmp_path / "elsewhere" / "0.png")
+    with pytest.raises(UserError, match="^2 of 15 files") as caught:
+        open_source(DataArguments(f"folder:{folder}"))
+    assert "ant/linked (a link to a folder, which is not followed)" in str(caught.value)
+    assert "ant/lost.png (no file, or a link to none)" in str(caught.value)
 
 
 def test_an_empty_class_is_refused(folder):

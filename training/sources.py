@@ -7,8 +7,11 @@ as decoded) and its label, so that the order of training can be computed from se
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
 import pathlib
 import re
+import struct
+import sys
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -18,17 +21,21 @@ import tqdm
 
 from keras_vit import UserError
 from keras_vit.errors import nearest
+from keras_vit.quiet import native_stderr_silenced
 from training.records import Records
 
 # Sets of equal images up to this size are decoded once and held; larger ones are read when needed.
 _IN_MEMORY_BYTES = 2**30
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-_EVALUATION_NAMES = ("test", "val", "validation")
+_EVALUATION_NAMES = ("test", "val", "valid", "validation")
 # Of a folder without a split of its own, every tenth image of each class is kept for evaluation.
 _HOLD_OUT = 10
 
 # How a graph says that a stored label is no class; `bad_labels_named` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
+
+# Which fields of DataArguments each kind of source takes.
+_TAKEN = {"digits": (), "tfds": ("data_dir", "train_split", "eval_split"), "folder": ("on_bad_image",)}
 
 OnBadImage = Literal["stop", "skip"]
 
@@ -70,13 +77,14 @@ class DataArguments:
 def open_source(arguments: DataArguments) -> Source:
     """Open what `--data` names. Raises UserError when there is no such thing or it cannot be used."""
     kind, _, rest = arguments.data.partition(":")
-    if kind == "digits" and not rest:
-        return digits()
-    if kind == "tfds" and rest:
+    if kind not in _TAKEN or bool(rest) == (kind == "digits"):
+        raise UserError(f"--data takes digits, tfds:NAME[:CONFIG] or folder:PATH, but was given {arguments.data!r}.")
+    for field in dataclasses.fields(arguments):
+        if field.name not in ("data", *_TAKEN[kind]) and getattr(arguments, field.name) != field.default:
+            raise UserError(f"--{field.name.replace('_', '-')} means nothing to --data {kind}; leave it out.")
+    if kind == "tfds":
         return tfds_source(rest, arguments.data_dir, arguments.train_split, arguments.eval_split)
-    if kind == "folder" and rest:
-        return folder(pathlib.Path(rest), arguments.on_bad_image)
-    raise UserError(f"--data takes digits, tfds:NAME[:CONFIG] or folder:PATH, but was given {arguments.data!r}.")
+    return folder(pathlib.Path(rest), arguments.on_bad_image) if kind == "folder" else digits()
 
 
 @contextlib.contextmanager
@@ -123,6 +131,8 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
     """A data set of TensorFlow Datasets with images and labels, prepared (downloading) if it is not yet."""
     import tensorflow_datasets as tfds
 
+    if not re.fullmatch(r"\w+(:[^:]+)?", name):
+        raise UserError(f"--data takes tfds:NAME or tfds:NAME:CONFIG, as tfds:mnist, but was given 'tfds:{name}'.")
     name, _, config = name.partition(":")
     try:
         builder = tfds.builder(name, config=config or None, data_dir=data_dir)
@@ -131,8 +141,12 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
             f"TensorFlow Datasets has no data set {name!r}; "
             f"the nearest names are {nearest(name, tfds.list_builders())}."
         ) from None
-    except ValueError as error:  # an unknown config, whose text lists those there are
-        raise UserError(f"TensorFlow Datasets cannot build {name}:{config} ({' '.join(str(error).split())}).") from None
+    except ValueError:
+        known = tfds.builder_cls(name).builder_configs
+        raise UserError(
+            f"The data set {name!r} has no configuration {config!r}; "
+            + (f"the nearest names are {nearest(config, known)}." if known else f"it has none: give tfds:{name}.")
+        ) from None
     if not builder.is_prepared():
         try:
             builder.download_and_prepare()
@@ -160,8 +174,8 @@ def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
         raise UserError(
             f"{builder.name} has no split {split!r}; it has {', '.join(builder.info.splits)}, and slices of them."
         ) from error
-    if info.num_examples == 0:
-        raise UserError(f"The split {split!r} of {builder.name} is empty.")
+    if info.num_examples <= 0:  # below for a slice that ends before it begins
+        raise UserError(f"The split {split!r} of {builder.name} is empty; give one that holds images.")
     shape = features[image_key].shape
     if None not in shape and info.num_examples * np.prod(shape) <= _IN_MEMORY_BYTES:
         images, numbers = builder.as_dataset(split=split, batch_size=-1, as_supervised=True, shuffle_files=False)
@@ -182,18 +196,17 @@ def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
 def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
     """Class folders of JPEG, PNG, BMP or GIF (first frame) files; classes in the order of their names.
 
-    With train and test (or val, validation) above the classes these are the splits, and must hold the same classes;
-    else every tenth image of each class, by name, is kept for evaluation.
+    With train and test (or val, valid, validation) above the classes these are the splits, and must hold the same
+    classes; else every tenth image of each class, by name, is kept for evaluation.
     """
     if not path.is_dir():
         raise UserError(f"There is no folder {str(path)!r}; --data folder:PATH takes a folder of class folders.")
-    below = _directories(path)
-    evaluation = next((name for name in _EVALUATION_NAMES if name in below), None)
-    if "train" in below and evaluation:
-        train, test = _class_files(path / "train", on_bad_image), _class_files(path / evaluation, on_bad_image)
+    splits = _split_folders(path)
+    if splits:
+        train, test = (_class_files(split, on_bad_image) for split in splits)
         if train.keys() != test.keys():
             raise UserError(
-                f"The classes of {path / 'train'} and {path / evaluation} must be the same, but "
+                f"The classes of {splits[0]} and {splits[1]} must be the same, but "
                 f"{', '.join(sorted(train.keys() ^ test.keys()))} are only in one of them."
             )
     else:
@@ -207,6 +220,21 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
     return Source(names, _file_split(train), _file_split(test))
 
 
+def _split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
+    """The folders of the training and the evaluation split, in any case; None where the folders are the classes."""
+    found = {entry.lower(): path / entry for entry in _directories(path)}
+    known = [found[name] for name in ("train", *_EVALUATION_NAMES) if name in found]
+    if "train" in found and len(known) > 1:
+        return known[0], known[1]
+    for split in known:
+        if _directories(split):  # without folders inside it may well be a class, of railways
+            raise UserError(
+                f"{split} looks like one of two splits without the other: name them train and one of "
+                f"{', '.join(_EVALUATION_NAMES)}, or put the class folders directly into {path}."
+            )
+    return None
+
+
 def _directories(path: pathlib.Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
@@ -216,18 +244,13 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
     classes = _directories(path)
     if len(classes) < 2:
         raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {len(classes)}.")
-    found = {
-        name: sorted(str(file) for file in (path / name).rglob("*") if file.is_file() and file.name[0] != ".")
-        for name in classes
-    }
     for name in classes:
-        if (
-            not name.isprintable()
-        ):  # a line break would split it in labels.txt; what is no UTF-8 is not printable either
+        if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
             raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
+    found = {name: _entries(path / name) for name in classes}
     bad = _unreadable([file for files in found.values() for file in files])
     if bad:
-        named = "; ".join(f"{file} ({why})" for file, why in bad.items())
+        named = "; ".join(f"{os.fsencode(file).decode(errors='backslashreplace')} ({why})" for file, why in bad.items())
         count = f"{len(bad)} of {sum(map(len, found.values()))} files in {path} are no readable images: {named}"
         if on_bad_image == "stop":
             raise UserError(f"{count}; mend or remove them, or give --on-bad-image skip.")
@@ -239,25 +262,58 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
     return images
 
 
+def _entries(folder: pathlib.Path) -> list[str]:
+    """What lies in a folder and the folders inside it, without what is hidden; a link to a folder is one entry."""
+    entries = [entry for entry in folder.rglob("*") if entry.is_symlink() or not entry.is_dir()]
+    return sorted(
+        str(entry) for entry in entries if not any(part[0] == "." for part in entry.relative_to(folder).parts)
+    )
+
+
 def _unreadable(files: list[str]) -> dict[str, str]:
     """Those of the files that cannot be decoded, each with the reason. Decodes every one of them once."""
-
-    def problem(file: str) -> str | None:
-        if not file.lower().endswith(_EXTENSIONS):
-            return "not " + ", ".join(_EXTENSIONS)
-        try:
-            decode_image(tf.io.read_file(file))
-        except tf.errors.OpError as error:
-            return error.message.split("\n")[0].split(" [Op:")[0].removeprefix("{{function_node")
-        return None
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        progress = tqdm.tqdm(pool.map(problem, files), "Checking images", len(files), unit="image", disable=None)
+    # On stdout, beside Keras' progress, since what libjpeg prints of broken files on stderr is kept away.
+    with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
+        problems = pool.map(_image_problem, files)
+        progress = tqdm.tqdm(problems, "Checking images", len(files), unit="image", disable=None, file=sys.stdout)
         return {file: why for file, why in zip(files, progress, strict=True) if why}
 
 
+def _image_problem(file: str) -> str | None:
+    """Why a file cannot be decoded, or None."""
+    if os.path.isdir(file):
+        return "a link to a folder, which is not followed"
+    if not os.path.isfile(file):
+        return "no file, or a link to none"
+    if not file.lower().endswith(_EXTENSIONS):
+        return "not " + ", ".join(_EXTENSIONS)
+    try:
+        data = tf.io.read_file(os.fsencode(file))
+        if _is_indexed_bmp(data.numpy()):
+            return "a BMP with a palette or compressed, which would be read wrongly; save it as PNG"
+        decode_image(data)
+    except tf.errors.OpError as error:
+        return error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]
+    return None
+
+
+def _is_indexed_bmp(data: bytes) -> bool:
+    """Whether an image is a BMP whose bytes are not the pixels, for which TensorFlow takes them all the same.
+
+    Offsets: 10 the first pixel, 14 the length of the header with the palette behind it, 28 bits per pixel, 30 the
+    compression. The colours of a palette are blue, green, red, unused; that of a grey image is a ramp.
+    """
+    if data[:2] != b"BM" or len(data) < 54:
+        return False
+    first_pixel, header_bytes = struct.unpack_from("<II", data, 10)
+    bits, compression = struct.unpack_from("<HI", data, 28)
+    palette = data[14 + header_bytes : first_pixel][:1024]
+    ramp = all(palette[4 * grey : 4 * grey + 3] == bytes([grey] * 3) for grey in range(len(palette) // 4))
+    return bits <= 8 and (compression != 0 or not ramp)
+
+
 def _file_split(classes: dict[str, list[str]]) -> Split:
-    files = tf.constant([file for files in classes.values() for file in files])
+    files = tf.constant([os.fsencode(file) for files in classes.values() for file in files])
     labels = tf.constant(np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()]), tf.int32)
     return Split(len(files), lambda index: (decode_image(tf.io.read_file(files[index])), labels[index]))
 
