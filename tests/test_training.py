@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import shutil
 
 import keras
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
+from conftest import randomize
 from keras_vit import UserError, ViTConfig
-from keras_vit.npz import read_npz
+from keras_vit.npz import read_npz, write_npz
 from training import fit, pretrain
+from training import run as run_module
 from training.recipes import RECIPES, find_recipe
-from training.run import Run
+from training.run import Run, write_text
 from training.sources import DataArguments, array_split
 
 MODEL = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20, dropout_rate=0.1)
@@ -40,6 +43,7 @@ def test_a_run_leaves_everything_that_belongs_to_it(finished):
     config = json.loads((finished.path / "config.json").read_text())
     assert config["settings"]["recipe"]["model"]["hidden_size"] == 12
     assert config["settings"]["source"]["data"] == "digits"
+    assert config["settings"]["images"] == {"train": 1437, "evaluation": 360}
     assert config["environment"]["keras"] == keras.__version__
     assert (finished.path / "labels.txt").read_text().split() == list("0123456789")
     assert [record["epoch"] for record in finished.metrics()] == [1, 2, 3]
@@ -56,12 +60,16 @@ class Interrupted(Exception):
     """Stands for a kill."""
 
 
+def killed(*_) -> None:
+    raise Interrupted
+
+
 def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_path, monkeypatch):
     save_state = fit.save_state
 
-    def save_and_stop(run, model, epoch):
-        save_state(run, model, epoch)
-        if epoch == 2:
+    def save_and_stop(run, model, records):
+        save_state(run, model, records)
+        if len(records) == 2:
             raise Interrupted
 
     monkeypatch.setattr(fit, "save_state", save_and_stop)
@@ -77,6 +85,118 @@ def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_pa
         np.testing.assert_array_equal(here, there)
     for here, there in zip(run.metrics(), finished.metrics(), strict=True):
         assert {**here, "seconds": 0} == {**there, "seconds": 0}
+
+
+@pytest.mark.parametrize("file", ["config.json", "labels.txt"])
+def test_a_run_killed_while_it_starts_can_be_started_again(file, tmp_path, monkeypatch):
+    def write_or_die(path, text):
+        if path.name == file:
+            path.with_name(f"{path.stem}.99.tmp{path.suffix}").write_text(text[:1])
+            raise Interrupted
+        write_text(path, text)
+
+    run = Run(tmp_path / "run")
+    monkeypatch.setattr(run_module, "write_text", write_or_die)
+    with pytest.raises(Interrupted):
+        run.start({"epochs": 3}, ("ant", "bee"))
+    monkeypatch.setattr(run_module, "write_text", write_text)
+    run.start({"epochs": 3}, ("ant", "bee"))
+    assert {path.name for path in run.path.iterdir()} == {"config.json", "labels.txt", "checkpoints"}
+
+
+def test_what_killed_processes_left_unfinished_is_removed_and_nothing_else(tmp_path):
+    run = Run(tmp_path / "run")
+    run.start({}, ("ant", "bee"))
+    left = ["model.99.tmp.keras", "metrics.99.tmp.jsonl", "checkpoints/state.npz.99.tmp"]
+    for name in [*left, "notes.tmp", "checkpoints/mine.npz"]:
+        (run.path / name).write_text("x")
+    run.start({}, ("ant", "bee"))
+    assert not any((run.path / name).exists() for name in left)
+    assert (run.path / "notes.tmp").exists()
+    assert (run.path / "checkpoints" / "mine.npz").exists()
+
+
+def test_a_text_that_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "labels.txt", "\ud800")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(name="trained", scope="module")
+def _trained(tmp_path_factory) -> Run:
+    """A run that was killed after its last epoch, when its model was to be saved."""
+    run = Run(tmp_path_factory.mktemp("runs") / "trained")
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interrupted):
+        monkeypatch.setattr(Run, "save_model", killed)
+        pretrain.pretrain(arguments(run.path), "tiny")
+    return run
+
+
+def test_a_run_killed_before_its_model_was_saved_has_its_curves(trained):
+    assert (trained.path / "curves.png").is_file()
+    assert not trained.model_file.exists()
+
+
+@pytest.mark.parametrize("damage", [lambda text: None, lambda text: text[:-20], lambda text: ""])
+def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
+    run = Run(shutil.copytree(trained.path, tmp_path / "run"))
+    left = damage(run.metrics_file.read_text())
+    run.metrics_file.unlink()
+    if left is not None:
+        run.metrics_file.write_text(left)
+    pretrain.pretrain(arguments(run.path), "tiny")
+    assert run.metrics() == trained.metrics()
+    assert run.model_file.is_file()
+
+
+def _without_last_weight(arrays: dict) -> dict:
+    return dict(list(arrays.items())[:-1])
+
+
+def _with_a_longer_weight(arrays: dict) -> dict:
+    return arrays | {"model/00000": np.zeros((1, 2, 3, 5))}
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "emptied", _without_last_weight, _with_a_longer_weight, lambda arrays: {}]
+)
+def test_a_damaged_state_is_refused_in_one_sentence(damage, trained, tmp_path):
+    run = Run(shutil.copytree(trained.path, tmp_path / "run"))
+    if isinstance(damage, str):
+        content = run.state_file.read_bytes()
+        run.state_file.write_bytes(content[: {"truncated": len(content) // 2, "emptied": 0}[damage]])
+    else:
+        write_npz(run.state_file, damage(read_npz(run.state_file)))
+    with pytest.raises(UserError, match=f"state.npz is damaged or .* cannot go on; remove {run.path} to begin anew"):
+        pretrain.pretrain(arguments(run.path), "tiny")
+    assert not run.model_file.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_config_that_is_none_is_refused(content, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_bytes(content)
+    with pytest.raises(UserError, match="config.json is damaged or of no run of ours; give another --workdir"):
+        Run(tmp_path).start({}, ("ant", "bee"))
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (
+            ("ant", "bee", "cat"),
+            "began with 2 classes and the data have 3, of which cat differ; give another --workdir",
+        ),
+        (("ant", "cat"), "began with 2 classes and the data have 2, of which bee, cat differ"),
+        (("bee", "ant"), "of which only the order differ"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_classes(labels, words, tmp_path):
+    Run(tmp_path / "run").start({}, ("ant", "bee"))
+    with pytest.raises(UserError, match=words):
+        Run(tmp_path / "run").start({}, labels)
+    assert (tmp_path / "run" / "labels.txt").read_text() == "ant\nbee\n"
 
 
 def test_another_seed_gives_another_model(finished, tmp_path):
@@ -110,7 +230,10 @@ def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
     ("fields", "words"),
     [
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
-        ({"warmup_steps": 21}, "warm-up of 21 steps leaves none of the run's 21"),
+        (
+            {"warmup_steps": 21},
+            "warm-up of 21 steps leaves none of the run's 21; give fewer, such as --warmup-steps 2, or more --epochs",
+        ),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
     ],
 )
@@ -120,21 +243,60 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("workdir", "seed", "words"),
+    [
+        (
+            "gs://bucket/run",
+            0,
+            "takes a directory of this machine, .* was given 'gs://bucket/run'; give one such as runs/tiny",
+        ),
+        ("runs/\udcff", 0, "in printable characters, but was given"),
+        ("runs/here", -1, "seed must be a number from 0 to 4294967295, but is -1; give --seed 0 or so"),
+        ("runs/here", 2**32, "but is 4294967296"),
+    ],
+)
+def test_an_impossible_place_or_seed_leaves_nothing(workdir, seed, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        pretrain.pretrain(pretrain.Arguments(DataArguments("digits"), workdir, RECIPE, seed), "tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
+def built_model(monkeypatch, tmp_path, **changed) -> keras.Model:
+    """The model as it is handed to training."""
+    models = []
+    monkeypatch.setattr(pretrain, "train", lambda model, *_, **__: models.append(model))
+    monkeypatch.setattr(Run, "metrics", lambda run: [{"val_accuracy": 0.5}])
+    pretrain.pretrain(dataclasses.replace(arguments(tmp_path / "run"), **changed), "tiny")
+    return models[0]
+
+
+def test_the_seed_decides_the_initial_weights(monkeypatch, tmp_path):
+    weights = [built_model(monkeypatch, tmp_path / str(run), seed=run // 2).get_weights()[0] for run in range(3)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_turns_on_the_determinism_of_operations(deterministic, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: calls.append(True))
+    built_model(monkeypatch, tmp_path, deterministic=deterministic)
+    assert calls == [True] * deterministic
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop"])
+def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_path):
+    model = built_model(monkeypatch, tmp_path, recipe=dataclasses.replace(RECIPE, resize=resize))
+    assert keras_vit.preprocessing_of(model).resize == resize
+
+
 def test_a_diverged_run_is_no_finished_run(tmp_path):
     with pytest.raises(UserError, match="loss was no number any more in epoch 1, so training stopped"):
         recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, warmup_steps=0)
         pretrain.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert not (tmp_path / "run" / "model.keras").exists()
-
-
-@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (7, 1), (10, 2), (14, 2)])
-def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs, tmp_path):
-    run = pretrain.pretrain(
-        arguments(tmp_path / "run", dataclasses.replace(RECIPE, steps=steps, warmup_steps=0)), "tiny"
-    )
-    assert len(run.metrics()) == epochs
-    state = read_npz(run.state_file)
-    assert state["optimizer/00000"] == steps  # the optimizer's own count of its updates
 
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
@@ -151,11 +313,34 @@ def test_weight_decay_shrinks_kernels_alone():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, learning_rate=0.1, weight_decay=0.5, warmup_steps=0)
     fit.compile_model(model, recipe, 50)
+    randomize(model)  # of what is 0, as biases are at first, nothing can decay
     before = [np.array(weight) for weight in model.trainable_weights]
     model.optimizer.apply([tf.zeros_like(weight) for weight in model.trainable_weights])
     for old, weight in zip(before, model.trainable_weights, strict=True):
         factor = 1 - 0.1 * 0.5 if weight.name == "kernel" else 1.0
         np.testing.assert_allclose(np.array(weight), factor * old, rtol=1e-6, err_msg=weight.path)
+
+
+def test_gradients_are_clipped_together_and_averaged_as_adam_does():
+    model = keras_vit.build(MODEL, image_size=8, num_classes=2)
+    fit.compile_model(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50)
+    gradients = [np.full(weight.shape, 1.0 + index) for index, weight in enumerate(model.trainable_weights)]
+    norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
+    model.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients])
+    for index, gradient in enumerate(gradients):
+        clipped = gradient * 0.5 / norm
+        np.testing.assert_allclose(model.optimizer._momentums[index], (1 - 0.9) * clipped, rtol=1e-4)
+        np.testing.assert_allclose(model.optimizer._velocities[index], (1 - 0.999) * clipped**2, rtol=1e-4)
+
+
+def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
+    model = randomize(keras_vit.build(MODEL, image_size=8, num_classes=3))
+    fit.compile_model(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50)
+    images, labels = np.random.default_rng(0).uniform(-1, 1, (5, 8, 8, 3)), np.eye(3)[[0, 2, 1, 2, 2]]
+    logits = model.predict(images, verbose=0)
+    log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    expected = -np.mean(np.sum((0.8 * labels + 0.2 / 3) * log_probabilities, axis=-1))
+    assert model.evaluate(images, labels, verbose=0)[0] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_tiny_model_learns_one_batch_by_heart():
@@ -184,7 +369,11 @@ def test_an_unknown_recipe_is_answered_with_the_nearest_names():
     ("fields", "words"),
     [
         ({"epochs": 0}, "epochs must be positive, but is 0"),
-        ({"steps": 0}, "steps must be positive"),
+        ({"learning_rate": math.nan}, "learning_rate must be a finite number, but is nan"),
+        ({"learning_rate": math.inf}, "learning_rate must be a finite number, but is inf"),
+        ({"clip_norm": math.nan}, "clip_norm must be a finite number"),
+        ({"weight_decay": math.nan}, "weight_decay must be a finite number"),
+        ({"channels": 2}, "channels must be 1 for grey or 3 for RGB, but are 2"),
         ({"shift": -1}, "shift must not be negative"),
         ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\)"),
         ({"model": dataclasses.replace(MODEL, classifier="unpooled")}, "not the classifier 'unpooled'"),

@@ -9,7 +9,7 @@ import numpy as np
 from keras_vit import UserError, preprocessing_of
 from training.data import evaluation_batches, steps_per_epoch, training_batches
 from training.recipes import Recipe
-from training.run import Run, restore_state, save_state
+from training.run import Run, restore_state, save_state, written_whole
 from training.sources import Source, bad_labels_named
 
 # Evaluation needs no gradients, so its batches may be larger than those of training.
@@ -18,12 +18,11 @@ EVALUATION_BATCH = 500
 
 def total_steps(recipe: Recipe, source: Source) -> int:
     """Training steps of the whole run. Raises UserError when the data are too few for the recipe."""
-    per_epoch = steps_per_epoch(source.train, recipe.batch_size)
-    num_steps = recipe.steps if recipe.steps is not None else recipe.epochs * per_epoch
+    num_steps = recipe.epochs * steps_per_epoch(source.train, recipe.batch_size)
     if recipe.warmup_steps >= num_steps:
         raise UserError(
             f"The warm-up of {recipe.warmup_steps} steps leaves none of the run's {num_steps}; "
-            f"give --warmup-steps {num_steps // 10} or so."
+            f"give fewer, such as --warmup-steps {num_steps // 10}, or more --epochs."
         )
     return num_steps
 
@@ -55,54 +54,47 @@ def compile_model(model: keras.Model, recipe: Recipe, num_steps: int) -> None:
 def train(model: keras.Model, recipe: Recipe, source: Source, run: Run, *, seed: int) -> None:
     """Fit a model, from the last finished epoch where the run has one, and leave it in the run directory."""
     num_steps, num_classes = total_steps(recipe, source), len(source.labels)
-    per_epoch = min(steps_per_epoch(source.train, recipe.batch_size), num_steps)
     compile_model(model, recipe, num_steps)
-    first_epoch = restore_state(run, model)
-    run.write_metrics(run.metrics()[:first_epoch])
-    if first_epoch:
-        print(f"Continuing after epoch {first_epoch}.")
+    records = restore_state(run, model)
+    run.write_metrics(records)
+    if records:
+        print(f"Continuing after epoch {len(records)}.")
 
-    preprocessing, epoch_end = preprocessing_of(model), EpochEnd(run)
+    first_epoch, preprocessing, epoch_end = len(records), preprocessing_of(model), EpochEnd(run, records)
+    per_epoch = steps_per_epoch(source.train, recipe.batch_size)
     tensorboard = keras.callbacks.TensorBoard(run.path / "tensorboard", write_graph=False)
+    batches = training_batches(
+        source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, first_step=first_epoch * per_epoch
+    )
     validation = evaluation_batches(
         source.evaluation, preprocessing, num_classes=num_classes, batch_size=EVALUATION_BATCH
     )
-    for begin, end, steps in _legs(first_epoch, num_steps, per_epoch):
-        batches = training_batches(
-            source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, first_step=begin * per_epoch
+    with bad_labels_named():
+        model.fit(
+            batches,
+            steps_per_epoch=per_epoch,
+            initial_epoch=first_epoch,
+            epochs=recipe.epochs,
+            validation_data=validation,
+            shuffle=False,
+            callbacks=[keras.callbacks.TerminateOnNaN(), tensorboard, epoch_end],
         )
-        with bad_labels_named():
-            model.fit(
-                batches,
-                steps_per_epoch=steps,
-                initial_epoch=begin,
-                epochs=end,
-                validation_data=validation,
-                shuffle=False,
-                callbacks=[keras.callbacks.TerminateOnNaN(), tensorboard, epoch_end],
-            )
-        if epoch_end.diverged_in is not None:
-            raise UserError(
-                f"The loss was no number any more in epoch {epoch_end.diverged_in}, so training stopped; "
-                "the epochs before it are kept in the workdir: try a lower --learning-rate in another one."
-            )
+    if epoch_end.diverged_in is not None:
+        raise UserError(
+            f"The loss was no number any more in epoch {epoch_end.diverged_in}, so training stopped; "
+            "the epochs before it are kept in the workdir: try a lower --learning-rate in another one."
+        )
+    write_curves(run)  # before the model, with which the run is finished
     run.save_model(model)
-    write_curves(run)
-
-
-def _legs(first_epoch: int, num_steps: int, per_epoch: int) -> list[tuple[int, int, int]]:
-    """(epoch to begin at, epoch to end before, steps in each): the whole epochs, then what is left of the steps."""
-    whole, rest = divmod(num_steps, per_epoch)
-    legs = [(first_epoch, whole, per_epoch), (whole, whole + 1, rest)]
-    return [(begin, end, steps) for begin, end, steps in legs if first_epoch <= begin < end and steps]
 
 
 class EpochEnd(keras.callbacks.Callback):
-    """Writes the metrics and the state of each finished epoch, unless its loss is no number."""
+    """Writes the state and the metrics of each finished epoch, unless its loss is no number."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, records: list[dict]):
         super().__init__()
         self._run = run
+        self._records = records
         self.diverged_in: int | None = None
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -115,8 +107,9 @@ class EpochEnd(keras.callbacks.Callback):
         record = {"epoch": epoch + 1, **{name: float(value) for name, value in logs.items()}}
         record["learning_rate"] = float(self.model.optimizer.learning_rate)
         record["seconds"] = round(time.monotonic() - self._start, 3)
-        self._run.write_metrics([*self._run.metrics(), record])
-        save_state(self._run, self.model, epoch + 1)
+        self._records.append(record)
+        save_state(self._run, self.model, self._records)
+        self._run.write_metrics(self._records)
 
 
 def write_curves(run: Run) -> None:
@@ -130,4 +123,5 @@ def write_curves(run: Run) -> None:
         axes.set(xlabel="epoch", title=name)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(run.path / "curves.png", dpi=120)
+    with written_whole(run.path / "curves.png") as temporary:
+        figure.savefig(temporary, dpi=120)

@@ -8,7 +8,7 @@ about 97 % on the test images of MNIST. The same command continues an interrupte
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import keras
 import tensorflow as tf
@@ -36,12 +36,19 @@ class Arguments:
     """Seed of initial weights, order and augmentation."""
     deterministic: bool = False
     """Repeat bit for bit on a CPU, some per cent slower."""
-    strategy: Literal["auto", "single"] = "auto"
-    """Where to compute: one device, the first GPU where there is one."""
 
 
 def pretrain(arguments: Arguments, recipe_name: str) -> Run:
     """Train a model and return its run."""
+    if "://" in arguments.workdir or not arguments.workdir.isprintable():
+        raise UserError(
+            "--workdir takes a directory of this machine, in printable characters, "
+            f"but was given {arguments.workdir!r}; give one such as runs/{recipe_name}."
+        )
+    if not 0 <= arguments.seed < 2**32:
+        raise UserError(
+            f"The seed must be a number from 0 to {2**32 - 1}, but is {arguments.seed}; give --seed 0 or so."
+        )
     recipe, run = arguments.recipe, Run(pathlib.Path(arguments.workdir))
     preprocessing = Preprocessing(recipe.image_size, recipe.channels, recipe.resize)
     recipe.model.grid(preprocessing.image_size)
@@ -50,7 +57,8 @@ def pretrain(arguments: Arguments, recipe_name: str) -> Run:
 
     settings = dataclasses.asdict(arguments)
     settings.pop("workdir")
-    run.start({"command": "pretrain", "recipe_name": recipe_name, **settings}, source.labels)
+    images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
+    run.start({"command": "pretrain", "recipe_name": recipe_name, "images": images, **settings}, source.labels)
     if run.model_file.is_file():
         print(f"{run.path} is finished: nothing to do.")
         return run

@@ -1,6 +1,7 @@
 """Recipes: what is trained and how, as frozen dataclasses. Any field can be set on the command line."""
 
 import dataclasses
+import math
 
 from keras_vit import UserError, ViTConfig
 from keras_vit.errors import nearest
@@ -25,8 +26,6 @@ class Recipe:
     """Highest learning rate, reached after the warm-up; from there a cosine to 0."""
     resize: Resize = "stretch"
     """How pictures of another size are brought to image_size."""
-    steps: int | None = None
-    """Training steps, instead of epochs."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises linearly from 0."""
     weight_decay: float = 0.0
@@ -44,14 +43,17 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", tuple(self.image_size))
+        for field, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"The recipe's {field} must be a finite number, but is {value}.")
         for field in ("epochs", "batch_size", "learning_rate", "clip_norm"):
             if getattr(self, field) <= 0:
                 raise UserError(f"The recipe's {field} must be positive, but is {getattr(self, field)}.")
         for field in ("warmup_steps", "weight_decay", "shift"):
             if getattr(self, field) < 0:
                 raise UserError(f"The recipe's {field} must not be negative, but is {getattr(self, field)}.")
-        if self.steps is not None and self.steps <= 0:
-            raise UserError(f"The recipe's steps must be positive, but are {self.steps}.")
+        if self.channels not in (1, 3):
+            raise UserError(f"The recipe's channels must be 1 for grey or 3 for RGB, but are {self.channels}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise UserError(f"The recipe's label_smoothing must be in [0, 1), but is {self.label_smoothing}.")
         if self.model.classifier in ("none", "unpooled"):

@@ -1,15 +1,19 @@
 """The run directory: what a run is, what it gave, and what it needs to go on. `keras_vit.run_directory` reads it.
 
 config.json, labels.txt, model.keras, samples.npz, metrics.jsonl, tensorboard/, checkpoints/, curves.png. Every file of
-ours is written under a temporary name and renamed, so that each is whole or not there.
+ours is written under a temporary name and renamed, so that each is whole or not there. The first is config.json, which
+makes the directory a run; the last is model.keras, which makes the run finished.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -17,6 +21,9 @@ import tensorflow as tf
 
 from keras_vit import UserError, run_directory
 from keras_vit.npz import read_npz, write_npz
+
+# What `written_whole` and `write_npz` call a file until it is whole.
+_TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +35,10 @@ class Run:
     @property
     def config_file(self) -> pathlib.Path:
         return self.path / run_directory.CONFIG
+
+    @property
+    def labels_file(self) -> pathlib.Path:
+        return self.path / run_directory.LABELS
 
     @property
     def model_file(self) -> pathlib.Path:
@@ -49,35 +60,61 @@ class Run:
             labels: names of the classes.
         """
         settings = json.loads(json.dumps(settings))  # tuples become lists, as they will be when read back
+        unfinished = self._unfinished()
         if self.config_file.is_file():
-            there = json.loads(self.config_file.read_text()).get("settings", {})
-            if there != settings:
-                raise UserError(
-                    f"{self.path} already holds another run, which differs in {_differences(there, settings)}; "
-                    "give another --workdir, or remove that one."
-                )
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            self._check_same(settings, labels)
+        elif self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - set(unfinished)):
             raise UserError(f"{self.path} exists and is no run directory; give a new or empty --workdir.")
-        self.state_file.parent.mkdir(parents=True)
-        write_text(self.path / run_directory.LABELS, "".join(f"{label}\n" for label in labels))
-        config = {"settings": settings, "environment": environment()}
-        write_text(self.config_file, json.dumps(config, indent=2) + "\n")
+        for file in unfinished:
+            file.unlink()
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.config_file.is_file():
+            config = {"settings": settings, "environment": environment()}
+            write_text(self.config_file, json.dumps(config, indent=2) + "\n")
+        if not self.labels_file.is_file():
+            write_text(self.labels_file, "".join(f"{label}\n" for label in labels))
+        self.state_file.parent.mkdir(exist_ok=True)
+
+    def _unfinished(self) -> list[pathlib.Path]:
+        """Temporary files that a killed process left."""
+        folders = [folder for folder in (self.path, self.state_file.parent) if folder.is_dir()]
+        return [file for folder in folders for file in folder.iterdir() if _TEMPORARY.fullmatch(file.name)]
+
+    def _check_same(self, settings: dict, labels: tuple[str, ...]) -> None:
+        """Raises UserError when the directory holds a run of other settings or other classes."""
+        try:
+            there = json.loads(self.config_file.read_text(encoding="utf-8"))["settings"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{self.config_file} is damaged or of no run of ours; give another --workdir, or remove that one."
+            ) from None
+        if self.labels_file.is_file():
+            known = run_directory.load_labels(self.path)
+            if known != labels:
+                raise UserError(
+                    f"{self.path} began with {len(known)} classes and the data have {len(labels)}, of which "
+                    f"{', '.join(sorted(set(known) ^ set(labels))[:5]) or 'only the order'} differ; "
+                    "give another --workdir, or the data as they were."
+                )
+        if there != settings:
+            raise UserError(
+                f"{self.path} already holds another run, which differs in {_differences(there, settings)}; "
+                "give another --workdir, or remove that one."
+            )
 
     def save_model(self, model: keras.Model) -> None:
         """Write model.keras, without the optimizer."""
-        temporary = self.path / f"model.{os.getpid()}.tmp.keras"
-        try:
+        with written_whole(self.model_file) as temporary:
             model.save(temporary, include_optimizer=False)
-            os.replace(temporary, self.model_file)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def metrics(self) -> list[dict]:
         """One record for each finished epoch."""
         if not self.metrics_file.is_file():
             return []
-        return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+        try:
+            return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
+        except ValueError:
+            raise UserError(f"{self.metrics_file} is damaged; remove {self.path} to begin anew.") from None
 
     def write_metrics(self, records: list[dict]) -> None:
         """Replace metrics.jsonl."""
@@ -111,31 +148,61 @@ def environment() -> dict:
     return {"git_commit": commit, **versions, "numpy": np.__version__}
 
 
+@contextlib.contextmanager
+def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives a temporary path to write to, which becomes `path` when the block ends well and else is removed."""
+    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as stream:
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Write a small file whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
-def save_state(run: Run, model: keras.Model, epoch: int) -> None:
-    """Everything that training goes on from after `epoch` finished epochs: weights, optimizer, random state."""
-    arrays = {f"{group}/{index:05d}": variable.numpy() for group, index, variable in _state_variables(model)}
-    write_npz(run.state_file, {"epoch": np.float64(epoch), **arrays})
+def save_state(run: Run, model: keras.Model, records: list[dict]) -> None:
+    """Everything that training goes on from: weights, optimizer, random state, and the metrics of the epochs so far."""
+    arrays = {name: variable.numpy() for name, variable in _state_variables(model).items()}
+    write_npz(run.state_file, {"metrics": np.frombuffer(json.dumps(records).encode(), np.uint8), **arrays})
 
 
-def restore_state(run: Run, model: keras.Model) -> int:
-    """Put the last saved state into a compiled model and return the number of finished epochs; 0 without a state."""
+def restore_state(run: Run, model: keras.Model) -> list[dict]:
+    """Put the last saved state into a compiled model and return the metrics of each finished epoch; [] without one."""
     if not run.state_file.is_file():
-        return 0
-    arrays = read_npz(run.state_file)
-    for group, index, variable in _state_variables(model):
-        variable.assign(arrays[f"{group}/{index:05d}"])
-    return int(arrays["epoch"])
+        return []
+    variables = _state_variables(model)
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    try:
+        arrays = read_npz(run.state_file)
+        records = json.loads(arrays.pop("metrics").tobytes())
+    except (ValueError, KeyError) as error:  # UserError is a ValueError
+        raise _damaged(run) from error
+    if {name: array.shape for name, array in arrays.items()} != shapes:
+        raise _damaged(run)
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
+    return records
 
 
-def _state_variables(model: keras.Model):
-    """(group, index, variable) of all that changes in training; dropout's seeds are among the model's variables."""
-    for group, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
-        for index, variable in enumerate(variables):
-            yield group, index, variable
+def _damaged(run: Run) -> UserError:
+    return UserError(
+        f"{run.state_file} is damaged or of another version of this code, so the run cannot go on; "
+        f"remove {run.path} to begin anew."
+    )
+
+
+def _state_variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """All that changes in training, by group and number; dropout's seeds are among the model's variables."""
+    groups = {"model": model.variables, "optimizer": model.optimizer.variables}
+    return {
+        f"{group}/{index:05d}": variable
+        for group, variables in groups.items()
+        for index, variable in enumerate(variables)
+    }
