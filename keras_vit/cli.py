@@ -3,14 +3,21 @@
 import contextlib
 import errno
 import io
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
+import keras
+
 from keras_vit.errors import UserError
 
-# What the operating system says of a path that the user chose badly: no permission, no space, no directory.
-_USERS_DISK = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.EISDIR)
+# What the operating system says of a path that the user chose badly: no permission, no space, no such place, too long.
+_USERS_DISK = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EEXIST, errno.ENOTDIR,
+    errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
 
 
 def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default=None):
@@ -38,7 +45,8 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
 
 def _one_sentence(boxes: str) -> str:
     """What tyro's framed messages complain of, without frames, titles and the help of the options they name."""
-    lines = [re.sub(r"[\u2500-\u257f]+", "", line).strip() for line in boxes.splitlines() if "\u256d" not in line]
+    # Where the terminal has ASCII alone, the rules of the frames are hyphens.
+    lines = [re.sub(r"[\u2500-\u257f]+|-{3,}", "", line).strip() for line in boxes.splitlines() if "\u256d" not in line]
     complaints, goes_on = [], False
     for line in lines:
         line = line.split("For full helptext")[0].strip()
@@ -59,7 +67,25 @@ def _one_sentence(boxes: str) -> str:
 
 def run(command: Callable[[Sequence[str]], None]) -> None:
     """Call a command with the shell's arguments and leave the process with its exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as it is while the command is being loaded
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show stops nothing
     try:
+        _call(command)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # nobody reads any more: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _call(command: Callable[[Sequence[str]], None]) -> None:
+    try:
+        if keras.backend.backend() != "tensorflow":
+            raise UserError(
+                f"The commands need the TensorFlow backend of Keras, but it is {keras.backend.backend()}; "
+                "set KERAS_BACKEND=tensorflow."
+            )
         command(sys.argv[1:])
     except UserError as mistake:
         print(" ".join(str(mistake).split()), file=sys.stderr)
@@ -67,7 +93,7 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise
-        print(f"{error.filename or 'The disk'}: {error.strerror}; choose a place that can be written.", file=sys.stderr)
+        print(f"{error.filename or 'The disk'}: {error.strerror}; give another path, or mend this.", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    finally:
+        sys.stdout.flush()

@@ -1,17 +1,21 @@
 """The shell: every mistake ends in one sentence on stderr, exit code 2 and no traceback."""
 
 import contextlib
+import io
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 
+import keras
 import pytest
 
 import export.saved_model
 import export.tflite
 import training.evaluate
 import training.pretrain
-from keras_vit import UserError
+from keras_vit import UserError, cli
 from training.recipes import RECIPES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -35,7 +39,11 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
             [*PRETRAIN, "--resize", "x"],
             r"invalid choice 'x' .* Expected one of \('stretch', 'crop'\)",
         ),
-        (training.pretrain, [*PRETRAIN, "--strategy", "warp"], "invalid choice 'warp'"),
+        (training.pretrain, [*PRETRAIN, "--on-bad-image", "warp"], "invalid choice 'warp'"),
+        (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "clip_norm must be a finite number, but is nan"),
+        (training.pretrain, [*PRETRAIN, "--channels", "2"], "channels must be 1 for grey or 3 for RGB, but are 2"),
+        (training.pretrain, [*PRETRAIN, "--seed", "-1"], "seed must be a number from 0 to 4294967295, but is -1"),
+        (training.pretrain, [*PRETRAIN, "--data-dir", "x"], "--data-dir means nothing to --data digits; leave it out"),
         (
             training.pretrain,
             [*PRETRAIN, "--model.patch-size", "3"],
@@ -64,6 +72,97 @@ def test_a_command_prints_the_sentence_alone_and_exits_with_2():
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == ("There is no recipe named 'mnist'; the nearest names are mnist-small, mnist-notes.\n")
+
+
+def test_the_sentence_is_the_same_where_frames_are_drawn_in_ascii(monkeypatch):
+    for encoding in ("ascii", "utf-8"):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+        with pytest.raises(UserError) as caught:
+            training.pretrain.main([*PRETRAIN, "--epochs", "abc"])
+        assert str(caught.value) == (
+            "Error parsing --epochs: invalid literal for int() with base 10: 'abc'; --help lists all options."
+        )
+
+
+def stopped(command, capsys) -> str:
+    """What `cli.run` prints on stderr of a command that is to end with exit code 2."""
+    with pytest.raises(SystemExit) as stop:
+        cli.run(command)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nowhere/run", "No such file"),
+        ("x" * 300, "File name too long"),
+        ("file", "File exists"),
+        ("file/run", "Not a d"),
+    ],
+)
+def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    printed = stopped(lambda _: (tmp_path / path).mkdir(), capsys)
+    assert printed.startswith(f"{tmp_path / path}: {words}")
+    assert printed.endswith("; give another path, or mend this.\n")
+
+
+def test_another_backend_is_refused_before_anything_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    assert stopped(pytest.fail, capsys).startswith("The commands need the TensorFlow backend of Keras, but it is jax;")
+
+
+@pytest.mark.parametrize("backend", ["jax", "nonsense"])
+def test_training_refuses_another_backend_before_it_is_imported(backend):
+    command = [sys.executable, "-m", "training.pretrain", *PRETRAIN]
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"Training needs KERAS_BACKEND=tensorflow, but it is {backend}.\n"
+
+
+def test_a_reader_that_goes_away_stops_a_command_silently():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "training.pretrain", "--help"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, cwd=ROOT, env=buffered, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == ""
+
+
+def test_an_interrupt_while_libraries_are_loaded_leaves_no_traceback(tmp_path):
+    (tmp_path / "keras.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "training.pretrain"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert printed == ""
+
+
+def test_an_interrupted_command_ends_as_the_shell_expects(capsys):
+    def interrupt(_) -> None:
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as training/__init__.py leaves it
+    with pytest.raises(SystemExit) as stop:
+        cli.run(interrupt)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    cli.run(lambda _: print("Skipped: \xe9.png"))
+    assert sys.stdout.buffer.getvalue() == b"Skipped: \\xe9.png\n"
 
 
 @pytest.mark.parametrize(
