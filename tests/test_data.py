@@ -70,6 +70,26 @@ def test_a_batch_is_in_the_range_of_the_model_with_one_hot_labels():
     assert -1.0 <= images.numpy().min() <= images.numpy().max() <= 1.0
 
 
+def epochs_of_one_image(seed: int = 0, **augmentations) -> list[bytes]:
+    """The only image of a set, as ten epochs show it."""
+    image = np.random.default_rng(3).integers(0, 256, (1, 4, 6, 1), dtype=np.uint8)
+    recipe = dataclasses.replace(RECIPE, batch_size=1, **augmentations)
+    split = array_split(image, np.array([0]), NAMES)
+    batches = training_batches(split, recipe, PREPROCESSING, num_classes=3, seed=seed, first_step=0)
+    return [images.numpy().tobytes() for images, _ in batches.take(10)]
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "least", "most"),
+    [({}, 1, 1), ({"flip": True}, 2, 2), ({"shift": 1}, 3, 9), ({"inception_crop": True}, 5, 10)],
+)
+def test_each_augmentation_changes_an_image_anew_in_every_epoch(augmentation, least, most):
+    epochs = epochs_of_one_image(**augmentation)
+    assert least <= len(set(epochs)) <= most
+    assert epochs == epochs_of_one_image(**augmentation)
+    assert (epochs != epochs_of_one_image(seed=1, **augmentation)) == bool(augmentation)
+
+
 def test_a_batch_larger_than_the_set_is_refused():
     with pytest.raises(
         UserError, match="batch of 24 is larger than the training set of 23 images; give --batch-size 23"
