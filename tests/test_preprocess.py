@@ -45,6 +45,16 @@ def test_cropping_keeps_the_aspect():
     np.testing.assert_allclose(fitted, 200.0, rtol=1e-6)
 
 
+def test_cropping_averages_what_it_shrinks():
+    """Stripes of one pixel become grey; without antialiasing they alias to black or white."""
+    stripes = np.zeros((40, 90, 1), np.uint8)
+    stripes[:, ::2] = 200
+    fitted = np.asarray(Preprocessing((5, 5), channels=1, resize="crop").fit(stripes))
+    np.testing.assert_allclose(fitted, 100.0, atol=5.0)
+    window = stripes[:, 25:65].astype(np.float32)
+    np.testing.assert_allclose(fitted, tf.image.resize(window, (5, 5), antialias=True), rtol=1e-5)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_any_picture_becomes_rgb(channels):
     image = picture(5, 7, channels)
