@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import throughput
+from keras_vit import UserError
 from training.sources import digits
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -89,3 +91,12 @@ def test_every_link_of_the_documentation_leads_somewhere():
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#]+)\)", prose):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("ViT-B16", "There is no model named 'ViT-B16'; the nearest names are"), ("R50+ViT-B_32", "R50.ViT-B_32 is none")],
+)
+def test_the_benchmark_refuses_what_its_peers_have_not(model, words):
+    with pytest.raises(UserError, match=words):
+        throughput.main(["--model", model])
