@@ -1,8 +1,13 @@
-"""What every command may read of a finished run: its model, the names of its classes, images to try it on."""
+"""What every command may read of a finished run: model, class names, sample images; and how it leaves its results."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
@@ -23,19 +28,80 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     return run / name
 
 
+def load(run: str | os.PathLike) -> tuple[keras.Model, tuple[str, ...]]:
+    """The trained model of a run and the names of its classes. Raises UserError unless they belong together."""
+    model, labels = load_model(run), load_labels(run)
+    check_classes(model, labels)
+    return model, labels
+
+
 def load_model(run: str | os.PathLike) -> keras.Model:
     """The trained model of a run, or of a .keras file."""
     path = pathlib.Path(run)
     path = path if path.suffix == ".keras" and path.is_file() else find(path, MODEL)
     try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # Keras reads the weights past their checksum
+        if damaged:
+            raise zipfile.BadZipFile(f"bad checksum of {damaged!r}")
         return keras.models.load_model(path, compile=False)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise UserError(f"{path} cannot be read as a Keras model ({' '.join(str(error).split())[:200]}).") from error
+    except (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{path} cannot be read as a Keras model ({reason}); it may be damaged.") from error
 
 
 def load_labels(run: str | os.PathLike) -> tuple[str, ...]:
     """The names of the classes of a run, in the order of its logits."""
-    return tuple(find(run, LABELS).read_text(encoding="utf-8").split("\n")[:-1])
+    path = find(run, LABELS)
+    try:
+        return tuple(path.read_text(encoding="utf-8").split("\n")[:-1])
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} should name a class in each line, but is no UTF-8 text ({error}).") from error
+
+
+def labels_text(labels: Sequence[str]) -> str:
+    """What labels.txt holds: a class in each line."""
+    return "".join(f"{label}\n" for label in labels)
+
+
+def check_classes(model: keras.Model, labels: Sequence[str]) -> None:
+    """Raise UserError unless the model classifies images into as many classes as there are labels."""
+    shape = model.output_shape
+    if len(shape) != 2 or shape[1] != len(labels):
+        raise UserError(
+            f"The model's output has shape {shape}, but there are {len(labels)} labels; "
+            f"{MODEL} and {LABELS} must be those of one run."
+        )
+
+
+def check_output(output: str | os.PathLike) -> pathlib.Path:
+    """The path of a directory that is there or can be made. Raises UserError for any other; makes nothing."""
+    output = pathlib.Path(output)
+    nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise UserError(f"{nearest} is a file; --output takes a directory.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"{nearest} cannot be written; give another --output.")
+    return output
+
+
+@contextlib.contextmanager
+def staged(output: pathlib.Path) -> Iterator[pathlib.Path]:
+    """An empty directory inside `output`; what it holds at the end is renamed into `output`.
+
+    If the block raises, nothing is left, nor the directories that were made for it.
+    """
+    made = [path for path in (output, *output.parents) if not path.exists()]
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as stage:
+            yield pathlib.Path(stage)
+            for entry in sorted(pathlib.Path(stage).iterdir()):
+                os.replace(entry, output / entry.name)
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # not empty: all is well
+                path.rmdir()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +123,19 @@ class Samples:
     def load(cls, path: str | os.PathLike) -> "Samples":
         """Read what `save` wrote."""
         arrays = read_npz(path)
-        if arrays.keys() != {"data", "ends", "labels"} or len(arrays["ends"]) != len(arrays["labels"]):
+        if not _are_samples(arrays):
             raise UserError(f"{path} holds no sample images; train again to write them.")
-        starts = np.concatenate([[0], arrays["ends"][:-1]])
+        starts = [0, *arrays["ends"][:-1]]
         data = arrays["data"].tobytes()
         spans = zip(starts, arrays["ends"], strict=True)
         return cls(tuple(data[start:end] for start, end in spans), arrays["labels"])
+
+
+def _are_samples(arrays: dict[str, np.ndarray]) -> bool:
+    """Whether the ends cut the data into images, at least one, each with a label."""
+    if arrays.keys() != {"data", "ends", "labels"}:
+        return False
+    data, ends, labels = arrays["data"], arrays["ends"], arrays["labels"]
+    integers = ends.dtype == labels.dtype == np.int64 and data.dtype == np.uint8
+    one_each = data.ndim == ends.ndim == 1 and ends.shape == labels.shape and ends.size > 0
+    return integers and one_each and bool(np.all(np.diff(ends, prepend=0) > 0)) and ends[-1] == data.size

@@ -51,6 +51,12 @@ def _run(tmp_path) -> Run:
     return run
 
 
+@pytest.fixture(name="no_data")
+def _no_data(monkeypatch):
+    """Data must not even be opened, which may take as long as the evaluation."""
+    monkeypatch.setattr(evaluate, "open_source", lambda arguments: pytest.fail("the data were opened"))
+
+
 @pytest.mark.parametrize("batch_size", [1000, 7])
 def test_every_image_counts_once_whatever_the_batch(run, batch_size):
     metrics = evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), batch_size))
@@ -88,4 +94,46 @@ def test_an_unfinished_run_is_refused(tmp_path):
 def test_a_broken_model_file_is_refused(run):
     run.model_file.write_bytes(run.model_file.read_bytes()[:1000])
     with pytest.raises(UserError, match="cannot be read as a Keras model"):
+        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_an_empty_batch_is_refused(run, batch_size, no_data):
+    with pytest.raises(UserError, match=f"--batch-size must be at least 1 image, but is {batch_size}"):
+        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), batch_size))
+
+
+@pytest.mark.parametrize("output", ["file", "file/report"])
+def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_path, no_data):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="file is a file; --output takes a directory"):
+        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / output)))
+
+
+def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
+    Run(tmp_path / "other").start({"command": "other"}, NAMES)
+    with pytest.raises(UserError, match="other is another run than .*run; give --output a directory of its own"):
+        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / "other")))
+
+
+def test_the_report_may_go_to_the_run_itself_and_replace_an_older_one(run):
+    for output in (None, str(run.path / ".." / "run")):
+        (run.path / "evaluation.md").write_text("old")
+        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=output))
+        assert "| accuracy |" in (run.path / "evaluation.md").read_text()
+
+
+def test_a_report_is_whole_or_not_there(run, tmp_path, monkeypatch):
+    def full(matrix, names, path):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(evaluate, "_draw_confusion", full)
+    with pytest.raises(OSError, match="disk full"):
+        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / "a" / "b")))
+    assert list(tmp_path.iterdir()) == [run.path]
+
+
+def test_a_model_of_another_number_of_classes_is_refused(run, no_data):
+    (run.path / "labels.txt").write_text("ant\nbee\ncat\n")
+    with pytest.raises(UserError, match=r"output has shape \(None, 10\), but there are 3 labels"):
         evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))

@@ -42,7 +42,7 @@ def demo(arguments: Arguments) -> dict:
     )
     metrics = evaluate.evaluate(evaluate.Arguments(arguments.workdir, data))
 
-    model, labels = run_directory.load_model(run.path), run_directory.load_labels(run.path)
+    model, labels = run_directory.load(run.path)
     samples = Samples.load(run_directory.find(run.path, run_directory.SAMPLES))
     served, served_parity = export.saved_model.export_saved_model(model, labels, samples, run.path / "saved_model")
     files = export.tflite.export_tflite(model, labels, samples, run.path / "tflite", _FORMATS)

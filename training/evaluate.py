@@ -19,7 +19,6 @@ import tyro
 
 from keras_vit import UserError, cli, preprocessing_of, run_directory
 from training.data import evaluation_batches
-from training.run import write_text
 from training.sources import DataArguments, Source, Split, bad_labels_named, open_source
 
 # More classes than these are not legible as numbers in a confusion matrix.
@@ -59,8 +58,7 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
     negative log-likelihood in nats; precision, recall and F1 are per class.
     """
     classes, predicted = np.arange(len(names)), np.argmax(logits, axis=-1)
-    probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True).astype(np.float64))
-    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits.astype(np.float64)))
     precision, recall, f1, support = sklearn.metrics.precision_recall_fscore_support(
         labels, predicted, labels=classes, zero_division=0.0
     )
@@ -87,22 +85,33 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
 
 def evaluate(arguments: Arguments) -> dict:
     """Measure, write the report, and return its numbers."""
-    model, names = run_directory.load_model(arguments.run), run_directory.load_labels(arguments.run)
+    if arguments.batch_size < 1:
+        raise UserError(f"--batch-size must be at least 1 image, but is {arguments.batch_size}.")
+    model, names = run_directory.load(arguments.run)
+    output = _report_directory(arguments)
     source = open_source(arguments.source)
     _check_classes(names, source)
     logits, labels = predict(model, source.evaluation, num_classes=len(names), batch_size=arguments.batch_size)
     metrics = measure(logits, labels, names)
 
-    output = pathlib.Path(arguments.output) if arguments.output else pathlib.Path(arguments.run)
-    output.mkdir(parents=True, exist_ok=True)
-    write_text(output / "evaluation.json", json.dumps({"data": arguments.source.data, **metrics}, indent=2) + "\n")
-    write_text(output / "evaluation.md", _report(arguments, metrics))
-    _draw_confusion(np.array(metrics["confusion"]), names, output / "confusion.png")
+    with run_directory.staged(output) as stage:
+        numbers = json.dumps({"data": arguments.source.data, **metrics}, indent=2) + "\n"
+        (stage / "evaluation.json").write_text(numbers, encoding="utf-8")
+        (stage / "evaluation.md").write_text(_report(arguments, metrics), encoding="utf-8")
+        _draw_confusion(np.array(metrics["confusion"]), names, stage / "confusion.png")
     print(
         f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images right, "
         f"log-loss {metrics['log_loss']:.4f}; report in {output / 'evaluation.md'}."
     )
     return metrics
+
+
+def _report_directory(arguments: Arguments) -> pathlib.Path:
+    """Where the report goes. Raises UserError for the directory of another run, which has a report of its own."""
+    output = run_directory.check_output(arguments.output or arguments.run)
+    if (output / run_directory.CONFIG).is_file() and not output.samefile(arguments.run):
+        raise UserError(f"{output} is another run than {arguments.run}; give --output a directory of its own.")
+    return output
 
 
 def _check_classes(names: tuple[str, ...], source: Source) -> None:
