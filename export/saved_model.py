@@ -10,9 +10,9 @@ Signatures (K classes, B images, any number of them, none included):
 """
 
 import dataclasses
+import errno
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Sequence
 
@@ -88,49 +88,44 @@ def export_saved_model(
     Both signatures are checked on the samples after a fresh load; when they differ from the model beyond float
     rounding, UserError is raised and nothing is kept.
     """
-    check_classes(model, labels)
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; --output takes a directory.")
-    output.mkdir(parents=True, exist_ok=True)
+    run_directory.check_classes(model, labels)
+    run_directory.check_output(output)
     expected = parity.reference(model, preprocessing_of(model), samples)
-    building = pathlib.Path(tempfile.mkdtemp(prefix=".building-", dir=output))
-    try:
-        with tempfile.TemporaryDirectory() as assets:
-            labels_file = pathlib.Path(assets) / "labels.txt"
-            labels_file.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
-            servable = Servable(model, labels, str(labels_file))
-            tf.saved_model.save(servable, building, signatures=_signatures(model, servable.labels))
-        difference = verify(building, expected)
+    with run_directory.staged(output) as stage, tempfile.TemporaryDirectory() as assets:
         version = 1 + max((int(entry.name) for entry in output.iterdir() if entry.name.isdecimal()), default=0)
-        building.chmod(0o755)  # mkdtemp makes it the owner's alone, and a server may run as another user
-        os.rename(building, output / str(version))
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        labels_file = pathlib.Path(assets) / run_directory.LABELS
+        labels_file.write_text(run_directory.labels_text(labels), encoding="utf-8")
+        servable = Servable(model, labels, str(labels_file))
+        save(servable, stage / str(version), _signatures(model, servable.labels))
+        difference = verify(stage / str(version), expected)
     return output / str(version), difference
 
 
-def check_classes(model: keras.Model, labels: Sequence[str]) -> None:
-    """Raise UserError unless the model classifies images into as many classes as there are labels."""
-    shape = model.output_shape
-    if len(shape) != 2 or shape[1] != len(labels):
-        raise UserError(f"The model's output has shape {shape}, but there are {len(labels)} labels; they must agree.")
+def save(module: tf.Module, path: pathlib.Path, signatures: dict) -> None:
+    """tf.saved_model.save with the OSError for a full disk, for which TensorFlow has an error of its own."""
+    try:
+        tf.saved_model.save(module, path, signatures=signatures)
+    except tf.errors.ResourceExhaustedError as error:
+        full = os.strerror(errno.ENOSPC)
+        if full not in error.message:
+            raise
+        raise OSError(errno.ENOSPC, full, str(path)) from error
 
 
 def verify(path: pathlib.Path, expected: parity.Reference) -> parity.Parity:
     """Load a SavedModel afresh and compare both signatures with the Keras model. Raises UserError if they differ."""
     loaded = tf.saved_model.load(path)
     logits, probabilities = [], []
-    for start in range(0, len(expected.images), 64):
-        batch = slice(start, start + 64)
-        logits.append(loaded.signatures["image_tensor"](image=tf.constant(expected.images[batch]))["logits"])
-        files = tf.constant(list(expected.encoded[batch]))
-        probabilities.append(loaded.signatures["serving_default"](image_bytes=files)["probabilities"])
+    for files, images in expected.batches():
+        logits.append(loaded.signatures["image_tensor"](image=tf.constant(images))["logits"])
+        probabilities.append(loaded.signatures["serving_default"](image_bytes=tf.constant(files))["probabilities"])
     difference = parity.compare(expected, np.concatenate(logits))
     parity.require_equal("SavedModel", difference)
-    from_bytes = np.abs(np.concatenate(probabilities) - parity.softmax(expected.logits)).max()
+    from_bytes = np.abs(np.concatenate(probabilities) - tf.nn.softmax(expected.logits)).max()
     if not from_bytes <= parity.FLOAT_TOLERANCE:
         raise UserError(
-            f"The SavedModel's probabilities of encoded images differ from the model's by {from_bytes:.3g}."
+            f"The SavedModel's probabilities of encoded images differ from the model's by {from_bytes:.3g}, more than "
+            f"{parity.FLOAT_TOLERANCE:g}, so it was not kept."
         )
     return difference
 
@@ -143,7 +138,7 @@ def directory_bytes(path: pathlib.Path) -> int:
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m export.saved_model")
-    model, labels = run_directory.load_model(parsed.run), run_directory.load_labels(parsed.run)
+    model, labels = run_directory.load(parsed.run)
     samples = Samples.load(run_directory.find(parsed.run, run_directory.SAMPLES))
     path, difference = export_saved_model(model, labels, samples, pathlib.Path(parsed.output))
     print(

@@ -9,8 +9,8 @@ in 8 bits with activations quantised as they come; everything else stays float.
 
 import contextlib
 import dataclasses
+import hashlib
 import io
-import os
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -24,9 +24,13 @@ from ai_edge_litert.interpreter import Interpreter
 from ai_edge_quantizer import quantizer, recipe
 
 from export import parity
-from export.saved_model import check_classes
+from export.saved_model import save
 from keras_vit import UserError, cli, preprocessing_of, run_directory
-from keras_vit.run_directory import Samples
+from keras_vit.quiet import native_stderr_silenced
+from keras_vit.run_directory import LABELS, Samples
+
+# Tells of which model the files beside it are.
+_NOTE = "export.sha256"
 
 Format = Literal["float32", "int8-dynamic"]
 
@@ -38,7 +42,7 @@ class Arguments:
     run: str
     """Run directory."""
     output: str
-    """Directory of the files model-FORMAT.tflite and labels.txt."""
+    """Directory of the files model-FORMAT.tflite and labels.txt, new or with those of the same model."""
     formats: tuple[Format, ...] = ("float32", "int8-dynamic")
     """What to write."""
 
@@ -49,33 +53,60 @@ def export_tflite(
     """Write one file for each format and return its path and its differences from the Keras model.
 
     Each file is loaded afresh and run on all samples; float32 must equal the model to float rounding, int8-dynamic
-    must agree on nearly all classes, else UserError is raised and that file is not kept.
+    must agree on nearly all classes, else UserError is raised and none of the files is put in place. It is raised as
+    well for an output with files of another model.
     """
-    check_classes(model, labels)
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output} is a file; --output takes a directory.")
-    output.mkdir(parents=True, exist_ok=True)
+    if not formats:
+        raise UserError(f"--formats takes at least one of {', '.join(Format.__args__)}, but none is given.")
+    run_directory.check_classes(model, labels)
+    run_directory.check_output(output)
+    texts = {_NOTE: f"{fingerprint(model, labels)}\n", LABELS: run_directory.labels_text(labels)}
+    _require_own(output, texts)
     expected = parity.reference(model, preprocessing_of(model), samples)
     weight_bytes = 4 * model.count_params()
     written = {}
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as building:
-        float_file = pathlib.Path(building) / "model-float32.tflite"
+    with run_directory.staged(output) as stage:
+        float_file = stage / _file_name("float32")
         float_file.write_bytes(convert(model))
         _require_weights(float_file, weight_bytes, 1.0)
-        (pathlib.Path(building) / "labels.txt").write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
         for kind in formats:
-            file = float_file
+            file = stage / _file_name(kind)
             if kind == "int8-dynamic":
-                file = pathlib.Path(building) / "model-int8-dynamic.tflite"
                 quantize_dynamic(float_file, file)
                 _require_weights(file, weight_bytes, 0.25)
-            difference = parity.compare(expected, run_tflite(file, expected.images))
+            difference = parity.compare(expected, run_tflite(file, expected))
             require = parity.require_equal if kind == "float32" else parity.require_agreement
             require(f"{kind} TFLite file", difference)
             written[kind] = (output / file.name, difference)
-        for file in ("labels.txt", *(path.name for path, _ in written.values())):
-            os.replace(pathlib.Path(building) / file, output / file)
+        if "float32" not in formats:
+            float_file.unlink()
+        for name, text in texts.items():
+            (stage / name).write_text(text, encoding="utf-8")
     return written
+
+
+def fingerprint(model: keras.Model, labels: Sequence[str]) -> str:
+    """SHA-256 of the weights and the labels: another one for every training."""
+    digest = hashlib.sha256(run_directory.labels_text(labels).encode())
+    for weight in model.weights:
+        digest.update(weight.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _require_own(output: pathlib.Path, texts: dict[str, str]) -> None:
+    """Raise UserError for a directory with files of another model, which would lie beside the labels of this one."""
+    models = [] if (output / _NOTE).is_file() else [_file_name(kind) for kind in Format.__args__]
+    there = [name for name in (*texts, *models) if (output / name).is_file()]
+    foreign = [name for name in there if (output / name).read_bytes() != texts.get(name, "").encode()]
+    if foreign:
+        raise UserError(
+            f"{output} already holds the export of another model ({', '.join(foreign)}); give another --output, or "
+            "remove that one."
+        )
+
+
+def _file_name(kind: Format) -> str:
+    return f"model-{kind}.tflite"
 
 
 def convert(model: keras.Model) -> bytes:
@@ -94,7 +125,8 @@ def convert(model: keras.Model) -> bytes:
     module = tf.Module()
     module.weights = [weight.value for weight in model.weights]
     with tempfile.TemporaryDirectory() as directory:
-        tf.saved_model.save(module, directory, signatures={"serving_default": classify.get_concrete_function()})
+        signatures = {"serving_default": classify.get_concrete_function()}
+        save(module, pathlib.Path(directory), signatures)
         return tf.lite.TFLiteConverter.from_saved_model(directory).convert()
 
 
@@ -114,17 +146,21 @@ def _require_weights(file: pathlib.Path, weight_bytes: int, share: float) -> Non
         raise UserError(f"{file.name} has {size} bytes: its weights were not quantised, so it was not kept.")
 
 
-def run_tflite(file: pathlib.Path, images: np.ndarray) -> np.ndarray:
-    """Logits (n, K) of images (n, H, W, C), one by one, through a fresh interpreter on two threads."""
-    runner = Interpreter(model_path=str(file), num_threads=2).get_signature_runner("serving_default")
-    progress = tqdm.tqdm(images, f"Running {file.name}", unit="image", disable=None)
+def run_tflite(file: pathlib.Path, expected: parity.Reference) -> np.ndarray:
+    """Logits (n, K) of the reference's images, one by one, through a fresh interpreter on two threads."""
+    interpreter = Interpreter(model_path=str(file), num_threads=2)
+    with native_stderr_silenced():  # it announces its delegate
+        interpreter.allocate_tensors()
+    runner = interpreter.get_signature_runner("serving_default")
+    images = (image for _, batch in expected.batches() for image in batch)
+    progress = tqdm.tqdm(images, f"Running {file.name}", len(expected.logits), unit="image", disable=None)
     return np.concatenate([runner(image=image[None])["logits"] for image in progress])
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m export.tflite")
-    model, labels = run_directory.load_model(parsed.run), run_directory.load_labels(parsed.run)
+    model, labels = run_directory.load(parsed.run)
     samples = Samples.load(run_directory.find(parsed.run, run_directory.SAMPLES))
     written = export_tflite(model, labels, samples, pathlib.Path(parsed.output), parsed.formats)
     rows = [

@@ -1,20 +1,26 @@
 """Artifacts: equal to the model after a fresh load, free of the known traps, and not kept when they differ."""
 
 import dataclasses
+import errno
+import os
+import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 import keras_vit
 from conftest import randomize
 from export import parity, saved_model, tflite
-from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit.npz import write_npz
 from keras_vit.run_directory import Samples
 
-LABELS = tuple("abcdefg")
+LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
 CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=64)
 SIZE = (12, 30)
 CONFIGS = {
@@ -47,7 +53,7 @@ def test_a_saved_model_is_the_model(name, channels, samples, tmp_path):
     assert path == tmp_path / "served" / "1"
     assert difference.max_abs_diff <= 1e-4
     assert difference.num_images == 9
-    assert (path / "assets" / "labels.txt").read_text().split() == list(LABELS)
+    assert (path / "assets" / "labels.txt").read_text(encoding="utf-8").split() == list(LABELS)
     assert [entry.name for entry in (tmp_path / "served").iterdir()] == ["1"]
 
 
@@ -61,12 +67,12 @@ def _served(samples, tmp_path_factory):
 def test_bytes_of_any_format_and_size_share_a_batch(served, samples):
     model, _, loaded = served
     answer = loaded.signatures["serving_default"](image_bytes=tf.constant(list(samples.encoded)))
-    expected = parity.softmax(parity.reference(model, keras_vit.preprocessing_of(model), samples).logits)
+    expected = tf.nn.softmax(parity.reference(model, keras_vit.preprocessing_of(model), samples).logits).numpy()
     np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
     best = np.argsort(-expected, axis=-1)[:, :5]
     np.testing.assert_array_equal(answer["classes"], best)
     np.testing.assert_allclose(answer["scores"], np.take_along_axis(expected, best, -1), atol=1e-5)
-    assert answer["labels"].numpy().astype(str).tolist() == np.array(LABELS)[best].tolist()
+    assert np.char.decode(answer["labels"].numpy().astype(bytes), "utf-8").tolist() == np.array(LABELS)[best].tolist()
 
 
 def test_any_batch_is_served_even_an_empty_one(served):
@@ -134,10 +140,42 @@ def test_an_artifact_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
     with pytest.raises(UserError, match="logits of the SavedModel differ from the model's by up to"):
         saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served")
-    assert list((tmp_path / "served").iterdir()) == []
     with pytest.raises(UserError, match="logits of the float32 TFLite file differ"):
         tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"])
-    assert list((tmp_path / "phone").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, tmp_path, monkeypatch):
+    decode = parity.decode
+    monkeypatch.setattr(
+        parity, "decode", lambda *given: decode(*given) + (0.0 if tf.executing_eagerly() else 9.0)
+    )  # in the graph alone
+    with pytest.raises(UserError, match="SavedModel's probabilities of encoded images differ from the model's by"):
+        saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeypatch):
+    run = tflite.run_tflite
+    monkeypatch.setattr(
+        tflite, "run_tflite", lambda file, expected: run(file, expected) * (-1 if "int8" in file.name else 1)
+    )
+    with pytest.raises(UserError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
+        tflite.export_tflite(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("num_images", "disagreeing", "kept"),
+    [(2, 1, True), (9, 1, True), (9, 2, False), (100, 2, True), (100, 3, False), (360, 7, True), (360, 8, False)],
+)
+def test_one_image_in_another_class_is_no_disagreement(num_images, disagreeing, kept):
+    found = parity.Parity(0.1, 0.01, 1 - disagreeing / num_images, 1.0, num_images)
+    if kept:
+        parity.require_agreement("file", found)
+    else:
+        with pytest.raises(UserError, match=f"disagrees with the model on {disagreeing} of {num_images} images"):
+            parity.require_agreement("file", found)
 
 
 def test_a_not_a_number_is_a_difference(samples):
@@ -145,6 +183,8 @@ def test_a_not_a_number_is_a_difference(samples):
     expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
     with pytest.raises(UserError, match="differ"):
         parity.require_equal("file", parity.compare(expected, np.full_like(expected.logits, np.nan)))
+    with pytest.raises(UserError, match="by up to nan"):
+        parity.require_agreement("file", parity.Parity(np.nan, np.nan, 1.0, 1.0, 9))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -154,18 +194,15 @@ def test_tflite_files_are_the_model(name, samples, tmp_path):
     path, difference = written["float32"]
     assert difference.max_abs_diff <= 1e-4
     assert path.stat().st_size > 4 * model.count_params()
-    assert (tmp_path / "labels.txt").read_text().split() == list(LABELS)
+    assert (tmp_path / "labels.txt").read_text(encoding="utf-8").split() == list(LABELS)
     interpreter = Interpreter(model_path=str(path))
     assert [detail["shape"].tolist() for detail in interpreter.get_input_details()] == [[1, *SIZE, 3]]
     assert [detail["shape"].tolist() for detail in interpreter.get_output_details()] == [[1, 7]]
 
 
 def operators(path) -> set[str]:
-    interpreter = Interpreter(model_path=str(path), experimental_op_resolver_type=_REFERENCE)
+    interpreter = Interpreter(model_path=str(path), experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
     return {operator["op_name"] for operator in interpreter._get_ops_details()}
-
-
-_REFERENCE = __import__("ai_edge_litert.interpreter", fromlist=["OpResolverType"]).OpResolverType.BUILTIN_REF
 
 
 def test_a_phone_needs_no_flex_no_custom_and_no_shape_operator(samples, tmp_path):
@@ -216,3 +253,142 @@ def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
     ):
         with pytest.raises(UserError, match="is a file; --output takes a directory"):
             export()
+
+
+def test_no_format_is_refused(samples, tmp_path):
+    with pytest.raises(UserError, match="--formats takes at least one of float32, int8-dynamic, but none is given"):
+        tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UserError, match=f"{tmp_path} cannot be written; give another --output"):
+        run_directory.check_output(tmp_path / "a" / "b")
+
+
+def test_files_of_two_models_are_never_mixed(samples, tmp_path):
+    model, phone = build(), tmp_path / "phone"
+    tflite.export_tflite(model, LABELS, samples, phone, ["int8-dynamic"])
+    before = {path.name: path.read_bytes() for path in phone.iterdir()}
+    assert before.keys() == {"model-int8-dynamic.tflite", "labels.txt", "export.sha256"}
+
+    other = build()
+    other.get_layer("head").set_weights([2 * weight for weight in other.get_layer("head").get_weights()])
+    for stranger, labels in ((other, LABELS), (model, LABELS[::-1])):
+        with pytest.raises(UserError, match="phone already holds the export of another model .export.sha256"):
+            tflite.export_tflite(stranger, labels, samples, phone, ["float32"])
+    assert {path.name: path.read_bytes() for path in phone.iterdir()} == before
+
+    tflite.export_tflite(build(), LABELS, samples, phone, ["float32", "int8-dynamic"])
+    assert {path.name for path in phone.iterdir()} == {*before, "model-float32.tflite"}
+
+
+def test_files_of_an_unknown_model_are_refused(samples, tmp_path):
+    (tmp_path / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")  # of this very run
+    tflite.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
+    (tmp_path / "export.sha256").unlink()
+    with pytest.raises(UserError, match="already holds the export of another model .model-float32.tflite."):
+        tflite.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
+
+
+def test_samples_are_prepared_a_batch_at_a_time(samples):
+    many = Samples(samples.encoded * 15, np.tile(samples.labels, 15))  # 135 = 64 + 64 + 7
+    model = build()
+    expected = parity.reference(model, keras_vit.preprocessing_of(model), many)
+    assert [images.shape for _, images in expected.batches()] == [(n, *SIZE, 3) for n in (64, 64, 7)]
+    images = np.concatenate([images for _, images in expected.batches()])
+    np.testing.assert_allclose(expected.logits, model.predict(images, verbose=0), atol=1e-5)
+    assert sum((files for files, _ in expected.batches()), ()) == many.encoded
+
+
+@pytest.fixture(name="run")
+def _run(samples, tmp_path) -> pathlib.Path:
+    """What a training command leaves, as far as an export reads it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    build().save(run / "model.keras")
+    (run / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")
+    samples.save(run / "samples.npz")
+    return run
+
+
+def flip_a_byte(path: pathlib.Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: pathlib.Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def of_few_classes(path: pathlib.Path) -> None:
+    keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=3).save(path)
+
+
+def without_images(path: pathlib.Path) -> None:
+    Samples((), np.zeros(0)).save(path)
+
+
+def without_labels(path: pathlib.Path) -> None:
+    write_npz(path, {"data": np.zeros(5, np.uint8), "ends": np.array([2, 5]), "labels": np.zeros(1, np.int64)})
+
+
+def beyond_the_data(path: pathlib.Path) -> None:
+    write_npz(path, {"data": np.zeros(5, np.uint8), "ends": np.array([2, 9]), "labels": np.zeros(2, np.int64)})
+
+
+def not_an_image(path: pathlib.Path) -> None:
+    Samples((b"no image",), np.zeros(1)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("labels.txt", lambda path: path.write_bytes(b"caf\xe9\n"), "labels.txt should name a class in each line, but"),
+        ("labels.txt", lambda path: path.write_text(""), "output has shape .None, 7., but there are 0 labels"),
+        ("model.keras", lambda path: flip_a_byte(path, 2), "model.keras cannot be read as a Keras model"),
+        ("model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
+        ("model.keras", truncate, r"model.keras cannot be read as a Keras model \(File is not a zip file\)"),
+        ("model.keras", lambda path: path.write_bytes(b""), "model.keras cannot be read as a Keras model"),
+        ("model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must be those of one run"),
+        ("samples.npz", truncate, "samples.npz cannot be read as a whole .npz"),
+        ("samples.npz", without_images, "samples.npz holds no sample images; train again"),
+        ("samples.npz", without_labels, "samples.npz holds no sample images; train again"),
+        ("samples.npz", beyond_the_data, "samples.npz holds no sample images; train again"),
+        ("samples.npz", not_an_image, "images in samples.npz, one from 0 to 0 cannot be decoded; train again"),
+    ],
+)
+@pytest.mark.parametrize("command", [saved_model, tflite])
+def test_a_damaged_run_is_one_sentence_and_leaves_nothing(command, name, damage, words, run, tmp_path):
+    damage(run / name)
+    with pytest.raises(UserError, match=words) as caught:
+        command.main(["--run", str(run), "--output", str(tmp_path / "exports" / "here")])
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [run]
+
+
+def test_a_full_disk_is_an_error_of_the_disk_and_leaves_nothing(samples, tmp_path, monkeypatch):
+    def full(module, path, signatures):
+        path.mkdir(exist_ok=True)
+        raise tf.errors.ResourceExhaustedError(None, None, f"{path}/variables; No space left on device")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    for export in (
+        lambda: saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served"),
+        lambda: tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"]),
+    ):
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            export()
+        assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_its_table_and_nothing_else(run, tmp_path):
+    command = ["-m", "export.tflite", "--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32"]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}  # set by JAX
+    root = pathlib.Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=root, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[:3] == ["format", "file", "bytes"]
