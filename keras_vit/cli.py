@@ -65,13 +65,14 @@ def _one_sentence(boxes: str) -> str:
     return f"{text}; --help lists all options."
 
 
-def run(command: Callable[[Sequence[str]], None]) -> None:
-    """Call a command with the shell's arguments and leave the process with its exit code."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as it is while the command is being loaded
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def run(command: Callable[[Sequence[str]], None], *, any_backend: bool = False) -> None:
+    """Call a command with the shell's arguments and leave the process with its exit code.
+
+    Unless it runs on `any_backend` of Keras, another one than TensorFlow is refused.
+    """
     sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show stops nothing
     try:
-        _call(command)
+        _call(command, any_backend)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # nobody reads any more: `| head`
@@ -79,11 +80,11 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
         sys.exit(128 + signal.SIGPIPE)
 
 
-def _call(command: Callable[[Sequence[str]], None]) -> None:
+def _call(command: Callable[[Sequence[str]], None], any_backend: bool) -> None:
     try:
-        if keras.backend.backend() != "tensorflow":
+        if not any_backend and keras.backend.backend() != "tensorflow":
             raise UserError(
-                f"The commands need the TensorFlow backend of Keras, but it is {keras.backend.backend()}; "
+                f"Training and export need the TensorFlow backend of Keras, but it is {keras.backend.backend()}; "
                 "set KERAS_BACKEND=tensorflow."
             )
         command(sys.argv[1:])

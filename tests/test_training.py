@@ -232,7 +232,7 @@ def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
         (
             {"warmup_steps": 21},
-            "warm-up of 21 steps leaves none of the run's 21; give fewer, such as --warmup-steps 2, or more --epochs",
+            "warm-up of 21 steps leaves none of the run's 21; give fewer, such as --warmup-steps 2, or train longer",
         ),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
     ],
@@ -297,6 +297,15 @@ def test_a_diverged_run_is_no_finished_run(tmp_path):
         recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, warmup_steps=0)
         pretrain.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert not (tmp_path / "run" / "model.keras").exists()
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (10, 2), (14, 2)])
+def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs, tmp_path):
+    recipe = dataclasses.replace(RECIPE, steps=steps, warmup_steps=0)
+    run = pretrain.pretrain(arguments(tmp_path / "run", recipe), "tiny")
+    assert len(run.metrics()) == epochs
+    state = read_npz(run.state_file)
+    assert state["optimizer/00000"] == steps  # the optimizer's own count of its updates
 
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():

@@ -18,11 +18,12 @@ EVALUATION_BATCH = 500
 
 def total_steps(recipe: Recipe, source: Source) -> int:
     """Training steps of the whole run. Raises UserError when the data are too few for the recipe."""
-    num_steps = recipe.epochs * steps_per_epoch(source.train, recipe.batch_size)
+    per_epoch = steps_per_epoch(source.train, recipe.batch_size)
+    num_steps = recipe.steps if recipe.steps is not None else recipe.epochs * per_epoch
     if recipe.warmup_steps >= num_steps:
         raise UserError(
             f"The warm-up of {recipe.warmup_steps} steps leaves none of the run's {num_steps}; "
-            f"give fewer, such as --warmup-steps {num_steps // 10}, or more --epochs."
+            f"give fewer, such as --warmup-steps {num_steps // 10}, or train longer."
         )
     return num_steps
 
@@ -61,31 +62,39 @@ def train(model: keras.Model, recipe: Recipe, source: Source, run: Run, *, seed:
         print(f"Continuing after epoch {len(records)}.")
 
     first_epoch, preprocessing, epoch_end = len(records), preprocessing_of(model), EpochEnd(run, records)
-    per_epoch = steps_per_epoch(source.train, recipe.batch_size)
+    per_epoch = min(steps_per_epoch(source.train, recipe.batch_size), num_steps)
     tensorboard = keras.callbacks.TensorBoard(run.path / "tensorboard", write_graph=False)
-    batches = training_batches(
-        source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, first_step=first_epoch * per_epoch
-    )
     validation = evaluation_batches(
         source.evaluation, preprocessing, num_classes=num_classes, batch_size=EVALUATION_BATCH
     )
-    with bad_labels_named():
-        model.fit(
-            batches,
-            steps_per_epoch=per_epoch,
-            initial_epoch=first_epoch,
-            epochs=recipe.epochs,
-            validation_data=validation,
-            shuffle=False,
-            callbacks=[keras.callbacks.TerminateOnNaN(), tensorboard, epoch_end],
+    for begin, end, steps in _legs(first_epoch, num_steps, per_epoch):
+        batches = training_batches(
+            source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, first_step=begin * per_epoch
         )
-    if epoch_end.diverged_in is not None:
-        raise UserError(
-            f"The loss was no number any more in epoch {epoch_end.diverged_in}, so training stopped; "
-            "the epochs before it are kept in the workdir: try a lower --learning-rate in another one."
-        )
+        with bad_labels_named():
+            model.fit(
+                batches,
+                steps_per_epoch=steps,
+                initial_epoch=begin,
+                epochs=end,
+                validation_data=validation,
+                shuffle=False,
+                callbacks=[keras.callbacks.TerminateOnNaN(), tensorboard, epoch_end],
+            )
+        if epoch_end.diverged_in is not None:
+            raise UserError(
+                f"The loss was no number any more in epoch {epoch_end.diverged_in}, so training stopped; "
+                "the epochs before it are kept in the workdir: try a lower --learning-rate in another one."
+            )
     write_curves(run)  # before the model, with which the run is finished
     run.save_model(model)
+
+
+def _legs(first_epoch: int, num_steps: int, per_epoch: int) -> list[tuple[int, int, int]]:
+    """(epoch to begin at, epoch to end before, steps in each): the whole epochs, then what is left of the steps."""
+    whole, rest = divmod(num_steps, per_epoch)
+    legs = [(first_epoch, whole, per_epoch), (whole, whole + 1, rest)]
+    return [(begin, end, steps) for begin, end, steps in legs if first_epoch <= begin < end and steps]
 
 
 class EpochEnd(keras.callbacks.Callback):

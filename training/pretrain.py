@@ -8,7 +8,7 @@ about 97 % on the test images of MNIST. The same command continues an interrupte
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import keras
 import tensorflow as tf
@@ -36,6 +36,8 @@ class Arguments:
     """Seed of initial weights, order and augmentation."""
     deterministic: bool = False
     """Repeat bit for bit on a CPU, some per cent slower."""
+    strategy: Literal["auto", "single"] = "auto"
+    """Where to compute; both are one device, the first GPU where there is one."""
 
 
 def pretrain(arguments: Arguments, recipe_name: str) -> Run:
@@ -56,7 +58,8 @@ def pretrain(arguments: Arguments, recipe_name: str) -> Run:
     num_steps = total_steps(recipe, source)
 
     settings = dataclasses.asdict(arguments)
-    settings.pop("workdir")
+    for field in ("workdir", "strategy"):  # where, not what
+        settings.pop(field)
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     run.start({"command": "pretrain", "recipe_name": recipe_name, "images": images, **settings}, source.labels)
     if run.model_file.is_file():

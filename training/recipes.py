@@ -26,6 +26,8 @@ class Recipe:
     """Highest learning rate, reached after the warm-up; from there a cosine to 0."""
     resize: Resize = "stretch"
     """How pictures of another size are brought to image_size."""
+    steps: int | None = None
+    """Training steps, instead of epochs."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises linearly from 0."""
     weight_decay: float = 0.0
@@ -52,6 +54,8 @@ class Recipe:
         for field in ("warmup_steps", "weight_decay", "shift"):
             if getattr(self, field) < 0:
                 raise UserError(f"The recipe's {field} must not be negative, but is {getattr(self, field)}.")
+        if self.steps is not None and self.steps <= 0:
+            raise UserError(f"The recipe's steps must be positive, but are {self.steps}.")
         if self.channels not in (1, 3):
             raise UserError(f"The recipe's channels must be 1 for grey or 3 for RGB, but are {self.channels}.")
         if not 0.0 <= self.label_smoothing < 1.0:
