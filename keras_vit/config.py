@@ -181,6 +181,8 @@ class ViTConfig:
         for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
             if not 0.0 <= getattr(self, field) < 1.0:
                 raise UserError(f"{field} is a probability in [0, 1), but is {getattr(self, field)}.")
+        if not 0.0 < self.layer_norm_epsilon < 1.0:
+            raise UserError(f"layer_norm_epsilon must be between 0 and 1, but is {self.layer_norm_epsilon}.")
         for field, kind in _CHOICES.items():
             if getattr(self, field) not in kind.__args__:
                 raise UserError(f"{field} must be one of {', '.join(kind.__args__)}, but is {getattr(self, field)!r}.")

@@ -19,10 +19,13 @@ from training import fit, pretrain
 from training import run as run_module
 from training.recipes import RECIPES, find_recipe
 from training.run import Run, write_text
+from training.schedules import Schedule
 from training.sources import DataArguments, array_split
 
 MODEL = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20, dropout_rate=0.1)
-RECIPE = dataclasses.replace(RECIPES["digits"], model=MODEL, epochs=3, batch_size=200, warmup_steps=2)
+RECIPE = dataclasses.replace(
+    RECIPES["digits"], model=MODEL, epochs=3, batch_size=200, schedule=Schedule(warmup_steps=2)
+)
 
 
 def arguments(workdir: pathlib.Path, recipe=RECIPE, seed: int = 0, deterministic: bool = False) -> pretrain.Arguments:
@@ -231,7 +234,7 @@ def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
     [
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
         (
-            {"warmup_steps": 21},
+            {"schedule": Schedule(warmup_steps=21)},
             "warm-up of 21 steps leaves none of the run's 21; give fewer, such as --warmup-steps 2, or train longer",
         ),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
@@ -294,14 +297,14 @@ def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_
 
 def test_a_diverged_run_is_no_finished_run(tmp_path):
     with pytest.raises(UserError, match="loss was no number any more in epoch 1, so training stopped"):
-        recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, warmup_steps=0)
+        recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, schedule=Schedule(warmup_steps=0))
         pretrain.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert not (tmp_path / "run" / "model.keras").exists()
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (10, 2), (14, 2)])
 def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs, tmp_path):
-    recipe = dataclasses.replace(RECIPE, steps=steps, warmup_steps=0)
+    recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
     run = pretrain.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert len(run.metrics()) == epochs
     state = read_npz(run.state_file)
@@ -310,7 +313,7 @@ def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    fit.compile_model(model, dataclasses.replace(RECIPE, learning_rate=0.8, warmup_steps=10), 50)
+    fit.compile_model(model, dataclasses.replace(RECIPE, learning_rate=0.8, schedule=Schedule(warmup_steps=10)), 50)
     schedule = model.optimizer._learning_rate
     for step in range(51):
         progress = min(max((step - 10) / 40, 0.0), 1.0)
@@ -320,7 +323,7 @@ def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
 
 def test_weight_decay_shrinks_kernels_alone():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    recipe = dataclasses.replace(RECIPE, learning_rate=0.1, weight_decay=0.5, warmup_steps=0)
+    recipe = dataclasses.replace(RECIPE, learning_rate=0.1, weight_decay=0.5, schedule=Schedule(warmup_steps=0))
     fit.compile_model(model, recipe, 50)
     randomize(model)  # of what is 0, as biases are at first, nothing can decay
     before = [np.array(weight) for weight in model.trainable_weights]

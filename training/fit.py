@@ -8,8 +8,10 @@ import numpy as np
 
 from keras_vit import UserError, preprocessing_of
 from training.data import evaluation_batches, steps_per_epoch, training_batches
+from training.optimizers import make_optimizer
 from training.recipes import Recipe
 from training.run import Run, restore_state, save_state, written_whole
+from training.schedules import LearningRate
 from training.sources import Source, bad_labels_named
 
 # Evaluation needs no gradients, so its batches may be larger than those of training.
@@ -20,30 +22,24 @@ def total_steps(recipe: Recipe, source: Source) -> int:
     """Training steps of the whole run. Raises UserError when the data are too few for the recipe."""
     per_epoch = steps_per_epoch(source.train, recipe.batch_size)
     num_steps = recipe.steps if recipe.steps is not None else recipe.epochs * per_epoch
-    if recipe.warmup_steps >= num_steps:
+    if recipe.schedule.warmup_steps >= num_steps:
         raise UserError(
-            f"The warm-up of {recipe.warmup_steps} steps leaves none of the run's {num_steps}; "
+            f"The warm-up of {recipe.schedule.warmup_steps} steps leaves none of the run's {num_steps}; "
             f"give fewer, such as --warmup-steps {num_steps // 10}, or train longer."
         )
     return num_steps
 
 
 def compile_model(model: keras.Model, recipe: Recipe, num_steps: int) -> None:
-    """Give the model the recipe's optimizer and loss.
-
-    AdamW with decoupled decay of the kernels alone; clipping by global norm before it; linear warm-up from 0 and a
-    cosine to 0: lr * min(1, step / warmup) * (1 + cos(pi * progress)) / 2, as vit_jax `utils.py`.
-    """
-    warmup = {"warmup_target": recipe.learning_rate, "warmup_steps": recipe.warmup_steps} if recipe.warmup_steps else {}
-    schedule = keras.optimizers.schedules.CosineDecay(
-        0.0 if warmup else recipe.learning_rate, num_steps - recipe.warmup_steps, **warmup
+    """Give the model the recipe's optimizer, with its schedule, and loss."""
+    optimizer = make_optimizer(
+        recipe.optimizer,
+        model,
+        LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
+        clip_norm=recipe.clip_norm,
+        weight_decay=recipe.weight_decay,
+        layer_decay=recipe.layer_decay,
     )
-    optimizer = keras.optimizers.AdamW(
-        schedule, weight_decay=recipe.weight_decay, beta_1=0.9, beta_2=0.999, epsilon=1e-8,
-        global_clipnorm=recipe.clip_norm,
-    )  # fmt: skip
-    optimizer.exclude_from_weight_decay([weight for weight in model.trainable_variables if weight.name != "kernel"])
-    optimizer.build(model.trainable_variables)
     model.compile(
         optimizer,
         keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing),

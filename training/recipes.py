@@ -2,10 +2,15 @@
 
 import dataclasses
 import math
+from typing import Annotated
+
+import tyro
 
 from keras_vit import UserError, ViTConfig
 from keras_vit.errors import nearest
 from keras_vit.preprocess import Resize
+from training.optimizers import OptimizerKind
+from training.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +28,19 @@ class Recipe:
     batch_size: int
     """Images per step."""
     learning_rate: float
-    """Highest learning rate, reached after the warm-up; from there a cosine to 0."""
+    """Highest learning rate, reached after the warm-up."""
     resize: Resize = "stretch"
     """How pictures of another size are brought to image_size."""
     steps: int | None = None
     """Training steps, instead of epochs."""
-    warmup_steps: int = 0
-    """Steps in which the learning rate rises linearly from 0."""
+    schedule: Annotated[Schedule, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Schedule)
+    """How the learning rate rises and falls."""
+    optimizer: OptimizerKind = "adamw"
+    """adamw: 0.9, 0.999, epsilon 1e-8. sgd: momentum 0.9, not Nesterov's."""
     weight_decay: float = 0.0
-    """Decoupled decay of the kernels, times the learning rate, per step (AdamW)."""
+    """Decoupled decay of the kernels, times the learning rate, per step."""
+    layer_decay: float = 1.0
+    """Share of the learning rate that each encoder block has of the next one's."""
     clip_norm: float = 1.0
     """Largest global norm of the gradient."""
     label_smoothing: float = 0.0
@@ -51,9 +60,11 @@ class Recipe:
         for field in ("epochs", "batch_size", "learning_rate", "clip_norm"):
             if getattr(self, field) <= 0:
                 raise UserError(f"The recipe's {field} must be positive, but is {getattr(self, field)}.")
-        for field in ("warmup_steps", "weight_decay", "shift"):
+        for field in ("weight_decay", "shift"):
             if getattr(self, field) < 0:
                 raise UserError(f"The recipe's {field} must not be negative, but is {getattr(self, field)}.")
+        if not 0.0 < self.layer_decay <= 1.0:
+            raise UserError(f"The recipe's layer_decay must be in (0, 1], but is {self.layer_decay}.")
         if self.steps is not None and self.steps <= 0:
             raise UserError(f"The recipe's steps must be positive, but are {self.steps}.")
         if self.channels not in (1, 3):
@@ -81,7 +92,7 @@ RECIPES = {
         epochs=80,
         batch_size=32,
         learning_rate=2e-3,
-        warmup_steps=100,
+        schedule=Schedule(warmup_steps=100),
         weight_decay=0.05,
         label_smoothing=0.1,
         shift=1,
@@ -94,7 +105,7 @@ RECIPES = {
         epochs=15,
         batch_size=128,
         learning_rate=5e-3,
-        warmup_steps=500,
+        schedule=Schedule(warmup_steps=500),
     ),
     # A pure ViT for 28x28 grey images, made for two CPU cores. Patches of 7 rather than 4 pixels give 16 tokens instead
     # of 49: in the same time the network can be wider and see more epochs, which Fashion-MNIST repays.
@@ -105,7 +116,7 @@ RECIPES = {
         epochs=14,
         batch_size=128,
         learning_rate=2e-3,
-        warmup_steps=468,
+        schedule=Schedule(warmup_steps=468),
         weight_decay=0.05,
         label_smoothing=0.1,
         shift=1,
@@ -127,7 +138,7 @@ RECIPES = {
         epochs=100,
         batch_size=64,
         learning_rate=1e-3,
-        warmup_steps=50,
+        schedule=Schedule(warmup_steps=50),
         weight_decay=0.05,
         label_smoothing=0.1,
         inception_crop=True,

@@ -1,0 +1,106 @@
+"""Optimizers: against NumPy, and two replicas against one device."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import keras_vit
+from conftest import TINY, TINY_IMAGE, randomize
+from training.optimizers import layer_shares, make_optimizer
+
+# A process for each: logical devices must be made before TensorFlow starts, and one strategy is enough for one.
+_REPLICAS = """
+import sys
+import keras, numpy as np, tensorflow as tf
+import keras_vit
+from training.optimizers import make_optimizer
+
+kind, replicas, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if replicas == 2 else tf.distribute.get_strategy()
+config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+rng = np.random.default_rng(0)
+images = rng.uniform(-1, 1, (128, 8, 8, 3)).astype("float32")
+labels = rng.integers(0, 5, 128)
+with strategy.scope():
+    keras.utils.set_random_seed(3)
+    model = keras_vit.build(config, image_size=8, num_classes=5)
+    rate = 0.5 if kind == "sgd" else 0.01
+    optimizer = make_optimizer(kind, model, rate, clip_norm=0.1, weight_decay=0.1)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+model.fit(data, epochs=1, shuffle=False, verbose=0)
+np.save(path, np.concatenate([w.ravel() for w in model.get_weights()]))
+"""
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("sgd", 1e-6), ("adamw", 1e-5)])
+def test_two_replicas_end_where_one_device_does_with_clipping(kind, bound, tmp_path):
+    ends = []
+    for replicas in (1, 2):
+        path = str(tmp_path / f"{replicas}.npy")
+        arguments = [sys.executable, "-c", _REPLICAS, kind, str(replicas), path]
+        subprocess.run(arguments, check=True, capture_output=True)
+        ends.append(np.load(path))
+    assert np.linalg.norm(ends[0] - ends[1]) <= bound * np.linalg.norm(ends[0])
+
+
+def model_and_gradients():
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3))
+    rng = np.random.default_rng(5)
+    return model, [rng.normal(size=variable.shape).astype(np.float32) for variable in model.trainable_variables]
+
+
+def test_the_summed_gradient_is_clipped_by_its_global_norm():
+    model, gradients = model_and_gradients()
+    before = model.get_weights()
+    make_optimizer("sgd", model, 0.5, clip_norm=0.25).apply(gradients)
+    norm = np.sqrt(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients))
+    for old, new, gradient in zip(before, model.get_weights(), gradients, strict=True):
+        np.testing.assert_allclose(new, old - 0.5 * gradient * 0.25 / norm, atol=1e-6)
+
+
+def test_decay_is_of_kernels_alone_and_times_the_learning_rate():
+    model, gradients = model_and_gradients()
+    before = model.get_weights()
+    make_optimizer("adamw", model, 0.01, clip_norm=None, weight_decay=0.2).apply([0 * g for g in gradients])
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        expected = old * (1 - 0.01 * 0.2) if variable.name == "kernel" else old
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, err_msg=variable.path)
+
+
+def test_two_steps_of_adam_are_those_of_the_definition():
+    model, gradients = model_and_gradients()
+    optimizer = make_optimizer("adamw", model, 0.01, clip_norm=None)
+    w, g, m, v = model.get_weights()[3].astype(np.float64), gradients[3].astype(np.float64), 0.0, 0.0
+    for step in (1, 2):
+        optimizer.apply(gradients)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = w - 0.01 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+    np.testing.assert_allclose(model.trainable_variables[3].numpy(), w, atol=5e-6)
+
+
+def test_momentum_is_not_nesterovs():
+    model, gradients = model_and_gradients()
+    before = model.get_weights()[3]
+    optimizer = make_optimizer("sgd", model, 0.1, clip_norm=None)
+    optimizer.apply(gradients)
+    optimizer.apply(gradients)
+    np.testing.assert_allclose(model.get_weights()[3], before - 0.1 * gradients[3] * (1 + 1.9), rtol=1e-5, atol=1e-6)
+
+
+def test_each_layer_learns_a_share_of_what_the_next_one_does():
+    model, _ = model_and_gradients()
+    shares = layer_shares(model.trainable_variables, 0.5)
+    assert shares["head/kernel"] == shares["Transformer.encoder_norm/gamma"] == 1.0
+    assert shares["Transformer.encoderblock_1.MlpBlock_3.Dense_0/kernel"] == 0.5
+    assert shares["Transformer.encoderblock_0.LayerNorm_0/gamma"] == 0.25
+    assert shares["embedding/kernel"] == shares["cls/cls"] == 0.125
+    gradients = [np.ones(variable.shape, np.float32) for variable in model.trainable_variables]
+    before = model.get_weights()
+    make_optimizer("sgd", model, 0.1, clip_norm=None, layer_decay=0.5).apply(gradients)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        np.testing.assert_allclose(variable.numpy(), old - 0.1 * shares[variable.path], atol=1e-6)

@@ -1,0 +1,102 @@
+"""SGD with momentum and AdamW as the papers mean them, equal on one device and on many.
+
+Keras clips each replica's gradients before they are summed, which is another algorithm than clipping their sum; here
+the sum comes first. Weight decay is decoupled, times the learning rate, of kernels alone ("How to train your ViT",
+section 3.2; big_vision decays the leaves that match "kernel").
+"""
+
+from typing import Literal
+
+import keras
+import tensorflow as tf
+
+OptimizerKind = Literal["adamw", "sgd"]
+
+
+class _AsThePapers:
+    """Global clipping of the summed gradients, and a decay and a share of the learning rate for each variable.
+
+    Leans on three private methods of Keras (`_clip_gradients`, `_all_reduce_sum_gradients`, `_var_key`); a test
+    compares two replicas with one device and fails if Keras changes under them.
+    """
+
+    def rules(self, decay: dict, share: dict) -> None:
+        """Decay and share of the learning rate by variable path; 0 and 1 where nothing is said."""
+        self._decay, self._share = decay, share
+
+    def build(self, variables):
+        super().build(variables)
+        self._path = {self._var_key(variable): variable.path for variable in variables}
+
+    def update_step(self, gradient, variable, learning_rate):
+        path = self._path[self._var_key(variable)]
+        learning_rate = learning_rate * self._share.get(path, 1.0)
+        if decay := self._decay.get(path, 0.0):
+            self.assign_sub(variable, variable * decay * learning_rate)
+        super().update_step(gradient, variable, learning_rate)
+
+    def _clip_gradients(self, grads):
+        replica = tf.distribute.get_replica_context()
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            grads = replica.all_reduce(tf.distribute.ReduceOp.SUM, grads)
+        return super()._clip_gradients(grads)
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return grads_and_vars  # they are summed already
+
+
+@keras.saving.register_keras_serializable("keras_vit_training")
+class SGD(_AsThePapers, keras.optimizers.SGD):
+    """Momentum, not Nesterov's."""
+
+
+@keras.saving.register_keras_serializable("keras_vit_training")
+class Adam(_AsThePapers, keras.optimizers.Adam):
+    """Adam; with a decay it is AdamW."""
+
+
+def make_optimizer(
+    kind: OptimizerKind,
+    model: keras.Model,
+    learning_rate,
+    *,
+    clip_norm: float | None,
+    weight_decay: float = 0.0,
+    layer_decay: float = 1.0,
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a recipe, built for the model's trainable variables.
+
+    Args:
+        kind: "adamw" (0.9, 0.999, epsilon 1e-8) or "sgd" (momentum 0.9).
+        learning_rate: a number or a schedule.
+        clip_norm: largest global norm of the summed gradient.
+        weight_decay: of kernels, times the learning rate, per step.
+        layer_decay: each encoder block learns at this share of the rate of the next one (BEiT, arXiv 2106.08254).
+    """
+    if kind == "sgd":
+        optimizer = SGD(learning_rate, momentum=0.9, global_clipnorm=clip_norm)
+    else:
+        optimizer = Adam(learning_rate, beta_1=0.9, beta_2=0.999, epsilon=1e-8, global_clipnorm=clip_norm)
+    variables = model.trainable_variables
+    kernels = {variable.path: weight_decay for variable in variables if variable.name == "kernel"}
+    optimizer.rules(kernels, layer_shares(variables, layer_decay))
+    optimizer.build(variables)
+    return optimizer
+
+
+def layer_shares(variables, layer_decay: float) -> dict[str, float]:
+    """Share of the learning rate by path: 1 for what follows the encoder, less by layer_decay for each block below.
+
+    What precedes the encoder (embedding, class token, positions, a stem) counts as one layer below the first block.
+    """
+    depths = {}
+    for variable in variables:
+        layer = variable.path.split("/")[0]
+        if layer.startswith("Transformer.encoderblock_"):
+            depths[variable.path] = int(layer.removeprefix("Transformer.encoderblock_").split(".")[0]) + 1
+        elif layer.startswith(("Transformer.encoder_norm", "pre_logits", "head", "MAPHead", "pool")):
+            depths[variable.path] = None
+        else:
+            depths[variable.path] = 0
+    top = max((depth for depth in depths.values() if depth is not None), default=0) + 1
+    return {path: layer_decay ** (top - (top if depth is None else depth)) for path, depth in depths.items()}
