@@ -66,24 +66,25 @@ def test_the_served_model_reads_the_digits_from_their_files(place):
     assert right.mean() == pytest.approx(summary["test_accuracy"])
 
 
-def blocks(page: pathlib.Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
-
-
-COMMANDS = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines() if line]
-# Those of long training, which have tests of their own.
-LONG = [line for line in COMMANDS if "tfds:" in line or line in ("make demo", "make test")]
-SCRIPTS = [(page.name, block) for page in PAGES for block in blocks(page, "python")]
+# What has tests of its own: long training.
+LONG = ("tfds:", "make demo", "make test")
+BLOCKS = [
+    (page.name, *block)
+    for page in PAGES
+    for block in re.findall(r"```(sh|python)\n(.*?)```", page.read_text(), re.DOTALL)
+]
 
 
 def test_every_documented_command_and_script_runs_as_written(place):
     """In the order of the pages, in one folder, as a reader would."""
-    for line in COMMANDS:
-        if line not in LONG:
-            assert line.startswith("python -m "), line
-            run(line.split()[1:], place)
-    for name, script in SCRIPTS:
-        print(name, run(["-c", script], place))
+    for page, language, block in BLOCKS:
+        if language == "python":
+            print(page, run(["-c", block], place))
+            continue
+        for line in filter(None, block.splitlines()):
+            if not any(part in line for part in LONG):
+                assert line.startswith("python -m "), line
+                run(line.split()[1:], place)
 
 
 def test_every_link_of_the_documentation_leads_somewhere():
