@@ -72,7 +72,7 @@ class Run:
             config = {"settings": settings, "environment": environment()}
             write_text(self.config_file, json.dumps(config, indent=2) + "\n")
         if not self.labels_file.is_file():
-            write_text(self.labels_file, "".join(f"{label}\n" for label in labels))
+            write_text(self.labels_file, run_directory.labels_text(labels))
         self.state_file.parent.mkdir(exist_ok=True)
 
     def _unfinished(self) -> list[pathlib.Path]:
