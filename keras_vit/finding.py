@@ -117,7 +117,7 @@ def _address(written: str, cache: pathlib.Path) -> str:
     family, _, file = name.partition(":")
     if family == "augreg" and file in _AUGREG_MODELS:
         index = _fetch(_web_address(f"{_AUGREG}/index.csv"), cache)
-        return _web_address(f"{_AUGREG}/{best_upstream(index.read_text('utf-8-sig', 'replace'), file)}.npz")
+        return _web_address(f"{_AUGREG}/{best_upstream(index.read_text('utf-8', 'replace'), file)}.npz")
     if family == "augreg" and re.fullmatch(_AUGREG_FILE, file, re.ASCII):
         return _web_address(f"{_AUGREG}/{file}.npz")
     known = [*_ADDRESSES, *(f"augreg:{model}" for model in _AUGREG_MODELS)]
@@ -293,22 +293,28 @@ def _attempt(address: str, path: pathlib.Path) -> str:
         if size is None and not response.chunked:  # whose end is marked, as Google's is of what it stores compressed
             raise _TransferError("the server does not say its size", again=False)
         room = shutil.disk_usage(path.parent).free - _SPARE
+        if size is not None and size > room:
+            raise _no_room(path, room)
         with tqdm.tqdm(
             total=size, desc=path.name, unit="B", unit_scale=True, unit_divisor=1024, disable=None
         ) as progress:
-            while max(received, size or 0) <= room and (chunk := _read(response)):
+            while chunk := _read(response):
+                received += len(chunk)
+                if received > room:
+                    raise _no_room(path, room)
                 stream.write(chunk)
                 sha256.update(chunk)
-                received += len(chunk)
                 progress.update(len(chunk))
-        if max(received, size or 0) > room:
-            raise UserError(
-                f"{path.name} needs {size or f'more than {received}'} bytes, but the disk of {path.parent} has room "
-                f"for {max(room, 0)}; make room or name another folder in {CACHE_VARIABLE}."
-            )
         if size is not None and received != size:
             raise _TransferError(f"it ended after {received} of {size} bytes", again=True)
     return sha256.hexdigest()
+
+
+def _no_room(path: pathlib.Path, room: int) -> UserError:
+    return UserError(
+        f"{path.name} is larger than the {max(room, 0)} bytes for which the disk of {path.parent} has room; make room "
+        f"or name another folder in {CACHE_VARIABLE}."
+    )
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):

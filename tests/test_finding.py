@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -171,6 +172,7 @@ FINE = f"{B_16}--imagenet2012-steps_20k-lr_0.03-res_384"
         ("imagenet21k/R50+ViT-B_16", "vit_models/imagenet21k/R50%2BViT-B_16.npz"),
         ("imagenet21k+imagenet2012/ViT-B_16-224", "vit_models/imagenet21k%2Bimagenet2012/ViT-B_16-224.npz"),
         ("imagenet21k+imagenet2012/ViT-L_16", "vit_models/imagenet21k%2Bimagenet2012/ViT-L_16.npz"),
+        ("imagenet21k+imagenet2012/ViT-L_16-224", "vit_models/imagenet21k%2Bimagenet2012/ViT-L_16-224.npz"),
         ("sam/ViT-B_16", "vit_models/sam/ViT-B_16.npz"),
         ("gsam/ViT-S_32", "vit_models/gsam/ViT-S_32.npz"),
         (f"augreg:{B_16}", f"vit_models/augreg/{B_16}.npz"),
@@ -325,7 +327,7 @@ def test_an_index_without_an_answer_is_named(index, problem):
 
 
 def test_an_augreg_model_goes_through_the_index_in_the_cache():
-    place_by_hand("augreg:B_16", b"\xef\xbb\xbf" + INDEX.encode())
+    place_by_hand("augreg:B_16", INDEX.encode())
     model = place_by_hand("augreg:B_16", CONTENT)
     assert model.name == "B_16-i21k-b.npz"
     assert find_checkpoint("augreg:B_16") == find_checkpoint("gs://vit_models/augreg/B_16-i21k-b.npz") == model
@@ -404,9 +406,12 @@ def test_equal_names_at_two_addresses_are_two_files(server):
 
 
 @pytest.mark.parametrize("path", ["/short-once.npz", "/busy-once.npz"])
-def test_a_transfer_that_fails_once_is_repeated(path, server):
+def test_a_transfer_that_fails_once_is_repeated_after_a_pause(path, server, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(finding, "_PAUSES", (0.1, 0.2))
+    monkeypatch.setattr(time, "sleep", pauses.append)
     assert find_checkpoint(server.address(path)).read_bytes() == CONTENT
-    assert server.requests[path] == 2
+    assert (server.requests[path], pauses) == (2, [0.1])
 
 
 @pytest.mark.parametrize(
@@ -469,12 +474,14 @@ def test_callers_at_the_same_moment_each_get_the_whole_file(server, cache):
     assert len(kept(cache)) == 2
 
 
-@pytest.mark.parametrize("path", ["/whole/model.npz", "/chunked.npz"])
-def test_a_file_that_would_fill_the_disk_is_refused(path, server, cache, monkeypatch):
+@pytest.mark.parametrize(("path", "reads"), [("/whole/model.npz", 0), ("/chunked.npz", 2)])
+def test_a_file_that_would_fill_the_disk_is_refused_before_it_does(path, reads, server, cache, monkeypatch):
+    read, done = finding._read, []
+    monkeypatch.setattr(finding, "_read", lambda response: done.append(1) or read(response))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=2**26 + 2**20))
     sentence = complaint(server.address(path))
-    assert f"has room for {2**20}; make room" in sentence
-    assert kept(cache) == []
+    assert f"is larger than the {2**20} bytes for which the disk of" in sentence
+    assert (kept(cache), len(done)) == ([], reads)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
