@@ -1,6 +1,7 @@
 """Ordinary Keras life: compile, fit, save, and load in a process that only imports keras_vit."""
 
 import dataclasses
+import os
 import pathlib
 import subprocess
 import sys
@@ -99,8 +100,9 @@ for index, config in enumerate(test_saving.CONFORMANCE.values()):
 
 
 def test_the_seed_alone_decides_the_initial_weights_in_every_process(tmp_path):
-    place = pathlib.Path(__file__).parent
-    subprocess.run([sys.executable, "-c", _INITIAL, str(tmp_path)], check=True, cwd=place, capture_output=True)
+    tests = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    subprocess.run([sys.executable, "-c", _INITIAL, str(tmp_path)], check=True, env=environment, capture_output=True)
     for index, config in enumerate(CONFORMANCE.values()):
         keras.utils.set_random_seed(4)
         model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)

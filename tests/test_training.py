@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -407,3 +410,20 @@ def test_the_notes_model_has_its_7850_parameters():
     recipe = RECIPES["mnist-notes"]
     model = keras_vit.build(recipe.model, image_size=recipe.image_size, channels=recipe.channels, num_classes=10)
     assert model.count_params() == 7_850
+
+
+_LOADED = """
+import sys
+import keras, keras_vit
+model = keras.models.load_model(sys.argv[1])
+assert not model.compiled
+assert keras_vit.config_of(model).hidden_size == 12
+assert not {name for name in sys.modules if name.split(".")[0] == "training"}
+"""
+
+
+def test_the_model_of_a_run_is_loaded_by_whoever_has_keras_vit_alone(tmp_path):
+    run = pretrain.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
+    root = pathlib.Path(__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, "-c", _LOADED, str(run.model_file)], check=True, env=environment)

@@ -103,9 +103,10 @@ class Run:
             )
 
     def save_model(self, model: keras.Model) -> None:
-        """Write model.keras, without the optimizer."""
+        """Write model.keras, as if it had never been compiled: whoever loads it needs keras_vit alone."""
+        uncompiled = keras.Model(model.input, model.output, name=model.name)  # of the same layers
         with written_whole(self.model_file) as temporary:
-            model.save(temporary, include_optimizer=False)
+            uncompiled.save(temporary)
 
     def metrics(self) -> list[dict]:
         """One record for each finished epoch."""
