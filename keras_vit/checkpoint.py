@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 
@@ -29,7 +30,6 @@ from keras_vit.recognition import (
     Checkpoint,
     declared_grid,
     infer_config,
-    num_heads_of,
     open_checkpoint,
     square_grid,
     stored_image_size,
@@ -46,6 +46,11 @@ _FIRST_KERNELS = (
     "resnet/root_block/standardized_conv2d/kernel",
     "embedding/kernel",
 )
+
+_SUFFIXES = {"npz": ".npz", "npz-linen": ".npz", "big_vision": ".npz"}
+_SUFFIXES |= {"timm": ".safetensors", "torchvision": ".safetensors"}
+_TORCH = ("huggingface", "timm", "torchvision")
+_FLAX = ("npz", "npz-linen", "big_vision")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +279,10 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
     if layout == "big_vision":
         weights = _without_class_position(weights)
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
-    arrays = untranslate(weights, layout_of(config, layout, num_classes).rules, num_heads)
+    rules = layout_of(config, layout, num_classes).rules
+    if path.suffix != (suffix := _SUFFIXES.get(layout, path.suffix)):
+        raise UserError(f"A file of the layout {layout} should end in {suffix}, but is {path.name!r}; name it so.")
+    arrays = untranslate(weights, rules, num_heads)
     if layout == "torchvision":
         norms = [key for key in arrays if key.endswith(".running_var")]
         arrays |= {key.replace("running_var", "num_batches_tracked"): np.zeros((), np.int64) for key in norms}
@@ -369,24 +377,49 @@ def _plan(
             f"The checkpoint does not fit the model: missing in the file: {_listed(missing)}; "
             f"left over in it: {_listed(extra)}."
         )
-    resized = ()
+    resized, config = (), config_of(model)
+    if checkpoint.layout != "keras" and isinstance(config, ViTConfig):
+        _require_same_kind(checkpoint, config)
     if POSITIONS in offered:
         layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
-        fitted = _fit_positions(offered[POSITIONS], layer, resampler or checkpoint.origin.resampler, stored_grid)
+        stored_grid = stored_grid or declared_grid(checkpoint, config)
+        fitted = _fit_positions(checkpoint, layer, resampler or checkpoint.origin.resampler, stored_grid)
         resized = (POSITIONS,) if fitted is not offered[POSITIONS] else ()
         offered[POSITIONS] = fitted
-    config = config_of(model)
     for key, weight in offered.items():
         if weight.shape != tuple(weights[key].shape):
             raise UserError(
                 f"The array {weight.source.key!r} has shape {weight.source.shape}, but the model needs "
                 f"{tuple(weights[key].shape)} for {key!r}."
             )
-        if key.endswith("MultiHeadDotProductAttention_1/query/kernel"):
-            num_heads_of(weight, config.hidden_size, Declared(num_heads=config.num_heads))
+        heads = _heads_in_file(key, weight) if checkpoint.layout in _FLAX else None
+        if heads is not None and heads != config.num_heads:
+            raise UserError(f"The file has {heads} heads ({weight.source.key!r}), not {config.num_heads}.")
     loaded = {key: weight.source.key for key, weight in sorted(offered.items())}
     report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
     return _Plan(offered, report)
+
+
+def _heads_in_file(key: str, weight: Weight) -> int | None:
+    """Flax's projections have an axis for the heads: before the last one, of the output's kernel the first."""
+    projection = re.search(r"/MultiHeadDotProductAttention_\d/(query|key|value|out)/(kernel|bias)$", key)
+    if projection is None or projection[0].endswith("out/bias"):
+        return None
+    return weight.source.shape[0 if projection[1] == "out" else -2]
+
+
+def _require_same_kind(checkpoint: Checkpoint, config: ViTConfig) -> None:
+    """Refuse what equal keys and shapes would hide."""
+    told, norm = {"position_injection": "input"}, checkpoint.weights.get("Transformer/encoder_norm/scale")
+    if norm is not None:
+        told["norm_after_pooling"] = norm.source.key == "fc_norm.weight"
+    if checkpoint.declared.num_heads is not None:
+        told["num_heads"] = checkpoint.declared.num_heads
+    for field, value in told.items():
+        if getattr(config, field) != value:
+            raise UserError(
+                f"The file is of a model with {field}={value!r}, but this one has {getattr(config, field)!r}."
+            )
 
 
 def _declared_in(beginnings: tuple[str, ...], key: str, weight: Weight) -> bool:
@@ -416,17 +449,19 @@ def _assign(model: keras.Model, plan: Mapping[str, Weight]) -> None:
 
 
 def _fit_positions(
-    table: Weight, layer: PositionEmbedding, resampler: Resampler, stored_grid: tuple[int, int] | None
+    checkpoint: Checkpoint, layer: PositionEmbedding, resampler: Resampler, stored_grid: tuple[int, int] | None
 ) -> Weight:
-    """The stored table for the grid of the model. An equal number of tokens is taken as the same grid, as vit_jax does,
-    unless stored_grid says otherwise.
+    """The stored table for the grid of the model, unless stored_grid says otherwise: vit_jax takes an equal number of
+    tokens as the same grid, the torch codes take a square number as a square.
     """
-    if len(table.shape) != 3:
-        raise UserError(f"The array {table.source.key!r} should have 3 axes, but has shape {table.shape}.")
+    table = checkpoint.weights[POSITIONS]
+    if len(table.shape) != 3 or table.shape[0] != 1:
+        raise UserError(f"The array {table.source.key!r} should be (1, tokens, width), but has shape {table.shape}.")
     rows, columns = layer.grid
     num_tokens = table.shape[1] - layer.num_prefix_tokens
     if stored_grid is None:
-        stored_grid = layer.grid if num_tokens == rows * columns else square_grid(num_tokens)
+        square = math.isqrt(max(num_tokens, 0)) ** 2 == num_tokens and checkpoint.layout in _TORCH
+        stored_grid = layer.grid if num_tokens == rows * columns and not square else square_grid(num_tokens)
     if stored_grid[0] * stored_grid[1] != num_tokens:
         raise UserError(f"The file has position embeddings for {num_tokens} patches, not for a grid of {stored_grid}.")
     if tuple(stored_grid) == layer.grid:

@@ -52,10 +52,26 @@ class ResNetConfig:
         if channels is None:
             channels = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
         object.__setattr__(self, "stage_channels", tuple(channels))
+        if min(self.block_units, default=1) < 1 or self.root_channels < 1 or self.num_groups < 1:
+            raise UserError(
+                f"block_units, root_channels and num_groups must be at least 1, but are {self.block_units}, "
+                f"{self.root_channels} and {self.num_groups}."
+            )
+        for field in ("group_norm_epsilon", "variance_epsilon", "deviation_epsilon"):
+            if not 0.0 <= getattr(self, field) < 1.0:
+                raise UserError(f"{field} must be in [0, 1), but is {getattr(self, field)}.")
         if len(self.stage_channels) != len(self.block_units):
             raise UserError(
                 f"stage_channels must have one number for each of the {len(self.block_units)} stages, but is "
                 f"{self.stage_channels}."
+            )
+        if any(channels % 4 for channels in self.stage_channels):
+            raise UserError(f"stage_channels must be multiples of 4, but are {self.stage_channels}.")
+        heads = self.axial_heads
+        if heads is not None and (self.preactivation or heads < 1 or any(c // 4 % heads for c in self.stage_channels)):
+            raise UserError(
+                f"axial_heads belong to a post-activation ResNet and must divide a quarter of {self.stage_channels}, "
+                f"but are {heads}."
             )
         for channels in (self.root_channels, *(channels // 4 for channels in self.stage_channels)):
             if channels < 1 or channels % self.num_groups:
@@ -105,6 +121,13 @@ class ConvStem:
         if not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0:
             raise UserError(
                 f"A convolutional stem needs as many channels as kernel sizes and strides, but has {self.channels}, "
+                f"{self.kernel_sizes} and {self.strides}."
+            )
+        if min(*self.channels, *self.kernel_sizes, *self.strides) < 1 or not all(
+            size % 2 for size in self.kernel_sizes
+        ):
+            raise UserError(
+                f"A convolutional stem needs positive numbers and odd kernels, but has {self.channels}, "
                 f"{self.kernel_sizes} and {self.strides}."
             )
 
@@ -377,4 +400,4 @@ def config_from_dict(fields: dict) -> ModelConfig:
     """The configuration that `config_to_dict` made `fields` from."""
     kinds = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem)}
     values = {name: config_from_dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
-    return kinds[values.pop("kind")](**values)
+    return kinds[values.pop("kind", "ViTConfig")](**values)

@@ -21,6 +21,7 @@ class Declared:
     gelu: str | None = None
     layer_norm_epsilon: float | None = None
     image_size: tuple[int, int] | None = None
+    classifier: str | None = None
     value_range: tuple | None = None
     """What 0 and 255 become, a number each or one for each channel."""
 
@@ -43,8 +44,12 @@ def _transformers(config: dict, processor: dict) -> Declared:
     if is_vit and act is not None and (not isinstance(act, str) or act not in _GELU):
         raise UserError(f"config.json asks for the activation {act!r}; known are {', '.join(_GELU)}.")
     backbone = config.get("backbone_config") or config
+    if not isinstance(backbone, dict):
+        raise UserError(f"config.json should give backbone_config as an object, but gives {backbone!r:.80}.")
     if backbone.get("model_type") == "bit":
-        _refuse_other_paddings(backbone)
+        _refuse_other_operators(backbone)
+    if is_vit and config.get("pooler_act", "tanh") != "tanh":
+        raise UserError(f"config.json asks for the pooler's activation {config['pooler_act']!r}; only tanh is known.")
     return Declared(
         num_heads=_number(config, "num_attention_heads"),
         num_groups=_number(backbone, "num_groups"),
@@ -55,7 +60,7 @@ def _transformers(config: dict, processor: dict) -> Declared:
     )
 
 
-def _refuse_other_paddings(backbone: dict) -> None:
+def _refuse_other_operators(backbone: dict) -> None:
     """Two of the Bit networks that transformers can describe exist as weights: BiT, and the stem of the hybrids."""
     layer_type, padding = backbone.get("layer_type"), backbone.get("global_padding")
     same = isinstance(padding, str) and padding.upper() == "SAME"
@@ -64,6 +69,12 @@ def _refuse_other_paddings(backbone: dict) -> None:
             "config.json should describe a Bit of layer_type 'preactivation' with global_padding null, or "
             f"'bottleneck' with 'same', but says {layer_type!r} with {padding!r}."
         )
+    expected = {"hidden_act": "relu", "output_stride": 32, "embedding_dynamic_padding": same}
+    for field, value in expected.items():
+        if backbone.get(field, value) != value:
+            raise UserError(
+                f"config.json should give {field}={value!r} for this Bit, but gives {backbone[field]!r:.80}."
+            )
 
 
 def _timm(config: dict) -> Declared:
@@ -72,7 +83,13 @@ def _timm(config: dict) -> Declared:
     arguments = config.get("model_args")
     arguments = arguments if isinstance(arguments, dict) else {}
     size = arguments.get("img_size") or pretrained.get("input_size")
+    if arguments.get("no_embed_class"):
+        raise UserError("config.json asks for no_embed_class, position embeddings without the class token: not known.")
+    pool = arguments.get("global_pool", config.get("global_pool"))
+    if pool not in (None, "token", "avg"):
+        raise UserError(f"config.json asks for global_pool={pool!r:.80}; only token and avg are known.")
     return Declared(
+        classifier={"token": "token", "avg": "gap"}.get(pool),
         num_heads=_number(arguments, "num_heads"),
         image_size=_pair(size[1:] if isinstance(size, list) and len(size) == 3 else size),
         value_range=_range(pretrained.get("mean"), pretrained.get("std")),
@@ -102,7 +119,7 @@ def _range(mean, std) -> tuple | None:
     if mean is None or std is None:
         return None
     channels = [mean, std]
-    if not all(isinstance(part, list) and all(isinstance(n, int | float) for n in part) for part in channels):
+    if not all(isinstance(part, list) and all(_is_moderate(n) for n in part) for part in channels):
         raise UserError(f"The mean and deviation of the images should be lists of numbers, but are {mean!r}, {std!r}.")
     if len(mean) != len(std) or not mean or min(std) <= 0:
         raise UserError(f"The images' mean {mean} and deviation {std} should have one positive number per channel.")
@@ -111,6 +128,10 @@ def _range(mean, std) -> tuple | None:
     if len(set(low)) == len(set(high)) == 1:
         return low[0], high[0]
     return low, high
+
+
+def _is_moderate(number) -> bool:
+    return isinstance(number, int | float) and -1e6 < number < 1e6
 
 
 def huggingface_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: int) -> dict:

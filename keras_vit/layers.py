@@ -91,7 +91,7 @@ class StandardizedConv2D(keras.layers.Layer):
 
     def build(self, input_shape):
         shape = (self.kernel_size, self.kernel_size, input_shape[-1], self.filters)
-        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=_initial("lecun_normal"))
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=_initial("lecun_normal"), autocast=False)
 
     def call(self, images):
         kernel = ops.cast(self.kernel, "float32")  # 1e-10 is nothing in half precision

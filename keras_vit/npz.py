@@ -53,7 +53,7 @@ def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.Z
             version = np.lib.format.read_magic(stream)
             read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
             shape, fortran_order, dtype = read_header(stream)
-        except (ValueError, KeyError, zlib.error) as error:
+        except (ValueError, KeyError, MemoryError, zlib.error) as error:
             raise UserError(f"The entry {member.filename!r} of the archive is not a NumPy array ({error}).") from error
         start = stream.tell()
     key = member.filename.removesuffix(".npy")

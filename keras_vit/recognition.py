@@ -132,7 +132,7 @@ def infer_config(
             for units, wide in zip(config.block_units, config.stage_channels, strict=True)
         )
     held = sum(math.prod(weight.shape) for weight in weights.values())
-    if least > held + 2**20:
+    if least > held:
         raise UserError(
             f"The arrays do not fit together: such a model has at least {least} weights, but they hold {held}."
         )
@@ -150,6 +150,7 @@ def _infer_vit(
     blocks = {int(match[1]) for key in weights if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
     if not blocks or blocks != set(range(len(blocks))):
         raise UserError(f"The encoder blocks should be numbered from 0 without gaps, but are {sorted(blocks)}.")
+    _require_alike(weights, r"(Transformer/encoderblock_\d+/)(.*)")
     first = "Transformer/encoderblock_0/"
     patch = _shape(weights, "embedding/kernel", 4)
     hidden_size = patch[3]
@@ -158,8 +159,14 @@ def _infer_vit(
     seen = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
     if seen and classifier not in (None, seen):
         raise UserError(f"The file's weights are those of the classifier {seen!r}, but {classifier!r} was asked for.")
+    if declared.classifier not in (None, seen or classifier or "gap"):
+        raise UserError(
+            f"config.json says that the head reads {declared.classifier!r}, but the arrays are those of "
+            f"{seen or classifier or 'gap'!r}."
+        )
     if POSITIONS in weights:
-        _shape(weights, POSITIONS, 3)
+        if _shape(weights, POSITIONS, 3)[0] != 1:
+            raise UserError(f"The array {weights[POSITIONS].source.key!r} should begin with an axis of length 1.")
         position_embedding = "learned"
     norm = weights.get("Transformer/encoder_norm/scale")
     return ViTConfig(
@@ -173,10 +180,22 @@ def _infer_vit(
         gelu=declared.gelu or origin.gelu,
         layer_norm_epsilon=declared.layer_norm_epsilon or origin.layer_norm_epsilon,
         stem=_infer_stem(checkpoint, declared, conv_stem_strides),
-        position_embedding=position_embedding or "sincos-2d",
+        position_embedding=position_embedding or ("sincos-2d" if checkpoint.layout == "big_vision" else "none"),
         qkv_bias=f"{query}bias" in weights,
         norm_after_pooling=norm is not None and norm.source.key == "fc_norm.weight",
     )
+
+
+def _require_alike(weights: Mapping[str, Weight], pattern: str) -> None:
+    """Refuse blocks of which one lacks a weight that another has, before a model is built for them."""
+    parts: dict[str, set[str]] = {}
+    for key in weights:
+        if match := re.fullmatch(pattern, key):
+            parts.setdefault(match[1], set()).add(match[2])
+    every = set().union(*parts.values())
+    for block, held in parts.items():
+        if lacking := sorted(every - held):
+            raise UserError(f"The checkpoint is not whole: missing in the file: {block}{lacking[0]}.")
 
 
 def num_heads_of(query: Weight, hidden_size: int, declared: Declared) -> int:

@@ -37,6 +37,11 @@ def _merge_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[0] * shape[1], *shape[2:]
 
 
+def _only_ones(sides: tuple[int, ...], stored: tuple[int, ...], squeezed: tuple[int, ...]) -> tuple[int, ...]:
+    """The squeezed shape if what is squeezed has length one; else the stored one, which will fit no weight."""
+    return squeezed if set(sides) <= {1} else stored
+
+
 SAME = Form((), lambda shape: shape, lambda array: array, lambda weight, heads: weight)
 # torch's Linear: (out, in).
 LINEAR = Form((2,), lambda s: (s[1], s[0]), lambda a: a.T, lambda w, heads: w.T)
@@ -62,10 +67,17 @@ FROM_HEADS = Form(
     lambda w, heads: w.reshape(heads, w.shape[0] // heads, w.shape[1]),
 )
 # GroupNorm: (C), in files of older flax (1, 1, 1, C).
-CHANNELS = Form((1, 4), lambda s: s[-1:], lambda a: a.reshape(-1), lambda w, heads: w)
+CHANNELS = Form((1, 4), lambda s: _only_ones(s[:-1], s, s[-1:]), lambda a: a.reshape(-1), lambda w, heads: w)
 # A dense layer kept as a 1x1 convolution: (1, 1, in, out), torch's (out, in, 1, 1).
-POINTWISE = Form((4,), lambda s: s[2:], lambda a: a.reshape(a.shape[2:]), lambda w, heads: w[None, None])
-POINTWISE_TORCH = Form((4,), lambda s: (s[1], s[0]), lambda a: a[:, :, 0, 0].T, lambda w, heads: w.T[:, :, None, None])
+POINTWISE = Form(
+    (4,), lambda s: _only_ones(s[:2], s, s[2:]), lambda a: a.reshape(a.shape[2:]), lambda w, heads: w[None, None]
+)
+POINTWISE_TORCH = Form(
+    (4,),
+    lambda s: _only_ones(s[2:], s, (s[1], s[0])),
+    lambda a: a[:, :, 0, 0].T,
+    lambda w, heads: w.T[:, :, None, None],
+)
 
 
 @dataclasses.dataclass(frozen=True)

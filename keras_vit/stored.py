@@ -39,13 +39,16 @@ class Stored:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, scratch: np.ndarray | None = None) -> np.ndarray:
-        """The numbers; bfloat16 as float32. Raises UserError if they are not all finite.
+        """The numbers, floating-point ones as float32. Raises UserError if they are not all finite.
 
         `scratch` (bytes) may be used for them: the result is then valid until the next use of it.
         """
         array = self.fetch(scratch)
         if self.dtype == np.dtype("V2"):  # the upper half of a float32
             array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        if self.is_float:
+            with np.errstate(over="ignore"):  # what is too large for a weight is not finite then
+                array = array.astype(np.float32, copy=False)
         if self.is_float and array.size and not np.isfinite([array.min(), array.max()]).all():
             raise UserError(f"The array {self.key!r} holds numbers that are not finite; the file is damaged.")
         return array

@@ -28,7 +28,10 @@ def open_folder(folder: pathlib.Path) -> dict[str, Stored]:
     for name in sorted(set(shards.values())):
         if pathlib.Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(f"{index.name} names the shard {name!r}, which is no .safetensors file of the same folder.")
-        arrays |= open_safetensors(folder / name)
+        held = open_safetensors(folder / name)
+        if foreign := sorted(key for key in held if shards.get(key) != name):
+            raise UserError(f"{name} holds the array {foreign[0]!r}, which {index.name} does not list there.")
+        arrays |= held
     missing = sorted(shards.keys() - arrays.keys())
     if missing:
         raise UserError(f"{index.name} lists the array {missing[0]!r}, which no shard holds; fetch the folder again.")
@@ -87,7 +90,7 @@ def write_safetensors(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None
 
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
         save_file(contiguous, temporary, metadata={"format": "pt"})
         os.replace(temporary, path)
     finally:

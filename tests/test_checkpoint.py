@@ -229,7 +229,7 @@ def test_a_weight_that_is_there_twice_is_refused(tmp_path, arrays):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_refused_by_key_and_the_model_is_untouched(value, tmp_path, arrays):
     arrays["head/kernel"][3, 2] = value
-    model = keras_vit.from_checkpoint(TOKEN)
+    model = randomize(keras_vit.from_checkpoint(TOKEN))
     before = model.get_weights()
     for load in (keras_vit.from_checkpoint, lambda path: keras_vit.load_checkpoint(model, path)):
         with pytest.raises(UserError, match="'head/kernel' holds numbers that are not finite"):

@@ -2,7 +2,9 @@
 
 import dataclasses
 import pathlib
+import shutil
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import keras_vit
 from conftest import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 from keras_vit import ConvStem, UserError
 from keras_vit.npz import read_npz, write_npz
-from keras_vit.tensors import read_json, write_json
+from keras_vit.tensors import read_json, write_json, write_safetensors
 
 # Files of every family, the options that tell what they cannot, and the layout that they are written in.
 FILES = {
@@ -387,3 +389,170 @@ def test_a_range_for_each_channel_becomes_one_for_another_number_of_channels():
     low, high = keras_vit.preprocessing_of(grey).value_range
     np.testing.assert_allclose(low, -(0.485 / 0.229 + 0.456 / 0.224 + 0.406 / 0.225) / 3, rtol=1e-6)
     np.testing.assert_allclose(high, (0.515 / 0.229 + 0.544 / 0.224 + 0.594 / 0.225) / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "suffix"),
+    [("npz", "x.safetensors", ".npz"), ("timm", "x.npz", ".safetensors"), ("torchvision", "x", ".safetensors")],
+)
+def test_a_file_is_named_as_its_layout_is_read(layout, name, suffix, tmp_path):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)
+    with pytest.raises(UserError, match=f"layout {layout} should end in {suffix}, but is '{name}'"):
+        keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def refused_and_untouched(name: str, path: pathlib.Path, sentence: str) -> None:
+    """Neither way of loading takes the file, and a model full of other numbers stays as it is."""
+    model = randomize(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
+    before = model.get_weights()
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.load_checkpoint(model, path)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(path, **FILES[name][0])
+
+
+ATTENTION = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("hybrid_stages2.npz", {"gn_root/scale": np.ones((2, 1, 1, 32))}, "'gn_root/scale' has shape"),
+        ("vit_token.npz", {f"{ATTENTION}key/kernel": np.ones((48, 2, 24))}, "The file has 2 heads"),
+        ("vit_token.npz", {f"{ATTENTION}out/kernel": np.ones((2, 24, 48))}, "The file has 2 heads"),
+        ("vit_token.npz", {"head/bias": np.full(7, 1e39)}, "'head/bias' holds numbers that are not finite"),
+        ("vit_token.npz", {"Transformer/posembed_input/pos_embedding": np.ones((2, 17, 48))}, "pos_embedding"),
+        ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 3, 3), np.float32)}, "'head.fc.weight' has shape"),
+        ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 0, 0), np.float32)}, "'head.fc.weight' has shape"),
+    ],
+)
+def test_what_fits_no_weight_is_refused_before_any_is_touched(name, change, sentence, tmp_path):
+    arrays, path = arrays_of(FIXTURES / name) | change, tmp_path / name
+    (write_npz if path.suffix == ".npz" else write_safetensors)(path, arrays)
+    refused_and_untouched(name, path, sentence)
+
+
+def test_a_block_that_lacks_a_weight_is_named_before_a_model_is_built(tmp_path, monkeypatch):
+    arrays = read_npz(FIXTURES / "vit_token.npz")
+    del arrays[f"{ATTENTION}key/bias"]
+    write_npz(tmp_path / "x.npz", arrays)
+    monkeypatch.setattr(keras_vit.checkpoint, "build", pytest.fail)
+    with pytest.raises(UserError, match="not whole: missing in the file: Transformer/encoderblock_1/.*key/bias"):
+        keras_vit.from_checkpoint(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("hf_bit", {"hidden_act": "gelu"}, "hidden_act='relu' for this Bit, but gives 'gelu'"),
+        ("hf_bit", {"output_stride": 16}, "output_stride=32 for this Bit, but gives 16"),
+        ("hf_bit", {"embedding_dynamic_padding": True}, "embedding_dynamic_padding=False for this Bit"),
+        ("hf_bit_bottleneck_same", {"embedding_dynamic_padding": False}, "embedding_dynamic_padding=True for this Bit"),
+        ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
+        ("hf_vit_in21k", {"pooler_act": "relu"}, "the pooler's activation 'relu'"),
+        ("hf_vit", {"hidden_act": "swish"}, "the activation 'swish'; known are"),
+        ("hf_vit", {"backbone_config": [1]}, "backbone_config as an object"),
+    ],
+)
+def test_a_configuration_that_asks_for_other_operators_is_refused(name, change, sentence, tmp_path):
+    shutil.copytree(FIXTURES / name, tmp_path / name)
+    config = read_json(tmp_path / name / "config.json") | change
+    (tmp_path / name / "config.json").unlink()
+    write_json(tmp_path / name / "config.json", config)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"global_pool": "max"}, "global_pool='max'; only token and avg"),
+        ({"global_pool": "avg"}, "the head reads 'gap', but the arrays are those of 'token'"),
+        ({"model_args": {"no_embed_class": True}}, "no_embed_class"),
+    ],
+)
+def test_a_timm_configuration_that_the_arrays_contradict_is_refused(config, sentence, tmp_path):
+    shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
+    write_json(tmp_path / "config.json", {"architecture": "vit"} | config)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(tmp_path, num_heads=4)
+
+
+def test_a_square_number_of_tokens_is_a_square_to_the_torch_codes_alone():
+    timm, jax = FIXTURES / "timm_vit.safetensors", FIXTURES / "vit_token.npz"
+    stored = np.asarray(
+        keras_vit.from_checkpoint(timm, num_heads=4).get_layer("Transformer.posembed_input").pos_embedding
+    )
+    wide = keras_vit.from_checkpoint(timm, num_heads=4, image_size=(16, 64)).get_layer("Transformer.posembed_input")
+    expected = keras_vit.resize_position_embedding(stored, (4, 4), (2, 8), 1, "bicubic-antialias")
+    np.testing.assert_array_equal(np.asarray(wide.pos_embedding), expected)
+    model = keras_vit.from_checkpoint(jax, image_size=(16, 64))
+    assert keras_vit.load_checkpoint(model, jax).resized == ()
+
+
+def test_config_json_counts_for_load_checkpoint_too(tmp_path):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+    wider = keras_vit.build(TINY, image_size=(12, 60), num_classes=7)
+    assert keras_vit.load_checkpoint(wider, tmp_path / "hf").resized
+    heads = keras_vit.build(dataclasses.replace(TINY, num_heads=4), image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match="a model with num_heads=3, but this one has 4"):
+        keras_vit.load_checkpoint(heads, tmp_path / "hf")
+
+
+def test_kinds_that_share_their_keys_are_not_taken_for_each_other(tmp_path):
+    after = dataclasses.replace(TINY, classifier="gap", norm_after_pooling=True)
+    model = keras_vit.build(after, image_size=TINY_IMAGE, num_classes=7)
+    keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="timm")
+    before = keras_vit.build(dataclasses.replace(TINY, classifier="gap"), image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match="norm_after_pooling=True, but this one has False"):
+        keras_vit.load_checkpoint(before, tmp_path / "x.safetensors")
+
+
+def test_an_array_in_a_shard_that_does_not_list_it_is_refused(tmp_path):
+    arrays = arrays_of(FIXTURES / "hf_vit")
+    safetensors.numpy.save_file(arrays, tmp_path / "a.safetensors")
+    safetensors.numpy.save_file({"classifier.bias": arrays["classifier.bias"] + 1}, tmp_path / "b.safetensors")
+    listed = dict.fromkeys(arrays, "a.safetensors") | {"other": "b.safetensors"}
+    write_json(tmp_path / "model.safetensors.index.json", {"weight_map": listed})
+    with pytest.raises(
+        UserError, match="b.safetensors holds the array 'classifier.bias', which .* does not list there"
+    ):
+        keras_vit.from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: keras_vit.ResNetConfig((0,), 32),
+        lambda: keras_vit.ResNetConfig((1,), 32, num_groups=0),
+        lambda: keras_vit.ResNetConfig((1,), 2, (10,), num_groups=2),
+        lambda: keras_vit.ResNetConfig((1,), 32, axial_heads=2),
+        lambda: dataclasses.replace(TINY_STEM, axial_heads=3),
+        lambda: keras_vit.ResNetConfig((1,), 32, variance_epsilon=float("nan")),
+        lambda: ConvStem((4,), (2,), (2,)),
+        lambda: ConvStem((4,), (3,), (0,)),
+    ],
+)
+def test_stems_and_resnets_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UserError):
+        wrong()
+
+
+def test_a_standardised_kernel_stays_float32_in_mixed_precision():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = keras_vit.build(MODELS["bit"], image_size=TINY_IMAGE, num_classes=3)
+        layer = model.get_layer("resnet.root_block.standardized_conv2d")
+        layer.kernel.assign(1.0 + 1e-4 * np.random.default_rng(0).normal(size=layer.kernel.shape))
+        images = np.random.default_rng(1).uniform(-1, 1, (2, 18, 36, 3)).astype(np.float32)
+        mixed = np.asarray(layer(images), np.float32)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    exact = keras_vit.layers.StandardizedConv2D(**{k: v for k, v in layer.get_config().items() if k != "dtype"})
+    exact.build(images.shape)
+    exact.kernel.assign(np.asarray(layer.kernel))
+    np.testing.assert_allclose(mixed, exact(images), atol=0.3)
