@@ -14,6 +14,7 @@ from keras_vit.rules import CHANNELS, CONV, FROM_HEADS, LINEAR, POINTWISE, POINT
 from keras_vit.stored import Stored
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
+HEADS = ("head/", "resnet/head/")
 _BLOCK = "Transformer/encoderblock_{i}/"
 _ATTENTION = f"{_BLOCK}MultiHeadDotProductAttention_1/"
 _UNIT = "block{s}/unit{u}/"
