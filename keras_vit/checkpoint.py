@@ -112,7 +112,7 @@ def from_checkpoint(
         position_embedding: of files without a table: "sincos-2d" (the default for big_vision) or "none" (for others).
         num_heads: where neither arrays nor config.json tell it; default: that of the official model of this width.
         num_groups: of GroupNorm, likewise; the default is 32.
-        conv_stem_strides: of early convolutions; the default is 2, or, of more than four, 1 for those that do not widen.
+        conv_stem_strides: of early convolutions; default: 2, or, of more than four, 1 for those that do not widen.
         gelu, layer_norm_epsilon: other numerics than the origin's ("tanh" and 1e-6 for JAX files; config.json's, else
             "erf" and 1e-12, for transformers; "erf" and 1e-6 for timm and torchvision).
         dropout_rate, attention_dropout_rate, stochastic_depth_rate: for training on.
