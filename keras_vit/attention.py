@@ -1,9 +1,13 @@
-"""Multi-head attention as a composition of named layers, over all tokens or along one axis of their grid.
+"""Multi-head attention: its layers, and their composition over all tokens or along one axis of their grid.
 
-Axes: B batch, N tokens, M key tokens, h rows and w columns of the grid, D width.
+Axes: B batch, N tokens, M key tokens, D width, H heads, d width of a head (D = H * d), h rows and w columns of the
+grid.
 """
 
-from keras_vit.layers import DotProductAttention, FoldAxis, RelativePositions, TokenDense, UnfoldAxis
+import keras
+from keras import ops
+
+from keras_vit.layers import PACKAGE, TokenDense, small_normal
 
 
 def attention(
@@ -41,3 +45,135 @@ def axis_attention(tokens, axis: str, grid: tuple[int, int], **options):
     name = options["name"]
     folded = FoldAxis(axis, grid, name=f"{name}.fold")(tokens)  # (B * h, w, D) or (B * w, h, D)
     return UnfoldAxis(axis, grid, name=f"{name}.unfold")(attention(folded, folded, **options))
+
+
+def attention_probabilities(query, key, num_heads: int, offset_logits=None):
+    """softmax(q k / sqrt(d)) per head: (B, N, D) and (B, M, D) -> (B, H, N, M), rows summing to 1.
+
+    The query is scaled before the product, as flax does; the softmax is float32 whatever the compute dtype.
+    `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
+    """
+    query = ops.transpose(_split_heads(query, num_heads), (0, 2, 1, 3))  # (B, H, N, d)
+    key = ops.transpose(_split_heads(key, num_heads), (0, 2, 3, 1))  # (B, H, d, M)
+    query = query * (query.shape[-1] ** -0.5)
+    logits = ops.matmul(query, key)  # (B, H, N, M)
+    if offset_logits is not None:
+        logits = logits + offset_logits
+    return ops.cast(ops.softmax(ops.cast(logits, "float32"), axis=-1), query.dtype)
+
+
+def _split_heads(tokens, num_heads: int):
+    width = tokens.shape[-1] // num_heads
+    return ops.reshape(tokens, (-1, tokens.shape[1], num_heads, width))  # (B, N, H, d)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class DotProductAttention(keras.layers.Layer):
+    """Multi-head attention between projected tokens; the projections are layers of their own.
+
+    Call: query (B, N, D), key (B, M, D), value (B, M, D), with relative positions also their logits (B, H, N, M) ->
+    (B, N, D). In training, each probability is dropped with
+    `dropout_rate`, for every head and query by itself (flax: broadcast_dropout=False).
+    """
+
+    def __init__(self, num_heads: int, dropout_rate: float = 0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.dropout_rate = dropout_rate
+        self.dropout = keras.layers.Dropout(dropout_rate) if dropout_rate else None
+
+    def call(self, query, key, value, offset_logits=None, training=None):
+        probabilities = attention_probabilities(query, key, self.num_heads, offset_logits)  # (B, H, N, M)
+        if self.dropout is not None:
+            probabilities = self.dropout(probabilities, training=training)
+        value = ops.transpose(_split_heads(value, self.num_heads), (0, 2, 1, 3))  # (B, H, M, d)
+        mixed = ops.transpose(ops.matmul(probabilities, value), (0, 2, 1, 3))  # (B, N, H, d)
+        return ops.reshape(mixed, (-1, query.shape[1], query.shape[2]))  # (B, N, D)
+
+    def compute_output_shape(self, query_shape, key_shape, value_shape, offset_logits_shape=None):
+        return query_shape
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class AttentionProbabilities(keras.layers.Layer):
+    """The probabilities that DotProductAttention uses at inference, as an output (B, H, N, M)."""
+
+    def __init__(self, num_heads: int, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+
+    def call(self, query, key, offset_logits=None):
+        return attention_probabilities(query, key, self.num_heads, offset_logits)
+
+    def compute_output_shape(self, query_shape, key_shape, offset_logits_shape=None):
+        return query_shape[0], self.num_heads, query_shape[1], key_shape[1]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class RelativePositions(keras.layers.Layer):
+    """Logits of attention that depend on the offset between two tokens: query (B, N, D) -> (B, H, N, N).
+
+    Paper "An Image is Worth 16x16 Words", appendix D.4: the query's content meets a learned vector for the offset of
+    the two positions, and the product is added to the content logits. What the paper leaves open: each block has a
+    table of its own, shared by its heads; the scaling is that of the content; the class token takes part as position 0.
+    """
+
+    def __init__(self, num_heads: int, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+
+    def build(self, input_shape):
+        _, num_tokens, width = input_shape
+        shape = (2 * num_tokens - 1, width // self.num_heads)
+        self.embedding = self.add_weight(name="embedding", shape=shape, initializer=small_normal())
+
+    def call(self, query):
+        num_tokens, reach = query.shape[1], self.embedding.shape[0]  # N, 2 N - 1
+        keys = ops.cast(self.embedding, query.dtype)  # row r is for p_key - p_query = r - (N - 1)
+        query = ops.transpose(_split_heads(query, self.num_heads), (0, 2, 1, 3))  # (B, H, N, d)
+        logits = ops.matmul(query * (keys.shape[-1] ** -0.5), ops.transpose(keys))  # (B, H, N, 2 N - 1)
+        # Every query's row begins one step further left: written with one column more, read again with the old width.
+        logits = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1))), (-1, self.num_heads, 2 * num_tokens**2))
+        logits = ops.reshape(logits[:, :, : num_tokens * reach], (-1, self.num_heads, num_tokens, reach))
+        return logits[:, :, :, num_tokens - 1 :]  # (B, H, N, N)
+
+    def compute_output_shape(self, query_shape):
+        return query_shape[0], self.num_heads, query_shape[1], query_shape[1]
+
+
+class _Axis(keras.layers.Layer):
+    """What turns tokens of a grid (rows, columns) into sequences along one axis of it, "row" or "column", or back."""
+
+    def __init__(self, axis: str, grid: tuple[int, int], **kwargs):
+        super().__init__(**kwargs)
+        self.axis = axis
+        self.grid = tuple(grid)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class FoldAxis(_Axis):
+    """Every row ("row") or column ("column") of a grid of tokens as a sequence: (B, h * w, D) -> (B * h, w, D)."""
+
+    def call(self, tokens):
+        (rows, columns), width = self.grid, tokens.shape[-1]
+        if self.axis == "row":
+            return ops.reshape(tokens, (-1, columns, width))
+        tokens = ops.transpose(ops.reshape(tokens, (-1, rows, columns, width)), (0, 2, 1, 3))
+        return ops.reshape(tokens, (-1, rows, width))
+
+    def compute_output_shape(self, input_shape):
+        return None, self.grid[1] if self.axis == "row" else self.grid[0], input_shape[-1]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class UnfoldAxis(_Axis):
+    """The inverse of FoldAxis: (B * h, w, D) -> (B, h * w, D)."""
+
+    def call(self, tokens):
+        (rows, columns), width = self.grid, tokens.shape[-1]
+        if self.axis == "column":
+            tokens = ops.transpose(ops.reshape(tokens, (-1, columns, rows, width)), (0, 2, 1, 3))
+        return ops.reshape(tokens, (-1, rows * columns, width))
+
+    def compute_output_shape(self, input_shape):
+        return None, self.grid[0] * self.grid[1], input_shape[-1]

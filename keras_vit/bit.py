@@ -12,7 +12,7 @@ import dataclasses
 import keras
 
 from keras_vit.config import ResNetConfig, config_to_dict
-from keras_vit.layers import ModelSpec, StandardizedConv2D, TokenDense
+from keras_vit.layers import ModelSpec, TokenDense, group_norm, standardized_conv
 from keras_vit.preprocess import Preprocessing
 
 
@@ -26,7 +26,8 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
     x = ModelSpec(**spec, name="spec")(images)
 
     x = keras.layers.ZeroPadding2D(3, name="resnet.root_block.padding")(x)
-    x = standardized_conv(x, config, config.root_channels, 7, 2, "resnet.root_block")  # (B, h / 2, w / 2, 64 * width)
+    root = "resnet.root_block.standardized_conv2d"
+    x = standardized_conv(x, config, config.root_channels, 7, 2, "valid", root)  # (B, h / 2, w / 2, 64 * width)
     # There is no ReLU before this pooling, so its padding must be zeros: padding with -inf gives other numbers.
     x = keras.layers.ZeroPadding2D(1, name="resnet.root_block.pool_padding")(x)
     x = keras.layers.MaxPooling2D(3, 2, name="resnet.root_block")(x)  # (B, h / 4, w / 4, 64 * width)
@@ -38,7 +39,7 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
                 x, config, config.stage_channels[stage], strides, f"resnet.block{stage + 1}.unit{unit + 1:02d}"
             )
 
-    x = keras.layers.ReLU(name="resnet.relu")(group_norm(x, config, "resnet"))
+    x = keras.layers.ReLU(name="resnet.relu")(group_norm(x, config, "resnet.group_norm"))
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)  # (B, 2048 * width)
     if num_classes:
         x = TokenDense(num_classes, kernel_initializer="zeros", name="resnet.head.conv2d")(x)  # (B, classes)
@@ -47,36 +48,16 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
 
 def bottleneck(x, config: ResNetConfig, channels: int, strides: int, name: str):
     """One unit: 1x1, 3x3, 1x1, each behind GroupNorm and ReLU; the shortcut is x, or projects what the first sees."""
-    h = keras.layers.ReLU(name=f"{name}.a.relu")(group_norm(x, config, f"{name}.a"))
+    h = keras.layers.ReLU(name=f"{name}.a.relu")(group_norm(x, config, f"{name}.a.group_norm"))
     shortcut = x
     if x.shape[-1] != channels or strides > 1:
-        shortcut = standardized_conv(h, config, channels, 1, strides, f"{name}.a.proj")
-    h = standardized_conv(h, config, channels // 4, 1, 1, f"{name}.a")
+        shortcut = standardized_conv(h, config, channels, 1, strides, "valid", f"{name}.a.proj.standardized_conv2d")
+    h = standardized_conv(h, config, channels // 4, 1, 1, "valid", f"{name}.a.standardized_conv2d")
 
-    h = keras.layers.ReLU(name=f"{name}.b.relu")(group_norm(h, config, f"{name}.b"))
+    h = keras.layers.ReLU(name=f"{name}.b.relu")(group_norm(h, config, f"{name}.b.group_norm"))
     h = keras.layers.ZeroPadding2D(1, name=f"{name}.b.padding")(h)
-    h = standardized_conv(h, config, channels // 4, 3, strides, f"{name}.b")
+    h = standardized_conv(h, config, channels // 4, 3, strides, "valid", f"{name}.b.standardized_conv2d")
 
-    h = keras.layers.ReLU(name=f"{name}.c.relu")(group_norm(h, config, f"{name}.c"))
-    h = standardized_conv(h, config, channels, 1, 1, f"{name}.c")
+    h = keras.layers.ReLU(name=f"{name}.c.relu")(group_norm(h, config, f"{name}.c.group_norm"))
+    h = standardized_conv(h, config, channels, 1, 1, "valid", f"{name}.c.standardized_conv2d")
     return keras.layers.Add(name=name)([h, shortcut])
-
-
-def standardized_conv(x, config: ResNetConfig, filters: int, kernel_size: int, strides: int, name: str):
-    """A convolution without padding and bias and with a standardised kernel."""
-    return StandardizedConv2D(
-        filters,
-        kernel_size,
-        strides,
-        padding="valid",
-        variance_epsilon=config.variance_epsilon,
-        deviation_epsilon=config.deviation_epsilon,
-        name=f"{name}.standardized_conv2d",
-    )(x)
-
-
-def group_norm(x, config: ResNetConfig, name: str):
-    """GroupNorm with the epsilon of the official code; Keras' own default is 1e-3."""
-    return keras.layers.GroupNormalization(
-        config.num_groups, epsilon=config.group_norm_epsilon, name=f"{name}.group_norm"
-    )(x)

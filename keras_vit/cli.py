@@ -62,6 +62,8 @@ def _one_sentence(boxes: str) -> str:
         else:
             goes_on = False
     text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
+    # tyro's words for a value that may also be left out.
+    text = re.sub(r"no type matching (\S+) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)
     return f"{text}; --help lists all options."
 
 

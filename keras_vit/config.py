@@ -123,9 +123,8 @@ class ConvStem:
                 f"A convolutional stem needs as many channels as kernel sizes and strides, but has {self.channels}, "
                 f"{self.kernel_sizes} and {self.strides}."
             )
-        if min(*self.channels, *self.kernel_sizes, *self.strides) < 1 or not all(
-            size % 2 for size in self.kernel_sizes
-        ):
+        numbers = (*self.channels, *self.kernel_sizes, *self.strides)
+        if min(numbers) < 1 or not all(size % 2 for size in self.kernel_sizes):
             raise UserError(
                 f"A convolutional stem needs positive numbers and odd kernels, but has {self.channels}, "
                 f"{self.kernel_sizes} and {self.strides}."
@@ -275,9 +274,8 @@ ModelConfig = ViTConfig | ResNetConfig
 
 def _vit(size: str, patch_size: int, classifier: Classifier = "token", dropout_rate: float = 0.0) -> ViTConfig:
     hidden_size, mlp_dim, num_layers, num_heads = _SIZES[size]
-    return ViTConfig(
-        patch_size, hidden_size, num_layers, num_heads, mlp_dim, classifier=classifier, dropout_rate=dropout_rate
-    )
+    sizes = (patch_size, hidden_size, num_layers, num_heads, mlp_dim)
+    return ViTConfig(*sizes, classifier=classifier, dropout_rate=dropout_rate)
 
 
 # size: (hidden_size, mlp_dim, num_layers, num_heads)
@@ -309,9 +307,7 @@ def _hybrid(size: str, block_units: tuple[int, ...], patch_size: int = 1, dropou
     return dataclasses.replace(_vit(size, patch_size, dropout_rate=dropout_rate), stem=hybrid_resnet(block_units))
 
 
-def _early_convolutions(
-    hidden_size: int, layers: int, heads: int, mlp_dim: int, channels: tuple[int, ...]
-) -> ViTConfig:
+def _early_convolutions(hidden_size: int, layers: int, heads: int, mlp_dim: int, channels: tuple) -> ViTConfig:
     """3x3 convolutions; those that widen halve the image. The published code has the exact GELU."""
     strides = tuple(1 if wide == before else 2 for before, wide in zip((0, *channels), channels, strict=False))
     stem = ConvStem(channels, (3,) * len(channels), strides)

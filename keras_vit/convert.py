@@ -10,14 +10,16 @@ import numpy as np
 import tyro
 
 from keras_vit import cli
-from keras_vit.checkpoint import adapt, from_checkpoint, save_checkpoint, weights_by_key
+from keras_vit.checkpoint import adapt, from_checkpoint
 from keras_vit.config import ResNetConfig, ViTConfig
 from keras_vit.errors import UserError
 from keras_vit.finding import find_checkpoint
 from keras_vit.layouts import HEADS, LAYOUTS, layout_of
+from keras_vit.merging import weights_by_key
 from keras_vit.models import config_of
 from keras_vit.recognition import Checkpoint, open_checkpoint
 from keras_vit.run_directory import load_model
+from keras_vit.saving import save_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,32 +1,42 @@
-"""What stands beside the weights: config.json and preprocessor_config.json of transformers and timm, in and out."""
+"""What stands beside the weights: config.json and preprocessor_config.json of transformers and timm."""
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 
-from keras_vit.config import ModelConfig, ResNetConfig
 from keras_vit.errors import UserError
-from keras_vit.preprocess import Preprocessing
 from keras_vit.tensors import read_json
 
-# transformers' ACT2FN; the first two names are what is written.
-_GELU = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
+# Ours -> transformers' ACT2FN, as it is written; and all names that mean one of them.
+TRANSFORMERS_GELU = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+_GELU = {name: form for form, name in TRANSFORMERS_GELU.items()}
+_GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
+# Models of transformers whose arrays mean what ours do; ViT-MSN's is its ViT without a pooler.
+_BUILT = ("vit", "vit_msn", "vit-hybrid", "bit")
+# Sizes that the arrays tell too: ours -> transformers', timm's.
+_SIZES = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size"}
+_TIMM_SIZES = {"hidden_size": "embed_dim", "num_layers": "depth"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a configuration says and arrays cannot; None where it says nothing."""
+    """What a configuration says; None where it says nothing."""
 
     num_heads: int | None = None
     num_groups: int | None = None
     gelu: str | None = None
     layer_norm_epsilon: float | None = None
     image_size: tuple[int, int] | None = None
+    image_size_binds: bool = True
+    """Whether the position embeddings must be for this size."""
     classifier: str | None = None
     value_range: tuple | None = None
     """What 0 and 255 become, a number each or one for each channel."""
+    sizes: Mapping[str, tuple[str, int | tuple[int, int]]] = dataclasses.field(default_factory=dict)
+    """What arrays say too: our field -> (its name in config.json, value). Patches are (height, width)."""
 
 
-def read_declared(path: pathlib.Path) -> Declared:
+def read_declared(path: pathlib.Path, layout: str) -> Declared:
     """What the configurations beside the weights say; `path` is the folder or the file of weights in it."""
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".npz" or not (folder / "config.json").is_file():
@@ -34,29 +44,42 @@ def read_declared(path: pathlib.Path) -> Declared:
     config = read_json(folder / "config.json")
     if "architecture" in config or "pretrained_cfg" in config:
         return _timm(config)
+    kind = config.get("model_type")
+    if layout == "huggingface" and kind is not None and kind not in _BUILT:
+        raise UserError(
+            f"config.json says model_type={kind!r:.80}, another architecture than those built here, which are "
+            f"{', '.join(_BUILT)}."
+        )
     processor = folder / "preprocessor_config.json"
     return _transformers(config, read_json(processor) if processor.is_file() else {})
 
 
 def _transformers(config: dict, processor: dict) -> Declared:
-    act = config.get("hidden_act")
-    is_vit = config.get("model_type") in ("vit", "vit-hybrid")
-    if is_vit and act is not None and (not isinstance(act, str) or act not in _GELU):
-        raise UserError(f"config.json asks for the activation {act!r}; known are {', '.join(_GELU)}.")
     backbone = config.get("backbone_config") or config
     if not isinstance(backbone, dict):
         raise UserError(f"config.json should give backbone_config as an object, but gives {backbone!r:.80}.")
     if backbone.get("model_type") == "bit":
         _refuse_other_operators(backbone)
-    if is_vit and config.get("pooler_act", "tanh") != "tanh":
-        raise UserError(f"config.json asks for the pooler's activation {config['pooler_act']!r}; only tanh is known.")
+    common = {
+        "num_groups": _number(backbone, "num_groups"),
+        "image_size": _pair(config, "image_size"),
+        "value_range": _processor_range(processor),
+    }
+    if config.get("model_type") == "bit":
+        return Declared(**common)
+    act = config.get("hidden_act")
+    if act is not None and (not isinstance(act, str) or act not in _GELU):
+        raise UserError(f"config.json asks for the activation {act!r:.80}; known are {', '.join(_GELU)}.")
+    if config.get("pooler_act", "tanh") != "tanh":
+        raise UserError(
+            f"config.json asks for the pooler's activation {config['pooler_act']!r:.80}; only tanh is known."
+        )
     return Declared(
+        **common,
         num_heads=_number(config, "num_attention_heads"),
-        num_groups=_number(backbone, "num_groups"),
-        gelu=_GELU[act] if is_vit and act else None,
-        layer_norm_epsilon=_number(config, "layer_norm_eps", float) if is_vit else None,
-        image_size=_pair(config.get("image_size")),
-        value_range=_range(processor.get("image_mean"), processor.get("image_std")),
+        gelu=_GELU[act] if act else None,
+        layer_norm_epsilon=_number(config, "layer_norm_eps", float),
+        sizes=_sizes(config, _SIZES),
     )
 
 
@@ -82,18 +105,26 @@ def _timm(config: dict) -> Declared:
     pretrained = pretrained if isinstance(pretrained, dict) else config
     arguments = config.get("model_args")
     arguments = arguments if isinstance(arguments, dict) else {}
-    size = arguments.get("img_size") or pretrained.get("input_size")
     if arguments.get("no_embed_class"):
         raise UserError("config.json asks for no_embed_class, position embeddings without the class token: not known.")
     pool = arguments.get("global_pool", config.get("global_pool"))
     if pool not in (None, "token", "avg"):
         raise UserError(f"config.json asks for global_pool={pool!r:.80}; only token and avg are known.")
+    size = _pair(arguments, "img_size")
     return Declared(
         classifier={"token": "token", "avg": "gap"}.get(pool),
         num_heads=_number(arguments, "num_heads"),
-        image_size=_pair(size[1:] if isinstance(size, list) and len(size) == 3 else size),
+        image_size=size or _pair(pretrained, "input_size"),
+        image_size_binds=size is not None,  # input_size stays that of the origin when a model is trained further
         value_range=_range(pretrained.get("mean"), pretrained.get("std")),
+        sizes=_sizes(arguments, _TIMM_SIZES),
     )
+
+
+def _sizes(config: dict, names: Mapping[str, str]) -> dict[str, tuple[str, int | tuple[int, int]]]:
+    said = {ours: (theirs, _number(config, theirs)) for ours, theirs in names.items()}
+    said["patch"] = ("patch_size", _pair(config, "patch_size"))
+    return {field: (name, value) for field, (name, value) in said.items() if value is not None}
 
 
 def _number(config: dict, field: str, kind: type = int):
@@ -101,21 +132,48 @@ def _number(config: dict, field: str, kind: type = int):
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value < 10**6:
-        raise UserError(f"config.json should give a positive number for {field!r}, but gives {value!r}.")
+        raise UserError(f"config.json should give a positive number for {field!r}, but gives {value!r:.80}.")
     return kind(value)
 
 
-def _pair(size) -> tuple[int, int] | None:
+def _pair(config: dict, field: str) -> tuple[int, int] | None:
+    size = config.get(field)
     if size is None:
         return None
     pair = [size, size] if isinstance(size, int) else size
-    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int) and 0 < n < 10**5 for n in pair)):
-        raise UserError(f"config.json should give the image size as one or two numbers of pixels, but gives {size!r}.")
+    if field == "input_size" and isinstance(size, list) and len(size) == 3:  # channels come first
+        pair = size[1:]
+    if not (isinstance(pair, list) and len(pair) == 2 and all(_is_side(side) for side in pair)):
+        raise UserError(f"config.json should give {field!r} as one or two numbers of pixels, but gives {size!r:.80}.")
     return tuple(pair)
 
 
-def _range(mean, std) -> tuple | None:
-    """(mean, std) of images in [0, 1] -> what 0 and 255 become."""
+def _is_side(side) -> bool:
+    return isinstance(side, int) and not isinstance(side, bool) and 0 < side < 10**5
+
+
+def _processor_range(processor: dict) -> tuple | None:
+    """What transformers' image processor makes of 0 and 255: it rescales, then normalises, unless it is told not to."""
+    rescales, normalizes = (_flag(processor, field) for field in ("do_rescale", "do_normalize"))
+    factor = _number(processor, "rescale_factor", float)
+    white = 255 * (factor or 1 / 255) if rescales else 255.0
+    if not normalizes:
+        return 0.0, white
+    found = _range(processor.get("image_mean"), processor.get("image_std"), white)
+    if found is None and white != 1.0:
+        raise UserError("preprocessor_config.json should give image_mean and image_std beside its own rescaling.")
+    return found
+
+
+def _flag(processor: dict, field: str) -> bool:
+    value = processor.get(field, True)
+    if not isinstance(value, bool):
+        raise UserError(f"preprocessor_config.json should give true or false for {field!r}, but gives {value!r:.80}.")
+    return value
+
+
+def _range(mean, std, white: float = 1.0) -> tuple | None:
+    """(mean, std) of images in [0, white] -> what 0 and 255 become."""
     if mean is None or std is None:
         return None
     channels = [mean, std]
@@ -124,7 +182,7 @@ def _range(mean, std) -> tuple | None:
     if len(mean) != len(std) or not mean or min(std) <= 0:
         raise UserError(f"The images' mean {mean} and deviation {std} should have one positive number per channel.")
     low = tuple(-m / s for m, s in zip(mean, std, strict=True))
-    high = tuple((1 - m) / s for m, s in zip(mean, std, strict=True))
+    high = tuple((white - m) / s for m, s in zip(mean, std, strict=True))
     if len(set(low)) == len(set(high)) == 1:
         return low[0], high[0]
     return low, high
@@ -132,77 +190,3 @@ def _range(mean, std) -> tuple | None:
 
 def _is_moderate(number) -> bool:
     return isinstance(number, int | float) and -1e6 < number < 1e6
-
-
-def huggingface_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: int) -> dict:
-    """config.json of transformers for a model of ours that it can express."""
-    fields = {"dtype": "float32", "num_channels": preprocessing.channels}
-    if num_classes:
-        fields["id2label"] = {str(index): f"LABEL_{index}" for index in range(num_classes)}
-        fields["label2id"] = {label: int(index) for index, label in fields["id2label"].items()}
-    if isinstance(config, ResNetConfig):
-        return {
-            **fields,
-            **_bit_fields(config),
-            "architectures": ["BitForImageClassification" if num_classes else "BitModel"],
-        }
-    fields |= {
-        "model_type": "vit" if config.stem is None else "vit-hybrid",
-        "architectures": [
-            ("ViT" if config.stem is None else "ViTHybrid") + ("ForImageClassification" if num_classes else "Model")
-        ],
-        "image_size": list(preprocessing.image_size),
-        "patch_size": config.patch_size if isinstance(config.patch_size, int) else list(config.patch_size),
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.mlp_dim,
-        "hidden_act": "gelu" if config.gelu == "erf" else "gelu_pytorch_tanh",
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "hidden_dropout_prob": config.dropout_rate,
-        "attention_probs_dropout_prob": config.attention_dropout_rate,
-        "qkv_bias": config.qkv_bias,
-        "pooler_act": "tanh",
-        "pooler_output_size": config.representation_size or config.hidden_size,
-    }
-    if len(set(fields["image_size"])) == 1:
-        fields["image_size"] = fields["image_size"][0]
-    if isinstance(config.stem, ResNetConfig):
-        fields["backbone_config"] = _bit_fields(config.stem)
-    return fields
-
-
-def _bit_fields(config: ResNetConfig) -> dict:
-    stages = [f"stage{stage + 1}" for stage in range(len(config.block_units))]
-    return {
-        "model_type": "bit",
-        "layer_type": "preactivation" if config.preactivation else "bottleneck",
-        "global_padding": None if config.preactivation else "SAME",
-        "embedding_dynamic_padding": not config.preactivation,
-        "depths": list(config.block_units),
-        "embedding_size": config.root_channels,
-        "hidden_sizes": list(config.stage_channels),
-        "num_groups": config.num_groups,
-        "hidden_act": "relu",
-        "width_factor": 1,
-        "out_features": stages[-1:],
-        "out_indices": [len(stages)],
-        "stage_names": ["stem", *stages],
-    }
-
-
-def preprocessor_config(preprocessing: Preprocessing) -> dict:
-    """preprocessor_config.json of transformers: resize, rescale and normalisation as ours."""
-    lows, highs = preprocessing.channel_ranges()
-    std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
-    return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": preprocessing.image_size[0], "width": preprocessing.image_size[1]},
-        "resample": 2,  # bilinear
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
-        "image_std": std,
-    }

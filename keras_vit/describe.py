@@ -6,7 +6,19 @@ import os
 from collections.abc import Mapping
 
 from keras_vit.config import MODELS, ModelConfig, ResNetConfig, ViTConfig
-from keras_vit.recognition import declared_grid, infer_config, open_checkpoint, stored_image_size
+from keras_vit.declared import Declared
+from keras_vit.errors import check_integers
+from keras_vit.layouts import num_classes_of
+from keras_vit.recognition import (
+    HEADS_OF_WIDTH,
+    Checkpoint,
+    HeadsNotTold,
+    declared_grid,
+    infer_config,
+    open_checkpoint,
+    told_image_size,
+    told_num_heads,
+)
 
 # What an official model is known by; dropout and numerics belong to training and to the code that wrote the file.
 _SIZES = {
@@ -23,10 +35,12 @@ class Description:
     """npz, npz-linen, big_vision, huggingface, timm or torchvision."""
     name: str | None
     """The official model that has this architecture."""
-    config: ModelConfig
-    """As `from_checkpoint` would build it."""
-    image_size: tuple[int, int]
-    """Height and width in pixels that `from_checkpoint` would take."""
+    config: ModelConfig | None
+    """As `from_checkpoint` would build it; None where it would ask for num_heads."""
+    fields: Mapping[str, object]
+    """The fields of the configuration by name; num_heads None where the file does not tell them."""
+    image_size: tuple[int, int] | None
+    """Height and width in pixels that the file is for; None where it does not tell them."""
     num_classes: int
     """Width of the head; 0 without one."""
     num_parameters: int
@@ -37,21 +51,32 @@ class Description:
     """Types of the numbers; bfloat16 as such."""
     unused: tuple[str, ...]
     """Keys of arrays that are no weights of the model."""
+    strangers: tuple[str, ...]
+    """Keys of arrays that no model built here has; `from_checkpoint` refuses such a file."""
 
     def __str__(self) -> str:
         lines = {
             "layout": self.layout,
-            "model": self.name or f"a {type(self.config).__name__} of a size of its own",
-            "image size": f"{self.image_size[0]}x{self.image_size[1]}",
+            "model": self.name
+            or f"a {'ViTConfig' if 'hidden_size' in self.fields else 'ResNetConfig'} of its own size",
+            "image size": "x".join(map(str, self.image_size)) if self.image_size else _UNTOLD,
             "classes": str(self.num_classes or "none, it ends with the features"),
             "parameters": f"{self.num_parameters:,} in {len(self.shapes)} arrays of {', '.join(self.types)}",
         }
-        for field in dataclasses.fields(self.config):
-            lines[field.name] = str(getattr(self.config, field.name))
+        for field, value in self.fields.items():
+            lines[field] = str(value)
+        if self.fields.get("num_heads", 0) is None:
+            assumed = self.config and f"; taken are the {self.config.num_heads} of the official model of this width"
+            lines["num_heads"] = _UNTOLD + (assumed or "")
+        if self.strangers:
+            lines["not built here"] = f"{len(self.strangers)} arrays: {', '.join(self.strangers[:4])}"
         if self.unused:
             lines["left out"] = f"{len(self.unused)} arrays: {', '.join(self.unused[:4])}"
         width = max(map(len, lines)) + 2
         return "\n".join(f"{name:{width}}{value}" for name, value in lines.items())
+
+
+_UNTOLD = "not told by the file"
 
 
 def describe(
@@ -64,27 +89,48 @@ def describe(
     """Say what a checkpoint holds without reading its numbers.
 
     Args:
-        path: of a file or folder that `from_checkpoint` reads.
-        stored_grid, num_heads, num_groups: where the file cannot tell them, as for `from_checkpoint`.
+        path: of a file or folder that `from_checkpoint` reads; or an address or official name, see `find_checkpoint`.
+        stored_grid, num_heads, num_groups: what is known beyond the file, as for `from_checkpoint`.
     """
+    check_integers("stored_grid", stored_grid, length=2)
+    check_integers("num_heads", num_heads)
+    check_integers("num_groups", num_groups)
     checkpoint = open_checkpoint(path)
+    weights, declared = checkpoint.weights, checkpoint.declared
     given = {"num_heads": num_heads, "num_groups": num_groups}
-    declared = dataclasses.replace(checkpoint.declared, **{name: n for name, n in given.items() if n is not None})
-    config = infer_config(checkpoint, declared)
-    weights = checkpoint.weights
-    heads = (math.prod(weights[key].shape) for key in ("head/bias", "resnet/head/conv2d/bias") if key in weights)
+    declared = dataclasses.replace(declared, **{name: n for name, n in given.items() if n is not None})
+    config, heads_told = _config(checkpoint, declared)
+    grid = stored_grid or declared_grid(checkpoint, config)
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    known = heads_told or config.hidden_size in HEADS_OF_WIDTH
     sources = {weight.source.key: weight.source for weight in weights.values()}
     return Description(
         layout=checkpoint.layout,
-        name=next((name for name, model in MODELS.items() if _alike(config, model)), None),
-        config=config,
-        image_size=stored_image_size(checkpoint, config, stored_grid or declared_grid(checkpoint, config)),
-        num_classes=next(heads, 0),
+        name=official_name(config) if known else None,
+        config=config if known else None,
+        fields=fields if heads_told else fields | {"num_heads": None},
+        image_size=told_image_size(checkpoint, config, grid),
+        num_classes=num_classes_of(weights),
         num_parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         shapes={key: stored.shape for key, stored in sorted(sources.items())},
         types=tuple(sorted({"bfloat16" if s.dtype.kind == "V" else s.dtype.name for s in sources.values()})),
-        unused=(*checkpoint.strangers, *checkpoint.unused),
+        unused=checkpoint.unused,
+        strangers=checkpoint.strangers,
     )
+
+
+def _config(checkpoint: Checkpoint, declared: Declared) -> tuple[ModelConfig, bool]:
+    """The configuration, and whether its heads are told (or it has none); else they are the official ones, or one."""
+    try:
+        config = infer_config(checkpoint, declared)
+    except HeadsNotTold:
+        return infer_config(checkpoint, dataclasses.replace(declared, num_heads=1)), False
+    return config, isinstance(config, ResNetConfig) or told_num_heads(checkpoint.weights, declared) is not None
+
+
+def official_name(config: ModelConfig) -> str | None:
+    """The name in MODELS of this architecture, whatever its dropout and numerics; None where it has none."""
+    return next((name for name, model in MODELS.items() if _alike(config, model)), None)
 
 
 def _alike(config: ModelConfig, model: ModelConfig) -> bool:

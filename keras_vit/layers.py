@@ -1,6 +1,6 @@
 """What Keras lacks for a Vision Transformer: the layers that own its weights, and those that need a name.
 
-Axes: B batch, N tokens, M key tokens, D width, H heads, d width of a head (D = H * d).
+Those of attention are in `attention.py`. Axes: B batch, N tokens, D width.
 Weights have the names and initial values of vit_jax `models_vit.py` (flax 0.x defaults where it gives none).
 """
 
@@ -12,13 +12,16 @@ import keras
 import numpy as np
 from keras import ops
 
-_PACKAGE = "keras_vit"
+from keras_vit.config import ResNetConfig
+from keras_vit.stored import zeros
+
+PACKAGE = "keras_vit"
 _weights_will_be_loaded = contextvars.ContextVar("weights_will_be_loaded", default=False)
 
 
 @contextlib.contextmanager
 def weights_will_be_loaded() -> Iterator[None]:
-    """Models built inside begin with zeros: drawing random numbers for a checkpoint to overwrite takes seconds."""
+    """Models built inside begin with zeros that take no memory; to draw random numbers would also take seconds."""
     token = _weights_will_be_loaded.set(True)
     try:
         yield
@@ -27,10 +30,30 @@ def weights_will_be_loaded() -> Iterator[None]:
 
 
 def _initial(initializer):
-    return "zeros" if _weights_will_be_loaded.get() else initializer
+    return _untouched_zeros if _weights_will_be_loaded.get() else initializer
 
 
-@keras.saving.register_keras_serializable(_PACKAGE)
+def _untouched_zeros(shape, dtype=None):
+    return ops.cast(lent(zeros(shape)), dtype or "float32")
+
+
+def lent(array: np.ndarray):
+    """Numbers for a backend to take over, nobody else's from now on.
+
+    TensorFlow copies every np.ndarray, two times, but takes the memory of what can only become one.
+    """
+    return _Lent(array) if keras.backend.backend() == "tensorflow" else array
+
+
+class _Lent:
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self._array
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
 class ModelSpec(keras.layers.Layer):
     """Carries, inside a saved model, what its weights cannot tell; passes images through unchanged.
 
@@ -54,7 +77,7 @@ class ModelSpec(keras.layers.Layer):
         return {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing}
 
 
-@keras.saving.register_keras_serializable(_PACKAGE)
+@keras.saving.register_keras_serializable(PACKAGE)
 class StandardizedConv2D(keras.layers.Layer):
     """A convolution without bias whose kernel is standardised per output channel each time it is used.
 
@@ -112,7 +135,27 @@ class StandardizedConv2D(keras.layers.Layer):
         return batch, *(-(-(side - window + 1) // self.strides) for side in sides), self.filters
 
 
-@keras.saving.register_keras_serializable(_PACKAGE)
+def standardized_conv(x, config: ResNetConfig, filters: int, kernel_size: int, strides: int, padding: str, name: str):
+    """A convolution without bias, its kernel standardised as the configuration says."""
+    return StandardizedConv2D(
+        filters,
+        kernel_size,
+        strides,
+        padding=padding,
+        variance_epsilon=config.variance_epsilon,
+        deviation_epsilon=config.deviation_epsilon,
+        name=name,
+    )(x)
+
+
+def group_norm(x, config: ResNetConfig, name: str, scale: str = "ones"):
+    """GroupNorm with the epsilon of the official code, not Keras' 1e-3; `scale` is the initialiser of its scale."""
+    return keras.layers.GroupNormalization(
+        config.num_groups, epsilon=config.group_norm_epsilon, gamma_initializer=scale, name=name
+    )(x)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
 class TokenDense(keras.layers.Layer):
     """A dense layer on tokens, computed as one 2-D matrix product.
 
@@ -169,7 +212,7 @@ class TokenDense(keras.layers.Layer):
         return (*input_shape[:-1], self.units)
 
 
-@keras.saving.register_keras_serializable(_PACKAGE)
+@keras.saving.register_keras_serializable(PACKAGE)
 class ClassToken(keras.layers.Layer):
     """Puts the learned class token in front of the patches: (B, N, D) -> (B, 1 + N, D). Initial value zero."""
 
@@ -185,9 +228,8 @@ class ClassToken(keras.layers.Layer):
         return batch, tokens + 1, width
 
 
-@keras.saving.register_keras_serializable(_PACKAGE)
-class PositionEmbedding(keras.layers.Layer):
-    """Adds a learned table (1, N, D), initially normal with deviation 0.02.
+class _OnGrid(keras.layers.Layer):
+    """What adds positions to the tokens of a grid of patches.
 
     Args:
         grid: rows and columns of patches; the checkpoint loader resizes to it.
@@ -199,45 +241,45 @@ class PositionEmbedding(keras.layers.Layer):
         self.grid = tuple(grid)
         self.num_prefix_tokens = num_prefix_tokens
 
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class PositionEmbedding(_OnGrid):
+    """Adds a learned table (1, N, D), initially normal with deviation 0.02."""
+
     def build(self, input_shape):
         self.pos_embedding = self.add_weight(
-            name="pos_embedding", shape=(1, *input_shape[1:]), initializer=_initial(_small_normal())
+            name="pos_embedding", shape=(1, *input_shape[1:]), initializer=_initial(small_normal())
         )
 
     def call(self, tokens):
         return tokens + ops.cast(self.pos_embedding, tokens.dtype)  # (B, N, D)
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
-
-def _small_normal() -> keras.initializers.Initializer:
+def small_normal() -> keras.initializers.Initializer:
     """Made anew for each table: an initialiser takes its seed when it is made, so that one of a module would ignore
     `keras.utils.set_random_seed`.
     """
     return keras.initializers.RandomNormal(stddev=0.02)
 
 
-@keras.saving.register_keras_serializable(_PACKAGE)
-class PositionEmbedding2D(keras.layers.Layer):
+@keras.saving.register_keras_serializable(PACKAGE)
+class PositionEmbedding2D(_OnGrid):
     """Adds to a patch half a vector for its column, then half a vector for its row; all learned.
 
     Paper "An Image is Worth 16x16 Words", appendix D.4, which does not say what becomes of the class token: here it has
-    a vector of its own. Arguments as PositionEmbedding.
+    a vector of its own.
     """
-
-    def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, **kwargs):
-        super().__init__(**kwargs)
-        self.grid = tuple(grid)
-        self.num_prefix_tokens = num_prefix_tokens
 
     def build(self, input_shape):
         (rows, columns), width = self.grid, input_shape[-1]
-        self.row = self.add_weight(name="row", shape=(rows, 1, width // 2), initializer=_small_normal())
-        self.column = self.add_weight(name="column", shape=(1, columns, width // 2), initializer=_small_normal())
+        self.row = self.add_weight(name="row", shape=(rows, 1, width // 2), initializer=small_normal())
+        self.column = self.add_weight(name="column", shape=(1, columns, width // 2), initializer=small_normal())
         if self.num_prefix_tokens:
             shape = (self.num_prefix_tokens, width)
-            self.prefix = self.add_weight(name="prefix", shape=shape, initializer=_small_normal())
+            self.prefix = self.add_weight(name="prefix", shape=shape, initializer=small_normal())
 
     def call(self, tokens):
         rows, columns = self.grid
@@ -247,29 +289,15 @@ class PositionEmbedding2D(keras.layers.Layer):
             table = ops.concatenate([self.prefix, table], axis=0)
         return tokens + ops.cast(table, tokens.dtype)  # (B, N, D)
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
-
-@keras.saving.register_keras_serializable(_PACKAGE)
-class SinCosPositions(keras.layers.Layer):
-    """Adds fixed sines and cosines of a patch's column and row (big_vision's sincos2d); nothing to the class token.
-
-    Arguments as PositionEmbedding.
-    """
-
-    def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, **kwargs):
-        super().__init__(**kwargs)
-        self.grid = tuple(grid)
-        self.num_prefix_tokens = num_prefix_tokens
+@keras.saving.register_keras_serializable(PACKAGE)
+class SinCosPositions(_OnGrid):
+    """Adds fixed sines and cosines of a patch's column and row (big_vision's sincos2d); nothing to the class token."""
 
     def call(self, tokens):
         table = sincos_2d(self.grid, tokens.shape[-1])
         table = np.concatenate([np.zeros((self.num_prefix_tokens, table.shape[1]), np.float32), table])
         return tokens + ops.cast(ops.convert_to_tensor(table), tokens.dtype)  # (B, N, D)
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
 
 def sincos_2d(grid: tuple[int, int], width: int) -> np.ndarray:
@@ -280,140 +308,7 @@ def sincos_2d(grid: tuple[int, int], width: int) -> np.ndarray:
     return np.concatenate(waves, axis=1).astype(np.float32)
 
 
-@keras.saving.register_keras_serializable(_PACKAGE)
-class RelativePositions(keras.layers.Layer):
-    """Logits of attention that depend on the offset between two tokens: query (B, N, D) -> (B, H, N, N).
-
-    Paper "An Image is Worth 16x16 Words", appendix D.4: the query's content meets a learned vector for the offset of
-    the two positions, and the product is added to the content logits. What the paper leaves open: each block has a
-    table of its own, shared by its heads; the scaling is that of the content; the class token takes part as position 0.
-    """
-
-    def __init__(self, num_heads: int, **kwargs):
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-
-    def build(self, input_shape):
-        _, num_tokens, width = input_shape
-        shape = (2 * num_tokens - 1, width // self.num_heads)
-        self.embedding = self.add_weight(name="embedding", shape=shape, initializer=_small_normal())
-
-    def call(self, query):
-        num_tokens, reach = query.shape[1], self.embedding.shape[0]  # N, 2 N - 1
-        keys = ops.cast(self.embedding, query.dtype)  # row r is for p_key - p_query = r - (N - 1)
-        query = ops.transpose(_split_heads(query, self.num_heads), (0, 2, 1, 3))  # (B, H, N, d)
-        logits = ops.matmul(query * (keys.shape[-1] ** -0.5), ops.transpose(keys))  # (B, H, N, 2 N - 1)
-        # Every query's row begins one step further left: written with one column more, read again with the old width.
-        logits = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1))), (-1, self.num_heads, 2 * num_tokens**2))
-        logits = ops.reshape(logits[:, :, : num_tokens * reach], (-1, self.num_heads, num_tokens, reach))
-        return logits[:, :, :, num_tokens - 1 :]  # (B, H, N, N)
-
-    def compute_output_shape(self, query_shape):
-        return query_shape[0], self.num_heads, query_shape[1], query_shape[1]
-
-
-@keras.saving.register_keras_serializable(_PACKAGE)
-class FoldAxis(keras.layers.Layer):
-    """Every row ("row") or column ("column") of a grid of tokens as a sequence: (B, h * w, D) -> (B * h, w, D)."""
-
-    def __init__(self, axis: str, grid: tuple[int, int], **kwargs):
-        super().__init__(**kwargs)
-        self.axis = axis
-        self.grid = tuple(grid)
-
-    def call(self, tokens):
-        (rows, columns), width = self.grid, tokens.shape[-1]
-        if self.axis == "row":
-            return ops.reshape(tokens, (-1, columns, width))
-        tokens = ops.transpose(ops.reshape(tokens, (-1, rows, columns, width)), (0, 2, 1, 3))
-        return ops.reshape(tokens, (-1, rows, width))
-
-    def compute_output_shape(self, input_shape):
-        return None, self.grid[1] if self.axis == "row" else self.grid[0], input_shape[-1]
-
-
-@keras.saving.register_keras_serializable(_PACKAGE)
-class UnfoldAxis(keras.layers.Layer):
-    """The inverse of FoldAxis: (B * h, w, D) -> (B, h * w, D)."""
-
-    def __init__(self, axis: str, grid: tuple[int, int], **kwargs):
-        super().__init__(**kwargs)
-        self.axis = axis
-        self.grid = tuple(grid)
-
-    def call(self, tokens):
-        (rows, columns), width = self.grid, tokens.shape[-1]
-        if self.axis == "column":
-            tokens = ops.transpose(ops.reshape(tokens, (-1, columns, rows, width)), (0, 2, 1, 3))
-        return ops.reshape(tokens, (-1, rows * columns, width))
-
-    def compute_output_shape(self, input_shape):
-        return None, self.grid[0] * self.grid[1], input_shape[-1]
-
-
-def attention_probabilities(query, key, num_heads: int, offset_logits=None):
-    """softmax(q k / sqrt(d)) per head: (B, N, D) and (B, M, D) -> (B, H, N, M), rows summing to 1.
-
-    The query is scaled before the product, as flax does; the softmax is float32 whatever the compute dtype.
-    `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
-    """
-    query = ops.transpose(_split_heads(query, num_heads), (0, 2, 1, 3))  # (B, H, N, d)
-    key = ops.transpose(_split_heads(key, num_heads), (0, 2, 3, 1))  # (B, H, d, M)
-    query = query * (query.shape[-1] ** -0.5)
-    logits = ops.matmul(query, key)  # (B, H, N, M)
-    if offset_logits is not None:
-        logits = logits + offset_logits
-    return ops.cast(ops.softmax(ops.cast(logits, "float32"), axis=-1), query.dtype)
-
-
-def _split_heads(tokens, num_heads: int):
-    width = tokens.shape[-1] // num_heads
-    return ops.reshape(tokens, (-1, tokens.shape[1], num_heads, width))  # (B, N, H, d)
-
-
-@keras.saving.register_keras_serializable(_PACKAGE)
-class DotProductAttention(keras.layers.Layer):
-    """Multi-head attention between projected tokens; the projections are layers of their own.
-
-    Call: query (B, N, D), key (B, M, D), value (B, M, D), with relative positions also their logits (B, H, N, M) ->
-    (B, N, D). In training, each probability is dropped with
-    `dropout_rate`, for every head and query by itself (flax: broadcast_dropout=False).
-    """
-
-    def __init__(self, num_heads: int, dropout_rate: float = 0.0, **kwargs):
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.dropout_rate = dropout_rate
-        self.dropout = keras.layers.Dropout(dropout_rate) if dropout_rate else None
-
-    def call(self, query, key, value, offset_logits=None, training=None):
-        probabilities = attention_probabilities(query, key, self.num_heads, offset_logits)  # (B, H, N, M)
-        if self.dropout is not None:
-            probabilities = self.dropout(probabilities, training=training)
-        value = ops.transpose(_split_heads(value, self.num_heads), (0, 2, 1, 3))  # (B, H, M, d)
-        mixed = ops.transpose(ops.matmul(probabilities, value), (0, 2, 1, 3))  # (B, N, H, d)
-        return ops.reshape(mixed, (-1, query.shape[1], query.shape[2]))  # (B, N, D)
-
-    def compute_output_shape(self, query_shape, key_shape, value_shape, offset_logits_shape=None):
-        return query_shape
-
-
-@keras.saving.register_keras_serializable(_PACKAGE)
-class AttentionProbabilities(keras.layers.Layer):
-    """The probabilities that DotProductAttention uses at inference, as an output (B, H, N, M)."""
-
-    def __init__(self, num_heads: int, **kwargs):
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-
-    def call(self, query, key, offset_logits=None):
-        return attention_probabilities(query, key, self.num_heads, offset_logits)
-
-    def compute_output_shape(self, query_shape, key_shape, offset_logits_shape=None):
-        return query_shape[0], self.num_heads, query_shape[1], key_shape[1]
-
-
-@keras.saving.register_keras_serializable(_PACKAGE)
+@keras.saving.register_keras_serializable(PACKAGE)
 class Probe(keras.layers.Layer):
     """The learned query of attention pooling (big_vision's MAPHead): (B, N, D) -> (B, 1, D), Glorot-uniform."""
 
@@ -428,7 +323,7 @@ class Probe(keras.layers.Layer):
         return input_shape[0], 1, input_shape[2]
 
 
-@keras.saving.register_keras_serializable(_PACKAGE)
+@keras.saving.register_keras_serializable(PACKAGE)
 class PoolTokens(keras.layers.Layer):
     """Tokens (B, N, D) -> one vector (B, D): the first token ("token") or their mean ("gap")."""
 

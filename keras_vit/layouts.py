@@ -5,6 +5,7 @@ A layout is found by a key that only it has; prefixes that whole files carry are
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from keras_vit.config import ConvStem, Gelu, ModelConfig, ResNetConfig
@@ -13,12 +14,24 @@ from keras_vit.posemb import Resampler
 from keras_vit.rules import CHANNELS, CONV, FROM_HEADS, LINEAR, POINTWISE, POINTWISE_TORCH, SAME, TO_HEADS, Form, Rule
 from keras_vit.stored import Stored
 
+FLAX = ("npz", "npz-linen", "big_vision")
+TORCH = ("huggingface", "timm", "torchvision")
+LAYOUTS = (*FLAX, *TORCH)
+# How the names of files end; huggingface is a folder.
+SUFFIXES = dict.fromkeys(FLAX, ".npz") | {"timm": ".safetensors", "torchvision": ".safetensors"}
+
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 HEADS = ("head/", "resnet/head/")
 _BLOCK = "Transformer/encoderblock_{i}/"
 _ATTENTION = f"{_BLOCK}MultiHeadDotProductAttention_1/"
 _UNIT = "block{s}/unit{u}/"
 _BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
+
+
+def num_classes_of(weights: Mapping) -> int:
+    """Width of the head among weights by our names (anything with a shape); 0 without one."""
+    bias = next((weights[key] for key in ("head/bias", "resnet/head/conv2d/bias") if key in weights), None)
+    return 0 if bias is None else math.prod(bias.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,9 +204,9 @@ def _hf_bottlenecks(prefix: str) -> Layout:
     return Layout((*_hf_resnet(prefix), *_dense("head", "classifier.1")))
 
 
-def _timm(root: str, after_pooling: bool = False) -> Layout:
-    """Timm's VisionTransformer; `root` is the template before the root's ".conv" in a hybrid's backbone."""
-    block = "blocks.{i}."
+def _timm(root_only: bool, after_pooling: bool) -> Layout:
+    """Timm's ViT and hybrids: a backbone of the root alone has no "stem"; fc_norm follows the pooling."""
+    block, root = "blocks.{i}.", "patch_embed.backbone." if root_only else "patch_embed.backbone.stem."
     rules = (
         Rule(("cls",), "cls_token"),
         Rule((POSITIONS,), "pos_embed"),
@@ -214,7 +227,7 @@ def _timm(root: str, after_pooling: bool = False) -> Layout:
     return Layout(rules, gelu="erf", resampler="bicubic-antialias")
 
 
-TIMM_BIT = Layout(
+_TIMM_BIT = Layout(
     (
         Rule(("resnet/root_block/standardized_conv2d/kernel",), "stem.conv.weight", CONV),
         *_bit_units("stages.{s-1}.blocks.{u-1}"),
@@ -225,8 +238,10 @@ TIMM_BIT = Layout(
 )
 
 
-def _torchvision(mlp: tuple[str, str], projection: str) -> Layout:
-    """Torchvision's VisionTransformer; files before 0.12 name the layers of the MLP otherwise."""
+def _torchvision(conv_stem: bool, old: bool = False) -> Layout:
+    """Torchvision's ViT with patches or early convolutions; files before 0.12 name the layers of the MLP otherwise."""
+    projection = "conv_proj.conv_last" if conv_stem else "conv_proj"
+    mlp = ("mlp.linear_1", "mlp.linear_2") if old else ("mlp.0", "mlp.3")
     layer = "encoder.layers.encoder_layer_{i}."
     stem = "conv_proj.conv_bn_relu_{i}"
     batch_norm = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
@@ -251,7 +266,7 @@ def _torchvision(mlp: tuple[str, str], projection: str) -> Layout:
 
 
 def recognise(arrays: Mapping[str, Stored]) -> tuple[str, Layout]:
-    """The name and the layout of the file that holds these arrays (keys without prefixes, see `without_prefix`)."""
+    """The name and the layout of the file that holds these arrays (keys as `recognition.mend` gives them)."""
     keys = arrays.keys()
     if "embedding/kernel" in keys:
         if any("/MultiHeadDotProductAttention_1/" in key for key in keys):
@@ -260,12 +275,12 @@ def recognise(arrays: Mapping[str, Stored]) -> tuple[str, Layout]:
     if "resnet/root_block/standardized_conv2d/kernel" in keys:
         return "npz", _BIT
     if "patch_embed.proj.weight" in keys:
-        return "timm", timm_layout("patch_embed.backbone.conv.weight" in keys, "fc_norm.weight" in keys)
+        return "timm", _timm("patch_embed.backbone.conv.weight" in keys, "fc_norm.weight" in keys)
     if "stem.conv.weight" in keys:
-        return "timm", TIMM_BIT
+        return "timm", _TIMM_BIT
     if "class_token" in keys and "encoder.pos_embedding" in keys:
         old = any(".mlp.linear_1." in key for key in keys)
-        return "torchvision", torchvision_layout("conv_proj.conv_last.weight" in keys, old)
+        return "torchvision", _torchvision("conv_proj.conv_last.weight" in keys, old)
     for prefix in ("vit.", ""):
         if f"{prefix}embeddings.patch_embeddings.projection.weight" in keys:
             return "huggingface", _hf_vit(prefix)
@@ -277,20 +292,6 @@ def recognise(arrays: Mapping[str, Stored]) -> tuple[str, Layout]:
         f"The file is no Vision Transformer, hybrid or BiT of a known layout: its {len(keys)} arrays begin with "
         f"{', '.join(sorted(keys)[:3]) or 'nothing'}."
     )
-
-
-def timm_layout(root_only: bool, after_pooling: bool) -> Layout:
-    """Timm's ViT and hybrids: a backbone of the root alone has no "stem"; fc_norm follows the pooling."""
-    return _timm("patch_embed.backbone." if root_only else "patch_embed.backbone.stem.", after_pooling)
-
-
-def torchvision_layout(conv_stem: bool, old: bool = False) -> Layout:
-    """Torchvision's ViT with patches or early convolutions; `old` names of the MLP's layers."""
-    mlp = ("mlp.linear_1", "mlp.linear_2") if old else ("mlp.0", "mlp.3")
-    return _torchvision(mlp, "conv_proj.conv_last" if conv_stem else "conv_proj")
-
-
-LAYOUTS = ("npz", "npz-linen", "big_vision", "huggingface", "timm", "torchvision")
 
 
 def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
@@ -311,14 +312,14 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
     if layout == "huggingface":
         return _hf_vit("vit." if num_classes else "")
     if layout == "timm":
-        return timm_layout(isinstance(stem, ResNetConfig) and not stem.block_units, config.norm_after_pooling)
+        return _timm(isinstance(stem, ResNetConfig) and not stem.block_units, config.norm_after_pooling)
     if layout == "torchvision":
-        return torchvision_layout(stem is not None)
+        return _torchvision(stem is not None)
     return {"npz": _NPZ, "npz-linen": _LINEN, "big_vision": _BIG_VISION}[layout]
 
 
 def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
-    written = {"npz": _BIT, "huggingface": _hf_bit("bit."), "timm": TIMM_BIT} if config.preactivation else {}
+    written = {"npz": _BIT, "huggingface": _hf_bit("bit."), "timm": _TIMM_BIT} if config.preactivation else {}
     if not config.preactivation and config.axial_heads is None:
         written = {"huggingface": _hf_bottlenecks("bit.")}
     if layout not in written:
@@ -331,11 +332,11 @@ def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
 _ANY_HEAD = ("token", "gap", "map", "unpooled", "none")
 _PLAIN = {"position_injection": ("input",), "axial": (False,)}
 _LEARNED = {**_PLAIN, "position_embedding": ("learned",)}
-_FLAX = {"qkv_bias": (True,), "norm_after_pooling": (False,), "classifier": _ANY_HEAD}
+_FLAX_MODELS = {"qkv_bias": (True,), "norm_after_pooling": (False,), "classifier": _ANY_HEAD}
 _EXPRESSIBLE = {
-    "npz": {**_LEARNED, **_FLAX},
-    "npz-linen": {**_LEARNED, **_FLAX},
-    "big_vision": {**_PLAIN, **_FLAX, "position_embedding": ("learned", "sincos-2d")},
+    "npz": {**_LEARNED, **_FLAX_MODELS},
+    "npz-linen": {**_LEARNED, **_FLAX_MODELS},
+    "big_vision": {**_PLAIN, **_FLAX_MODELS, "position_embedding": ("learned", "sincos-2d")},
     "huggingface": {**_LEARNED, "classifier": ("token",), "norm_after_pooling": (False,)},
     "timm": {**_LEARNED, "classifier": ("token", "gap")},
     "torchvision": {**_LEARNED, "classifier": ("token",), "qkv_bias": (True,), "norm_after_pooling": (False,)},

@@ -2,10 +2,11 @@
 
 import keras
 
+from keras_vit.attention import AttentionProbabilities
 from keras_vit.bit import big_transfer
 from keras_vit.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, model_config
 from keras_vit.errors import UserError, nearest
-from keras_vit.layers import AttentionProbabilities, ModelSpec
+from keras_vit.layers import ModelSpec
 from keras_vit.preprocess import Preprocessing
 from keras_vit.resnet import resnet_classifier
 from keras_vit.vit import vision_transformer
@@ -97,6 +98,23 @@ def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.M
             )
     outputs = {name: available[name]() for name in (available if names is None else names)}
     return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+
+
+def feature_map(model: keras.Model, name: str) -> keras.Model:
+    """A model from images to the features of one place inside, on their grid: (B, h, w, D).
+
+    Args:
+        model: built by `keras_vit.build`.
+        name: of an intermediate: tokens, of which those of the patches are put on the grid, or a feature map.
+    """
+    features, config = intermediates(model, [name]).output[name], config_of(model)
+    if len(features.shape) == 3 and isinstance(config, ViTConfig):
+        rows, columns = config.grid(preprocessing_of(model).image_size)
+        patches = features[:, config.num_prefix_tokens :] if config.num_prefix_tokens else features
+        features = keras.layers.Reshape((rows, columns, features.shape[-1]))(patches)  # (B, h, w, D)
+    if len(features.shape) != 4 or name.startswith("attention_"):
+        raise UserError(f"The intermediate {name!r} has no place in the image for each of its vectors; take a block's.")
+    return keras.Model(model.input, features, name=f"{model.name}_{name}")
 
 
 def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:

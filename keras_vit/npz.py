@@ -1,14 +1,18 @@
 """Reading and writing .npz archives that come from strangers: no pickle, sizes checked before memory is taken."""
 
+import contextlib
+import functools
+import io
 import os
 import pathlib
 import zipfile
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.stored import SCRATCH_MARGIN, Stored
+from keras_vit.stored import ByteStream, Stored, read_exactly
 
 # Float arrays hardly compress; an archive that claims more than this many times its own size is a bomb.
 _LARGEST_EXPANSION = 4
@@ -16,7 +20,7 @@ _LARGEST_EXPANSION = 4
 
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """All arrays of an archive, as stored, by name; raises as `open_npz`."""
-    return {key: stored.fetch(None) for key, stored in open_npz(path).items()}
+    return {key: stored.fetch() for key, stored in open_npz(path).items()}
 
 
 def open_npz(path: str | os.PathLike) -> dict[str, Stored]:
@@ -67,41 +71,43 @@ def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.Z
             f"The array {member.filename!r} claims shape {shape} of {dtype}, {expected} bytes, "
             f"but the archive holds {member.file_size}."
         )
-    order = "F" if fortran_order else "C"
-
-    def fetch(scratch: np.ndarray | None) -> np.ndarray:
-        return _read_member(path, member, start, scratch).view(dtype).reshape(shape, order=order)
-
-    return Stored(key, shape, dtype, fetch)
+    return Stored(key, shape, dtype, functools.partial(_numbers, path, member, start), by_columns=fortran_order)
 
 
-def _read_member(path: pathlib.Path, member: zipfile.ZipInfo, start: int, scratch: np.ndarray | None) -> np.ndarray:
-    """The bytes after the header of one member, checked against its checksum; in aligned memory."""
-    size = member.file_size - start
-    if scratch is None or scratch.size < size + SCRATCH_MARGIN:
-        scratch = np.empty(size + SCRATCH_MARGIN, np.uint8)
-    offset = -scratch.ctypes.data % SCRATCH_MARGIN  # TensorFlow takes over memory so aligned without a copy
-    content = scratch[offset : offset + size]
+@contextlib.contextmanager
+def _numbers(path: pathlib.Path, member: zipfile.ZipInfo, start: int) -> Iterator[ByteStream]:
+    """The bytes after the header of one member, `start` bytes long; all of it is compared with its checksum."""
+    header = memoryview(bytearray(start))
     try:
         if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
             with open(path, "rb", buffering=0) as stream:
                 stream.seek(_data_offset(stream, member))
-                header = stream.read(start)
-                view, done = memoryview(content), 0
-                while done < size:
-                    count = stream.readinto(view[done:])
-                    if not count:
-                        raise EOFError("the file ends too early")
-                    done += count
-            if zlib.crc32(content, zlib.crc32(header)) != member.CRC:
+                summed = _Summed(stream)
+                read_exactly(summed, header)
+                yield summed
+            if summed.checksum != member.CRC:
                 raise zipfile.BadZipFile(f"bad checksum of {member.filename!r}")
         else:
-            with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
-                stream.read(start)
-                content[:] = np.frombuffer(stream.read(), np.uint8)
+            with zipfile.ZipFile(path) as archive, archive.open(member) as stream:  # which compares at its end
+                read_exactly(stream, header)
+                yield stream
+    except UserError:
+        raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise _not_whole(path, error) from error
-    return content
+
+
+class _Summed:
+    """A stream that keeps the checksum of what was read; faster than zipfile's, which copies each byte twice."""
+
+    def __init__(self, stream: io.RawIOBase) -> None:
+        self._stream = stream
+        self.checksum = 0
+
+    def readinto(self, buffer: memoryview) -> int | None:
+        count = self._stream.readinto(buffer)
+        self.checksum = zlib.crc32(buffer[:count], self.checksum)
+        return count
 
 
 def _data_offset(stream, member: zipfile.ZipInfo) -> int:

@@ -19,6 +19,14 @@ from keras_vit.errors import UserError, nearest
 Resampler = Literal["bilinear-aligned", "bicubic-aligned", "bilinear", "bicubic", "bicubic-antialias"]
 
 
+def check_resampler(name: str) -> None:
+    """Raise UserError unless there is a resampler of this name."""
+    if name not in Resampler.__args__:
+        raise UserError(
+            f"There is no resampler named {name!r:.80}; the nearest names are {nearest(str(name), Resampler.__args__)}."
+        )
+
+
 def resize_position_embedding(
     table: np.ndarray,
     old_grid: tuple[int, int],
@@ -40,11 +48,7 @@ def resize_position_embedding(
     """
     table = np.asarray(table)
     (old_h, old_w), (new_h, new_w) = old_grid, new_grid
-    if resampler not in Resampler.__args__:
-        raise UserError(
-            f"There is no resampler named {resampler!r}; the nearest names are "
-            f"{nearest(resampler, Resampler.__args__)}."
-        )
+    check_resampler(resampler)
     if table.ndim not in (2, 3) or table.shape[-2] != num_prefix_tokens + old_h * old_w:
         raise UserError(
             f"A table of shape {table.shape} does not hold {num_prefix_tokens} prefix tokens and a grid of "

@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_vit.errors import UserError
 
-Resize = Literal["stretch", "crop"]
+Resize = Literal["stretch", "crop", "resize-small"]
 
 # ITU-R BT.601 luma, the weights of PIL's convert("L") and of libjpeg.
 _LUMA = (0.299, 0.587, 0.114)
@@ -30,9 +30,12 @@ class Preprocessing:
     """1 for grey, 3 for RGB; any other number only for images that have it already."""
     resize: Resize = "stretch"
     """stretch: bilinear to the size, whatever the aspect (vit_jax). crop: the largest centred window of the right
-    aspect, then bilinear with antialiasing."""
+    aspect, then bilinear with antialiasing. resize-small: the smaller side to crop_from by averaging areas, then the
+    centre is cut out (big_vision)."""
     value_range: tuple[float | tuple[float, ...], float | tuple[float, ...]] = (-1.0, 1.0)
     """What 0 and 255 become: a number each, or a number for each channel."""
+    crop_from: int | None = None
+    """For resize-small, and only there: length of the smaller side before the centre is cut out, in pixels."""
 
     def __post_init__(self) -> None:
         # Lists arrive here from JSON and from command lines.
@@ -44,6 +47,10 @@ class Preprocessing:
             raise UserError(f"channels must be at least 1, but is {self.channels}.")
         if self.resize not in Resize.__args__:
             raise UserError(f"resize must be one of {', '.join(Resize.__args__)}, but is {self.resize!r}.")
+        if (self.resize == "resize-small") != (self.crop_from is not None):
+            raise UserError(f"resize-small, and nothing else, needs crop_from; {self.resize} has {self.crop_from}.")
+        if self.crop_from is not None and self.crop_from < max(self.image_size):
+            raise UserError(f"crop_from must be at least both sides of {self.image_size}, but is {self.crop_from}.")
         lows, highs = self.channel_ranges()
         if not len(lows) == len(highs) == self.channels or any(
             low >= high for low, high in zip(lows, highs, strict=False)
@@ -61,9 +68,11 @@ class Preprocessing:
     def fit(self, image):
         """One decoded image (H, W, C) of any size, 0..255 -> (height, width, channels), 0..255.
 
-        Stays uint8 where it has the size already, else becomes float32.
+        Stays uint8 where it has the size already and is not to be cropped, else becomes float32.
         """
         image = to_channels(image, self.channels)
+        if self.resize == "resize-small":
+            return _centre_of_resized(image, self.crop_from, self.image_size)
         if tuple(image.shape[:2]) == self.image_size:
             return image
         crop = self.resize == "crop"
@@ -99,6 +108,35 @@ def _pair(size) -> tuple[int, int]:
 
 def _floats(value) -> float | tuple[float, ...]:
     return tuple(float(number) for number in value) if isinstance(value, list | tuple) else float(value)
+
+
+def _centre_of_resized(image, smaller_side: int, size: tuple[int, int]):
+    """big_vision's resize_small with TensorFlow's "area" method, then its central_crop: (H, W, C) -> (h, w, C) float32.
+
+    An output pixel is the mean of the area of the image that it covers. Each axis is a matrix product, which needs no
+    operator that only one backend has, and computes only the part that is kept.
+    """
+    shape = ops.shape(image)
+    smaller = ops.cast(ops.minimum(shape[0], shape[1]), "float32")
+    rows, columns = (
+        _area_weights(ops.cast(side, "float32"), smaller_side / smaller, length)
+        for side, length in zip(shape[:2], size, strict=True)
+    )
+    planes = ops.transpose(ops.cast(image, "float32"), (2, 0, 1))  # (C, H, W)
+    planes = ops.matmul(ops.matmul(rows, planes), ops.transpose(columns))  # (C, h, w)
+    return ops.transpose(planes, (1, 2, 0))
+
+
+def _area_weights(side, factor, length: int):
+    """Shares (length, side) that the pixels of one axis have in the central `length` pixels of the resized axis."""
+    resized = ops.round(side * factor)
+    step = side / resized  # pixels of the image per pixel of the output
+    first = ops.floor((resized - length) / 2.0)
+    begin = (first + ops.arange(length, dtype="float32")[:, None]) * step  # (length, 1)
+    pixel = ops.arange(ops.cast(side, "int32"), dtype="int32")
+    pixel = ops.cast(pixel, "float32")[None]  # (1, side)
+    covered = ops.minimum(pixel + 1.0, begin + step) - ops.maximum(pixel, begin)
+    return ops.maximum(covered, 0.0) / step
 
 
 def to_channels(image, channels: int):

@@ -4,6 +4,7 @@ All of it from the headers of the file; no number is read here.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -15,6 +16,7 @@ import numpy as np
 from keras_vit.config import Classifier, ConvStem, ModelConfig, PositionEmbeddingKind, ResNetConfig, ViTConfig
 from keras_vit.declared import Declared, read_declared
 from keras_vit.errors import UserError
+from keras_vit.finding import find_checkpoint
 from keras_vit.layouts import POSITIONS, Layout, recognise
 from keras_vit.npz import open_npz
 from keras_vit.rules import Weight, translate
@@ -23,13 +25,31 @@ from keras_vit.tensors import open_folder, open_safetensors
 
 _PICKLES = (".pth", ".pt", ".bin", ".pkl", ".ckpt")
 _PREFIXES = ("opt/target/", "params/img/", "params/")
-_DEFAULT_SIZE = 224
-_HEADS_OF_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1664: 16}
+_FIRST_QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query"
+# Of the official models.
+HEADS_OF_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1664: 16}
 # Mean and deviation of ImageNet, which torchvision's models expect; (0 - mean) / deviation and (1 - mean) / deviation.
 _IMAGENET_RANGE = (
     (-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225),
     (0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225),
 )
+
+
+# Parts of the keys of models that share most of their arrays with ours.
+_FOREIGN = {
+    "reg_token": "register tokens",
+    "register_tokens": "register tokens",
+    "dist_token": "a distillation token",
+    "distillation_token": "a distillation token",
+    "attn_pool.": "timm's attention pooling",
+    "ls1.": "layer scale",
+    "layer_scale": "layer scale",
+    "q_norm": "norms of queries and keys",
+    "norm_pre": "a norm before the blocks",
+    "rel_pos": "relative positions of timm",
+    "relative_position": "relative positions of transformers",
+    "decoder": "a decoder",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,24 +59,51 @@ class Checkpoint:
     layout: str
     origin: Layout
     weights: Mapping[str, Weight]
-    strangers: tuple[str, ...]
+    strangers: tuple[str, ...] = ()
     """Keys that the layout does not know."""
-    unused: tuple[str, ...]
+    unused: tuple[str, ...] = ()
     """Keys of arrays that are no weights: an optimizer's state, counters."""
-    declared: Declared
+    path: pathlib.Path | None = None
+    """Of the file or folder; None for the weights of a model."""
+
+    @functools.cached_property
+    def declared(self) -> Declared:
+        """What config.json says. Raises UserError if it asks for what is not built here."""
+        return Declared() if self.path is None else read_declared(self.path, self.layout)
 
 
 def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
-    """Read the headers of a checkpoint and say what it is. Raises UserError for whatever is no whole, known file."""
-    path = pathlib.Path(path)
+    """Read the headers of a checkpoint and say what it is. Raises UserError for whatever is no whole, known file.
+
+    path: of a file or folder, or an address or official name, see `find_checkpoint`.
+    """
+    path = find_checkpoint(path)
     arrays, ignored = mend(_open_arrays(path))
     layout, origin = recognise(arrays)
     weights, unused = translate(arrays, origin.rules)
     if layout == "big_vision":
         weights = _with_class_position(weights)
     counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token"))}
-    strangers = tuple(key for key in unused if key not in counters)
-    return Checkpoint(layout, origin, weights, strangers, (*ignored, *sorted(counters)), read_declared(path))
+    strangers = tuple(sorted(key for key in unused if key not in counters))
+    return Checkpoint(layout, origin, weights, strangers, (*ignored, *sorted(counters)), path)
+
+
+def refuse_strangers(checkpoint: Checkpoint) -> None:
+    """Raise UserError if the file holds what no model built here has."""
+    if not checkpoint.strangers:
+        return
+    kinds = {kind for part, kind in _FOREIGN.items() if any(part in key for key in checkpoint.strangers)}
+    what = f" (it has {listed(sorted(kinds))})" if kinds else ""
+    raise UserError(
+        f"The file is of a kind of model that is not built here{what}: left over in it: "
+        f"{listed(list(checkpoint.strangers))}."
+    )
+
+
+def listed(keys: list[str]) -> str:
+    """Keys for a sentence, the first eight of them."""
+    shown = ", ".join(keys[:8]) or "nothing"
+    return f"{shown} and {len(keys) - 8} more" if len(keys) > 8 else shown
 
 
 def _open_arrays(path: pathlib.Path) -> dict[str, Stored]:
@@ -94,9 +141,7 @@ def _unstacked(name: str, stored: Stored) -> dict[str, Stored]:
     if not stored.shape or stored.shape[0] > 1000:
         raise UserError(f"The array {stored.key!r} should begin with an axis for the blocks, but has {stored.shape}.")
     return {
-        name.replace("encoderblock/", f"encoderblock_{layer}/"): dataclasses.replace(
-            stored, shape=stored.shape[1:], part=layer
-        )
+        name.replace("encoderblock/", f"encoderblock_{layer}/"): dataclasses.replace(stored, part=layer)
         for layer in range(stored.shape[0])
     }
 
@@ -114,17 +159,21 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
 
 def infer_config(
     checkpoint: Checkpoint,
-    declared: Declared = Declared(),  # noqa: B008 (frozen)
+    declared: Declared,
     classifier: Classifier | None = None,
     position_embedding: PositionEmbeddingKind | None = None,
     conv_stem_strides: tuple[int, ...] | None = None,
 ) -> ModelConfig:
-    """The architecture that the weights belong to; the arguments decide only what they cannot tell."""
+    """The architecture that the weights belong to; the arguments decide only what they cannot tell.
+
+    declared: what config.json says, or the caller instead.
+    """
     weights = checkpoint.weights
     if "embedding/kernel" in weights:
         config = _infer_vit(checkpoint, declared, classifier, position_embedding, conv_stem_strides)
         per_block = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.mlp_dim
         least = config.num_layers * per_block
+        _refuse_contradictions(config, declared)
     else:
         config = _infer_resnet(checkpoint, declared, preactivation="resnet/group_norm/gamma" in weights)
         least = sum(
@@ -137,6 +186,15 @@ def infer_config(
             f"The arrays do not fit together: such a model has at least {least} weights, but they hold {held}."
         )
     return config
+
+
+def _refuse_contradictions(config: ViTConfig, declared: Declared) -> None:
+    for field, (name, value) in declared.sizes.items():
+        if getattr(config, field) != value:
+            raise UserError(
+                f"config.json says {name}={value}, but the arrays are of a model with {getattr(config, field)}; "
+                "put the config.json beside them that belongs to them."
+            )
 
 
 def _infer_vit(
@@ -154,8 +212,7 @@ def _infer_vit(
     first = "Transformer/encoderblock_0/"
     patch = _shape(weights, "embedding/kernel", 4)
     hidden_size = patch[3]
-    query = f"{first}MultiHeadDotProductAttention_1/query/"
-    _shape(weights, f"{query}kernel", 2)
+    _shape(weights, f"{_FIRST_QUERY}/kernel", 2)
     seen = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
     if seen and classifier not in (None, seen):
         raise UserError(f"The file's weights are those of the classifier {seen!r}, but {classifier!r} was asked for.")
@@ -173,7 +230,7 @@ def _infer_vit(
         patch_size=patch[0] if patch[0] == patch[1] else patch[:2],
         hidden_size=hidden_size,
         num_layers=len(blocks),
-        num_heads=num_heads_of(weights[f"{query}kernel"], hidden_size, declared),
+        num_heads=_num_heads(weights, declared, hidden_size),
         mlp_dim=_shape(weights, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1],
         classifier=seen or classifier or "gap",
         representation_size=_shape(weights, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in weights else None,
@@ -181,7 +238,7 @@ def _infer_vit(
         layer_norm_epsilon=declared.layer_norm_epsilon or origin.layer_norm_epsilon,
         stem=_infer_stem(checkpoint, declared, conv_stem_strides),
         position_embedding=position_embedding or ("sincos-2d" if checkpoint.layout == "big_vision" else "none"),
-        qkv_bias=f"{query}bias" in weights,
+        qkv_bias=f"{_FIRST_QUERY}/bias" in weights,
         norm_after_pooling=norm is not None and norm.source.key == "fc_norm.weight",
     )
 
@@ -198,19 +255,36 @@ def _require_alike(weights: Mapping[str, Weight], pattern: str) -> None:
             raise UserError(f"The checkpoint is not whole: missing in the file: {block}{lacking[0]}.")
 
 
-def num_heads_of(query: Weight, hidden_size: int, declared: Declared) -> int:
-    """Flax's kernels have an axis for the heads, torch's do not."""
-    if len(query.source.shape) == 3 and declared.num_heads not in (None, query.source.shape[1]):
-        raise UserError(f"The file has {query.source.shape[1]} heads ({query.source.key!r}), not {declared.num_heads}.")
-    if len(query.source.shape) == 3:
-        return query.source.shape[1]
-    num_heads = declared.num_heads or _HEADS_OF_WIDTH.get(hidden_size)
+class HeadsNotTold(UserError):
+    """Neither the file nor an official model of its width tells the number of attention heads."""
+
+
+def _num_heads(weights: Mapping[str, Weight], declared: Declared, hidden_size: int) -> int:
+    num_heads = told_num_heads(weights, declared) or HEADS_OF_WIDTH.get(hidden_size)
     if num_heads is None:
-        raise UserError(
+        raise HeadsNotTold(
             f"The file does not tell its number of attention heads, and no official model is {hidden_size} wide; give "
             "num_heads."
         )
     return num_heads
+
+
+def told_num_heads(weights: Mapping[str, Weight], declared: Declared) -> int | None:
+    """The attention heads of a ViT as its arrays tell them, or a configuration; None if neither does."""
+    query = weights[f"{_FIRST_QUERY}/kernel"]
+    held = heads_in(f"{_FIRST_QUERY}/kernel", query)
+    if held is not None and declared.num_heads not in (None, held):
+        raise UserError(f"The file has {held} heads ({query.source.key!r}), not {declared.num_heads}.")
+    return held or declared.num_heads
+
+
+def heads_in(key: str, weight: Weight) -> int | None:
+    """Flax's projections have an axis for the heads: before the last one, of the output's kernel the first."""
+    projection = re.search(r"/MultiHeadDotProductAttention_\d/(query|key|value|out)/(kernel|bias)$", key)
+    shape = weight.source.shape
+    if projection is None or len(shape) != {"kernel": 3, "bias": 2}[projection[2]]:
+        return None
+    return shape[0 if projection[1] == "out" else -2]
 
 
 def _infer_stem(
@@ -267,40 +341,56 @@ def _shape(weights: Mapping[str, Weight], key: str, rank: int) -> tuple[int, ...
 
 def declared_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
     """Rows and columns of the stored position embeddings as config.json tells them, else None."""
-    size = checkpoint.declared.image_size
+    declared = checkpoint.declared
+    size = declared.image_size
     if size is None or isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return None
-    grid = config.grid(size)
-    return grid if grid[0] * grid[1] == checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens else None
+    stored = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens
+    stride = (1, 1) if config.stem is not None else config.patch
+    if size[0] % stride[0] == 0 == size[1] % stride[1] and math.prod(grid := config.grid(size)) == stored:
+        return grid
+    if declared.image_size_binds:
+        raise UserError(
+            f"config.json says image_size={size}, but the arrays hold position embeddings for {stored} patches of "
+            f"{config.patch}; put the config.json beside them that belongs to them."
+        )
+    return None
 
 
-def stored_image_size(checkpoint: Checkpoint, config: ModelConfig, grid: tuple[int, int] | None) -> tuple[int, int]:
-    """The image size that the file is for: told by config.json, by its grid, else 224 pixels.
-
-    Raises UserError if it has position embeddings for a grid that is neither told nor square.
+def told_image_size(
+    checkpoint: Checkpoint, config: ModelConfig, grid: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """The image size that the file is for: by the `grid` of its position embeddings, which is a square unless told,
+    without them by config.json. None if it tells none.
     """
     if isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
-        return checkpoint.declared.image_size or (_DEFAULT_SIZE, _DEFAULT_SIZE)
+        return checkpoint.declared.image_size
     grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens)
+    if grid is None:
+        return None
     stride = 1 if config.stem is None else config.stem.total_stride
     return grid[0] * config.patch[0] * stride, grid[1] * config.patch[1] * stride
 
 
-def stored_value_range(checkpoint: Checkpoint, channels: int) -> dict:
-    """The range of pixel values as an argument of Preprocessing; empty for the official [-1, 1]."""
+def value_range(checkpoint: Checkpoint, channels: int) -> tuple:
+    """What 0 and 255 become, as of Preprocessing; the official [-1, 1] unless the file or its origin says otherwise."""
     declared = checkpoint.declared.value_range
     if declared is None and checkpoint.layout == "torchvision":
         declared = _IMAGENET_RANGE
     if declared is None or (isinstance(declared[0], tuple) and len(declared[0]) != channels):
-        return {}
-    return {"value_range": declared}
+        return -1.0, 1.0
+    return declared
 
 
-def square_grid(num_tokens: int) -> tuple[int, int]:
+def square_grid(num_tokens: int) -> tuple[int, int] | None:
+    """Rows and columns of a square of tokens; None if they are none."""
     side = math.isqrt(max(num_tokens, 0))
-    if side == 0 or side * side != num_tokens:
-        raise UserError(
-            f"The file has position embeddings for {num_tokens} patches, which is no square; give stored_grid=(rows, "
-            "columns), or the image_size they were made for."
-        )
-    return side, side
+    return (side, side) if side > 0 and side * side == num_tokens else None
+
+
+def no_square(num_tokens: int) -> UserError:
+    """What to say of position embeddings whose grid is neither told nor square."""
+    return UserError(
+        f"The file has position embeddings for {num_tokens} patches, which is no square; give stored_grid=(rows, "
+        "columns), or the image_size they were made for."
+    )

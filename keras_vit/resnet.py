@@ -14,7 +14,7 @@ import keras
 
 from keras_vit.attention import axis_attention
 from keras_vit.config import ResNetConfig, config_to_dict
-from keras_vit.layers import ModelSpec, StandardizedConv2D, TokenDense
+from keras_vit.layers import ModelSpec, TokenDense, group_norm, standardized_conv
 from keras_vit.preprocess import Preprocessing
 
 
@@ -36,7 +36,7 @@ def resnet_classifier(
 
 def resnet(x, config: ResNetConfig):
     """Images (B, H, W, C) -> feature map (B, H / s, W / s, c) at the network's stride s."""
-    x = standardized_conv(x, config, config.root_channels, 7, 2, "conv_root")
+    x = standardized_conv(x, config, config.root_channels, 7, 2, "same", "conv_root")
     x = keras.layers.ReLU(name="relu_root")(group_norm(x, config, "gn_root"))
     x = keras.layers.MaxPooling2D(3, 2, padding="same", name="resnet_root")(x)
     for stage, units in enumerate(config.block_units):
@@ -50,17 +50,17 @@ def bottleneck(x, config: ResNetConfig, channels: int, strides: int, name: str):
     """One unit: 1x1, 3x3, 1x1, each followed by GroupNorm; ReLU between them and after the shortcut is added."""
     shortcut = x
     if x.shape[-1] != channels or strides > 1:
-        shortcut = standardized_conv(x, config, channels, 1, strides, f"{name}.conv_proj")
+        shortcut = standardized_conv(x, config, channels, 1, strides, "same", f"{name}.conv_proj")
         shortcut = group_norm(shortcut, config, f"{name}.gn_proj")
-    h = standardized_conv(x, config, channels // 4, 1, 1, f"{name}.conv1")
+    h = standardized_conv(x, config, channels // 4, 1, 1, "same", f"{name}.conv1")
     h = keras.layers.ReLU(name=f"{name}.relu1")(group_norm(h, config, f"{name}.gn1"))
     if config.axial_heads is None:
-        h = standardized_conv(h, config, channels // 4, 3, strides, f"{name}.conv2")
+        h = standardized_conv(h, config, channels // 4, 3, strides, "same", f"{name}.conv2")
     else:
         h = axial_attention(h, config.axial_heads, strides, name)
     h = keras.layers.ReLU(name=f"{name}.relu2")(group_norm(h, config, f"{name}.gn2"))
-    h = standardized_conv(h, config, channels, 1, 1, f"{name}.conv3")
-    h = group_norm(h, config, f"{name}.gn3", scale="zeros")
+    h = standardized_conv(h, config, channels, 1, 1, "same", f"{name}.conv3")
+    h = group_norm(h, config, f"{name}.gn3", scale="zeros")  # at first the unit is the identity
     return keras.layers.ReLU(name=name)(keras.layers.Add(name=f"{name}.residual")([shortcut, h]))
 
 
@@ -80,23 +80,3 @@ def axial_attention(x, num_heads: int, strides: int, name: str):
     if strides == 1:
         return x
     return keras.layers.AveragePooling2D(strides, padding="same", name=f"{name}.mean")(x)
-
-
-def standardized_conv(x, config: ResNetConfig, filters: int, kernel_size: int, strides: int, name: str):
-    """A "same" convolution without bias and with a standardised kernel."""
-    return StandardizedConv2D(
-        filters,
-        kernel_size,
-        strides,
-        padding="same",
-        variance_epsilon=config.variance_epsilon,
-        deviation_epsilon=config.deviation_epsilon,
-        name=name,
-    )(x)
-
-
-def group_norm(x, config: ResNetConfig, name: str, scale: str = "ones"):
-    """GroupNorm; the last one of a unit starts with a scale of zero, so that the unit starts as identity."""
-    return keras.layers.GroupNormalization(
-        config.num_groups, epsilon=config.group_norm_epsilon, gamma_initializer=scale, name=name
-    )(x)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.stored import Stored
+from keras_vit.stored import Stored, empty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Form:
     load: Callable[[np.ndarray], np.ndarray]
     """Array of the file -> weight."""
     store: Callable[[np.ndarray, int], np.ndarray]
-    """Weight, number of heads -> array of the file."""
+    """Weight, number of heads -> array of the file; a view."""
 
 
 def _merge_last(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -99,6 +99,22 @@ class Weight:
     shape: tuple[int, ...]
     convert: Callable[[np.ndarray], np.ndarray]
     """The array of the file -> the weight."""
+    place: Callable[[np.ndarray], np.ndarray] | None = None
+    """A weight to be filled -> the view of it that has the axes of the file; None if there is none."""
+
+    def read(self) -> np.ndarray:
+        """The numbers of the weight in memory of their own."""
+        if self.place is None:
+            return self.taken_from(self.source.read())
+        weight = empty(self.shape)
+        self.source.fill(self.place(weight))
+        return weight
+
+    def taken_from(self, array: np.ndarray) -> np.ndarray:
+        """The numbers of the weight, copied out of the whole array of the file."""
+        weight = empty(self.shape)
+        weight[...] = self.convert(array)
+        return weight
 
 
 def translate(arrays: Mapping[str, Stored], rules: Iterable[Rule]) -> tuple[dict[str, Weight], tuple[str, ...]]:
@@ -128,8 +144,10 @@ def _weights(stored: Stored, rule: Rule, numbers: dict[str, int]) -> dict[str, W
         ranks = " or ".join(map(str, form.ranks))
         raise UserError(f"The array {stored.key!r} should have {ranks} axes, but has shape {stored.shape}.")
     if parts == 1:
-        load = form.load if stored.part is None else functools.partial(_load_part, form, stored.part)
-        return {_fill(rule.ours[0], numbers): Weight(stored, form.shape(stored.shape), load)}
+        name, shape = _fill(rule.ours[0], numbers), form.shape(stored.shape)
+        if stored.part is not None:
+            return {name: Weight(stored, shape, functools.partial(_load_part, form, stored.part))}
+        return {name: Weight(stored, shape, form.load, functools.partial(_place, form, stored.shape))}
     if parts and (not stored.shape or stored.shape[0] % parts):
         raise UserError(f"The array {stored.key!r} should hold {parts} equal parts, but has shape {stored.shape}.")
     found = {}
@@ -142,6 +160,11 @@ def _weights(stored: Stored, rule: Rule, numbers: dict[str, int]) -> dict[str, W
 
 def _load_part(form: Form, part: int | slice, array: np.ndarray) -> np.ndarray:
     return form.load(array[part])
+
+
+def _place(form: Form, stored: tuple[int, ...], weight: np.ndarray) -> np.ndarray:
+    """A weight as the array of the file that it is; axes of length one and those of the heads are of no account."""
+    return form.store(weight, 1).reshape(stored, copy=False)
 
 
 def untranslate(weights: Mapping[str, np.ndarray], rules: Iterable[Rule], num_heads: int) -> dict[str, np.ndarray]:

@@ -16,6 +16,8 @@ from keras_vit.errors import UserError
 from keras_vit.npz import read_npz, write_npz
 
 CONFIG, LABELS, MODEL, SAMPLES = "config.json", "labels.txt", "model.keras", "samples.npz"
+# Training images for what must not see the evaluation images.
+CALIBRATION = "calibration.npz"
 
 
 def find(run: str | os.PathLike, name: str) -> pathlib.Path:

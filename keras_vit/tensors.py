@@ -1,17 +1,20 @@
 """Reading and writing .safetensors files, and the folders in which transformers and timm keep them."""
 
+import contextlib
 import functools
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.stored import Stored
+from keras_vit.stored import ByteStream, Stored
 
 _TYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _LARGEST_CONFIG = 2**22  # bytes
+_LARGEST_HEADER = 2**24  # bytes; those of real files have a hundred for each array
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, Stored]:
@@ -56,32 +59,47 @@ def read_json(path: pathlib.Path) -> dict:
 
 
 def open_safetensors(path: pathlib.Path) -> dict[str, Stored]:
-    """What a .safetensors file holds, by key. Raises UserError for whatever is not a whole file of plain numbers."""
+    """What a .safetensors file holds, by key. Raises UserError for whatever is not a whole file of plain numbers.
+
+    The library checks the file. It is not asked for the numbers, because it maps the file into memory and so would take
+    as much again as the model.
+    """
     import safetensors
 
     if not path.is_file():
         raise UserError(f"There is no checkpoint file {str(path)!r}; give the path of a .safetensors file.")
     try:
-        archive = safetensors.safe_open(path, "numpy")
-        arrays = {}
-        for key in archive.keys():  # noqa: SIM118 (not a mapping)
-            described = archive.get_slice(key)
-            kind = _TYPES.get(described.get_dtype())
-            if kind is None:
-                raise UserError(f"The array {key!r} of {path.name} is of the unknown type {described.get_dtype()}.")
-            read = functools.partial(_read_tensor, archive, key, kind)
-            arrays[key] = Stored(key, tuple(described.get_shape()), np.dtype(kind), read)
+        with open(path, "rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if size > _LARGEST_HEADER and size + 8 <= path.stat().st_size:
+                raise UserError(f"The header of {path.name} is {size} bytes, too large for one; it is no checkpoint.")
+            with safetensors.safe_open(path, "numpy"):
+                header = json.loads(stream.read(size))
     except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path.name} cannot be read as a whole .safetensors file ({error}); fetch it again."
-        ) from error
+        raise _not_whole(path, error) from error
+    header.pop("__metadata__", None)
+    arrays = {}
+    for key, tensor in header.items():
+        kind = _TYPES.get(tensor["dtype"])
+        if kind is None:
+            raise UserError(f"The array {key!r} of {path.name} is of the unknown type {tensor['dtype']}.")
+        numbers = functools.partial(_numbers, path, 8 + size + tensor["data_offsets"][0])
+        arrays[key] = Stored(key, tuple(tensor["shape"]), np.dtype(kind), numbers)
     return arrays
 
 
-def _read_tensor(archive, key: str, kind: str, scratch: np.ndarray | None) -> np.ndarray:
-    """The library allocates, so that the scratch is of no use here."""
-    array = archive.get_tensor(key)
-    return array.view("V2") if kind == "V2" else array
+def _not_whole(path: pathlib.Path, error: Exception) -> UserError:
+    return UserError(f"{path.name} cannot be read as a whole .safetensors file ({error}); fetch it again.")
+
+
+@contextlib.contextmanager
+def _numbers(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            stream.seek(start)
+            yield stream
+    except (OSError, EOFError) as error:
+        raise _not_whole(path, error) from error
 
 
 def write_safetensors(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:

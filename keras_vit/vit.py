@@ -65,14 +65,14 @@ def vision_transformer(
 
     depth_rates = np.linspace(0.0, config.stochastic_depth_rate, config.num_layers)
     for layer, depth_rate in enumerate(depth_rates):
-        name = f"Transformer.encoderblock_{layer}"
+        block = f"Transformer.encoderblock_{layer}"
         if config.position_injection != "input":
-            x = add_positions(x, f"{name}.posembed_input")
+            x = add_positions(x, f"{block}.posembed_input")
         if config.axial:
-            x = encoder_block(x, config, float(depth_rate), f"{name}.row", axis="row", grid=grid)
-            x = encoder_block(x, config, float(depth_rate), f"{name}.column", axis="column", grid=grid)
+            x = encoder_block(x, config, float(depth_rate), f"{block}.row", axis="row", grid=grid)
+            x = encoder_block(x, config, float(depth_rate), f"{block}.column", axis="column", grid=grid)
         else:
-            x = encoder_block(x, config, float(depth_rate), name)
+            x = encoder_block(x, config, float(depth_rate), block)
     if config.norm_after_pooling:
         x = PoolTokens("gap", name="pool")(x)  # (B, D)
     x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")

@@ -34,3 +34,15 @@ def randomize(model: keras.Model) -> keras.Model:
     values = [rng.normal(0.0, 0.3, weight.shape) for weight in model.weights]
     model.set_weights([abs(v) if "variance" in w.path else v for w, v in zip(model.weights, values, strict=True)])
     return model
+
+
+def official(name: str) -> type:
+    """A message class of TF Serving, from the descriptors in tensorflow-serving-api 2.21.0."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from tensorflow.core.protobuf import named_tensor_pb2  # noqa: F401  (registers what they build on)
+
+    pool = descriptor_pool.Default()
+    files = descriptor_pb2.FileDescriptorSet.FromString((FIXTURES / "tensorflow_serving_2.21.0.binpb").read_bytes())
+    for file in files.file:
+        pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"tensorflow.serving.{name}"))

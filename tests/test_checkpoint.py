@@ -159,7 +159,7 @@ def test_integers_are_not_weights(tmp_path, arrays):
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(UserError, match="no checkpoint file 'nowhere.npz'"):
+    with pytest.raises(UserError, match="There is no file, folder or official checkpoint .nowhere.npz."):
         keras_vit.from_checkpoint("nowhere.npz")
 
 

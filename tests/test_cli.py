@@ -33,11 +33,16 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
             [*PRETRAIN, "--epoch", "2"],
             "Unrecognized options: --epoch, 2; Perhaps you meant: --epochs",
         ),
-        (training.pretrain, [*PRETRAIN, "--epochs", "2.5"], "Error parsing --epochs: invalid literal for int"),
+        (training.pretrain, [*PRETRAIN, "--batch-size", "2.5"], "Error parsing --batch-size: invalid literal for int"),
+        (
+            training.pretrain,
+            [*PRETRAIN, "--epochs", "2.5"],
+            r"Error parsing --epochs: expected \{None\}\|INT, but found '2.5'",
+        ),
         (
             training.pretrain,
             [*PRETRAIN, "--resize", "x"],
-            r"invalid choice 'x' .* Expected one of \('stretch', 'crop'\)",
+            r"invalid choice 'x' .* Expected one of \('stretch', 'crop', 'resize-small'\)",
         ),
         (training.pretrain, [*PRETRAIN, "--on-bad-image", "warp"], "invalid choice 'warp'"),
         (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "clip_norm must be a finite number, but is nan"),
@@ -50,7 +55,11 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
             "image height must be a multiple of the patch height",
         ),
         (training.pretrain, [*PRETRAIN, "--model.num-heads", "7"], "hidden_size must be a multiple of num_heads"),
-        (training.evaluate, ["--run", "nowhere", "--data", "digits"], "There is no run directory 'nowhere'"),
+        (
+            training.evaluate,
+            ["--run", "nowhere", "--data", "digits"],
+            "There is no file, folder or official checkpoint",
+        ),
         (export.saved_model, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
         (export.saved_model, ["--run", "nowhere"], "Missing from .* --output"),
         (export.tflite, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
@@ -78,9 +87,9 @@ def test_the_sentence_is_the_same_where_frames_are_drawn_in_ascii(monkeypatch):
     for encoding in ("ascii", "utf-8"):
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
         with pytest.raises(UserError) as caught:
-            training.pretrain.main([*PRETRAIN, "--epochs", "abc"])
+            training.pretrain.main([*PRETRAIN, "--batch-size", "abc"])
         assert str(caught.value) == (
-            "Error parsing --epochs: invalid literal for int() with base 10: 'abc'; --help lists all options."
+            "Error parsing --batch-size: invalid literal for int() with base 10: 'abc'; --help lists all options."
         )
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import keras_vit
-from conftest import FIXTURES, TINY, TINY_IMAGE, randomize
+from conftest import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 from keras_vit import MODELS, ResNetConfig, UserError, ViTConfig
-from keras_vit.checkpoint import weights_by_key
 from keras_vit.config import ModelConfig
 from keras_vit.layouts import layout_of
+from keras_vit.merging import weights_by_key
 from keras_vit.rules import untranslate
 
 # vit_jax models_test.py and facts computed from the papers' tables: parameters at 224 pixels, 1000 and 21843 classes.
@@ -183,6 +183,11 @@ def test_an_image_that_the_patch_does_not_divide_is_refused_by_side():
         keras_vit.build(TINY, image_size=(3, 30))
 
 
+@pytest.mark.parametrize("config", [TINY, TINY_STEM], ids=["transformer", "resnet"])
+def test_a_model_has_the_name_it_was_given(config):
+    assert keras_vit.build(config, image_size=(12, 30), name="wren").name == "wren"
+
+
 def test_an_unknown_model_is_answered_with_the_nearest_names():
     with pytest.raises(UserError, match="no model named 'ViT-B16'; the nearest names are .*ViT-B_16"):
         keras_vit.build("ViT-B16")
@@ -217,7 +222,7 @@ def test_configurations_cannot_be_changed():
 def initial_weights() -> dict[str, np.ndarray]:
     config = dataclasses.replace(TINY, hidden_size=96, num_heads=2, mlp_dim=160, representation_size=64)
     model = keras_vit.build(config, image_size=(60, 90), num_classes=7)
-    return {key: np.asarray(weight) for key, weight in keras_vit.checkpoint.weights_by_key(model).items()}
+    return {key: np.asarray(weight) for key, weight in keras_vit.merging.weights_by_key(model).items()}
 
 
 def test_initial_weights_are_the_official_ones():
@@ -328,7 +333,7 @@ def test_lower_precision_stays_near_float32(policy, tiny_images):
 
 
 def test_relative_logits_are_the_querys_products_with_the_vector_of_each_offset():
-    layer = keras_vit.layers.RelativePositions(2)
+    layer = keras_vit.attention.RelativePositions(2)
     query = np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)  # 4 tokens, 2 heads of 3
     logits = np.asarray(layer(query))
     table = np.asarray(layer.embedding)
@@ -381,6 +386,8 @@ def test_an_axial_resnet_has_attention_where_the_3x3_convolutions_were():
     maps = keras_vit.intermediates(model)(np.zeros((1, 32, 48, 3), np.float32))
     assert maps["resnet_block1"].shape == (1, 8, 12, 8)
     assert maps["resnet_block2"].shape == (1, 4, 6, 16)
+    odd = keras_vit.build(config, image_size=(36, 52), num_classes=0)  # 9 rows and 13 columns, halved
+    assert keras_vit.intermediates(odd).output["resnet_block2"].shape == (None, 5, 7, 16)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,20 @@ def test_cropping_averages_what_it_shrinks():
     np.testing.assert_allclose(fitted, tf.image.resize(window, (5, 5), antialias=True), rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [(37, 50), (50, 33), (10, 8), (23, 13), (13, 13), (9, 11)])
+def test_the_centre_of_the_resized_picture_is_that_of_big_vision(size):
+    """resize_small(13), by areas and to whole pixels, then central_crop(9, 11)."""
+    image = picture(*size, 3)
+    resized = np.round(np.array(size, np.float32) * np.float32(13 / min(size))).astype(int)
+    areas = tf.image.resize(image, resized, method="area").numpy()
+    top, left = (resized - (9, 11)) // 2
+    preprocessing = Preprocessing((9, 11), resize="resize-small", crop_from=13)
+    expected = areas[top : top + 9, left : left + 11]
+    np.testing.assert_allclose(preprocessing.fit(image), expected, atol=1e-2)
+    graph = tf.function(preprocessing.fit, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    np.testing.assert_allclose(graph(image), expected, atol=1e-2)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_any_picture_becomes_rgb(channels):
     image = picture(5, 7, channels)
@@ -90,6 +104,9 @@ def test_channels_unknown_until_the_graph_runs_are_converted():
         ({"image_size": (4, 4, 4)}, r"image_size must be \(height, width\)"),
         ({"channels": 0}, "channels must be at least 1"),
         ({"resize": "pad"}, "resize must be one of stretch, crop"),
+        ({"resize": "resize-small"}, "resize-small, and nothing else, needs crop_from; resize-small has None"),
+        ({"crop_from": 9}, "resize-small, and nothing else, needs crop_from; stretch has 9"),
+        ({"resize": "resize-small", "crop_from": 3}, r"crop_from must be at least both sides of \(4, 4\), but is 3"),
         ({"value_range": (1.0, 1.0)}, "low below high"),
     ],
 )
