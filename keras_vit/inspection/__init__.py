@@ -1,0 +1,53 @@
+"""Looking inside a model: the paper's figures for any model, as arrays, pictures and one page.
+
+    python -m keras_vit.inspection --run runs/mnist-small --output inside
+
+`arrays` has the definitions, NumPy in and out; `inspect` applies them to a model; `write` leaves figures, arrays and
+index.html in a directory.
+"""
+
+from keras_vit.inspection.arrays import (
+    attention_rollout,
+    attention_to_patches,
+    class_relevance,
+    mean_attention_distance,
+    patch_distances,
+    patch_tokens,
+    position_similarity,
+    principal_filters,
+    resize_map,
+    root_filters,
+    token_norms,
+    unfold_axial,
+)
+from keras_vit.inspection.images import Picture, decode, read_pictures
+from keras_vit.inspection.measures import neighbourhood, weight_per_pixel
+from keras_vit.inspection.observe import FIGURES, Findings, available_figures, inspect
+from keras_vit.inspection.relevance import features_and_gradients
+from keras_vit.inspection.report import write
+
+__all__ = [
+    "FIGURES",
+    "Findings",
+    "Picture",
+    "attention_rollout",
+    "attention_to_patches",
+    "available_figures",
+    "class_relevance",
+    "decode",
+    "features_and_gradients",
+    "inspect",
+    "mean_attention_distance",
+    "neighbourhood",
+    "patch_distances",
+    "patch_tokens",
+    "position_similarity",
+    "principal_filters",
+    "read_pictures",
+    "resize_map",
+    "root_filters",
+    "token_norms",
+    "unfold_axial",
+    "weight_per_pixel",
+    "write",
+]
