@@ -50,11 +50,16 @@ def test_the_order_repeats_with_the_seed_and_changes_without():
 
 def test_the_shuffle_leaves_no_neighbours_together():
     count = 2000
-    split = Split(count, lambda index: (tf.fill((4, 6, 1), tf.cast(index, tf.float32)), tf.cast(index % 3, tf.int32)))
+
+    def read(index):  # the number in two bytes
+        image = tf.reshape(tf.cast([index // 256, index % 256] * 12, tf.uint8), (4, 6, 1))
+        return image, tf.cast(index % 3, tf.int32)
+
+    split = Split(count, read)
     recipe = dataclasses.replace(RECIPE, batch_size=count)
     preprocessing = Preprocessing((4, 6), channels=1, value_range=(0.0, 255.0))
     images, _ = next(iter(training_batches(split, recipe, preprocessing, num_classes=3, seed=0, first_step=0)))
-    numbers = images[:, 0, 0, 0].numpy()
+    numbers = images[:, 0, 0, 0].numpy() * 256 + images[:, 0, 1, 0].numpy()
     assert sorted(numbers) == list(range(count))
     assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.06
 
@@ -98,10 +103,54 @@ def test_a_batch_larger_than_the_set_is_refused():
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 23, 50])
-def test_evaluation_sees_every_example_once_in_order(batch_size):
+def test_evaluation_sees_every_example_once_in_order_and_pads_the_last_batch(batch_size):
     batches = evaluation_batches(numbered_split(), PREPROCESSING, num_classes=3, batch_size=batch_size)
-    numbers = np.concatenate([np.round(images[:, 0, 0, 0] * 127.5 + 127.5) for images, _ in batches])
-    np.testing.assert_array_equal(numbers, np.arange(23))
+    assert batches.element_spec[0].shape == (batch_size, 4, 6, 1)
+    images, labels, weights = (np.concatenate(part) for part in zip(*batches, strict=True))
+    np.testing.assert_array_equal(np.round(images[:23, 0, 0, 0] * 127.5 + 127.5), np.arange(23))
+    np.testing.assert_array_equal(np.argmax(labels[:23], -1), np.arange(23) % 3)
+    np.testing.assert_array_equal(weights, np.arange(len(images)) < 23)
+    assert not images[23:].any()
+    assert not labels[23:].any()
+
+
+def test_parts_of_the_training_batches_are_rows_of_the_whole():
+    recipe = dataclasses.replace(RECIPE, batch_size=6, shift=1)
+    image = np.random.default_rng(0).integers(0, 256, (23, 4, 6, 1), dtype=np.uint8)
+    split = array_split(image, np.arange(23) % 3, NAMES)
+
+    def batches(part):
+        data = training_batches(split, recipe, PREPROCESSING, num_classes=3, seed=0, first_step=2, part=part)
+        return [np.concatenate([step.numpy() for step in steps]) for steps in zip(*data.take(5), strict=True)]
+
+    whole = batches((0, 1))
+    for kind, of_all in enumerate(whole):
+        parts = [batches((index, 3))[kind].reshape(5, 2, *of_all.shape[1:]) for index in range(3)]
+        np.testing.assert_array_equal(np.concatenate(parts, axis=1).reshape(of_all.shape), of_all)
+
+
+def test_parts_of_an_evaluation_hold_every_example_once_in_equally_many_batches():
+    parts = [
+        list(evaluation_batches(numbered_split(), PREPROCESSING, num_classes=3, batch_size=8, part=(index, 4)))
+        for index in range(4)
+    ]
+    assert {len(part) for part in parts} == {3}
+    numbers = [
+        int(np.round(image[0, 0, 0] * 127.5 + 127.5))
+        for part in parts
+        for images, _, weights in part
+        for image, weight in zip(images, weights, strict=True)
+        if weight > 0.0
+    ]
+    assert sorted(numbers) == list(range(23))
+
+
+@pytest.mark.parametrize("batches", [training_batches, evaluation_batches])
+def test_a_batch_that_cannot_be_shared_evenly_is_refused(batches):
+    rest = {"batch_size": 5} if batches is evaluation_batches else {"seed": 0, "first_step": 0}
+    recipe = [RECIPE] if batches is training_batches else []
+    with pytest.raises(UserError, match="A batch of 5 images cannot be shared evenly by 2 workers; give a batch size"):
+        batches(numbered_split(), *recipe, PREPROCESSING, num_classes=3, part=(1, 2), **rest)
 
 
 SEED = tf.constant([1, 2], tf.int64)

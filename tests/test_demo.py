@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -20,7 +21,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def run(arguments: list[str], cwd: pathlib.Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # as where .venv/bin/activate was sourced
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
     done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
@@ -84,7 +86,7 @@ def test_every_documented_command_and_script_runs_as_written(place):
         for line in filter(None, block.splitlines()):
             if not any(part in line for part in LONG):
                 assert line.startswith("python -m "), line
-                run(line.split()[1:], place)
+                run(shlex.split(line)[1:], place)
 
 
 def test_every_link_of_the_documentation_leads_somewhere():

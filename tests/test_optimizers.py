@@ -1,51 +1,10 @@
-"""Optimizers: against NumPy, and two replicas against one device."""
-
-import subprocess
-import sys
+"""Optimizers against NumPy."""
 
 import numpy as np
-import pytest
 
 import keras_vit
 from conftest import TINY, TINY_IMAGE, randomize
 from training.optimizers import layer_shares, make_optimizer
-
-# A process for each: logical devices must be made before TensorFlow starts, and one strategy is enough for one.
-_REPLICAS = """
-import sys
-import keras, numpy as np, tensorflow as tf
-import keras_vit
-from training.optimizers import make_optimizer
-
-kind, replicas, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if replicas == 2 else tf.distribute.get_strategy()
-config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
-rng = np.random.default_rng(0)
-images = rng.uniform(-1, 1, (128, 8, 8, 3)).astype("float32")
-labels = rng.integers(0, 5, 128)
-with strategy.scope():
-    keras.utils.set_random_seed(3)
-    model = keras_vit.build(config, image_size=8, num_classes=5)
-    rate = 0.5 if kind == "sgd" else 0.01
-    optimizer = make_optimizer(kind, model, rate, clip_norm=0.1, weight_decay=0.1)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
-data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
-model.fit(data, epochs=1, shuffle=False, verbose=0)
-np.save(path, np.concatenate([w.ravel() for w in model.get_weights()]))
-"""
-
-
-@pytest.mark.parametrize(("kind", "bound"), [("sgd", 1e-6), ("adamw", 1e-5)])
-def test_two_replicas_end_where_one_device_does_with_clipping(kind, bound, tmp_path):
-    ends = []
-    for replicas in (1, 2):
-        path = str(tmp_path / f"{replicas}.npy")
-        arguments = [sys.executable, "-c", _REPLICAS, kind, str(replicas), path]
-        subprocess.run(arguments, check=True, capture_output=True)
-        ends.append(np.load(path))
-    assert np.linalg.norm(ends[0] - ends[1]) <= bound * np.linalg.norm(ends[0])
 
 
 def model_and_gradients():

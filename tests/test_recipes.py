@@ -19,5 +19,6 @@ TFDS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "tfds"
 )
 def test_a_recipe_reaches_its_accuracy(recipe, data, least, tmp_path):
     source = DataArguments(f"tfds:{data}", str(TFDS))
-    pretrain.pretrain(pretrain.Arguments(source, str(tmp_path / "run"), find_recipe(recipe)), recipe)
+    arguments = pretrain.Arguments(source=source, workdir=str(tmp_path / "run"), recipe=find_recipe(recipe))
+    pretrain.pretrain(arguments, recipe)
     assert evaluate.evaluate(evaluate.Arguments(str(tmp_path / "run"), source))["accuracy"] >= least

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training import sources
+from training import examples, sources
 from training.sources import DataArguments, Split, open_source
 
 TFDS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "tfds"
@@ -36,7 +36,7 @@ def test_digits_are_all_there_once():
 
 def test_unknown_sources_are_refused():
     for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet"):
-        with pytest.raises(UserError, match=r"--data takes digits, tfds:NAME\[:CONFIG\] or folder:PATH, but was given"):
+        with pytest.raises(UserError, match=r"takes digits, tfds:NAME\[:CONFIG\], folder:PATH or tfrecord:GLOB, but"):
             open_source(DataArguments(name))
 
 
@@ -205,7 +205,7 @@ def test_the_first_frame_of_an_animation_is_taken(tmp_path):
 
     frames = [PIL.Image.fromarray(np.full((4, 5, 3), value, np.uint8)) for value in (30, 200)]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
-    image = sources.decode_image(tf.io.read_file(str(tmp_path / "x.gif"))).numpy()
+    image = examples.decode_image(tf.io.read_file(str(tmp_path / "x.gif"))).numpy()
     np.testing.assert_array_equal(image, 30)
 
 
@@ -213,7 +213,7 @@ def test_a_palette_is_expanded(tmp_path):
     import PIL.Image
 
     PIL.Image.fromarray(np.full((4, 5, 3), (250, 10, 80), np.uint8)).convert("P", palette=1).save(tmp_path / "x.png")
-    image = sources.decode_image(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
+    image = examples.decode_image(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
     assert image.shape == (4, 5, 3)
     assert np.abs(image[0, 0].astype(int) - (250, 10, 80)).max() < 30
 
@@ -314,7 +314,7 @@ def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, 
 def test_a_bmp_of_grey_values_or_colours_is_read(content, folder):
     (folder / "ant" / "plain.bmp").write_bytes(content)
     open_source(DataArguments(f"folder:{folder}"))
-    image = sources.decode_image(tf.constant(content)).numpy()
+    image = examples.decode_image(tf.constant(content)).numpy()
     np.testing.assert_array_equal(image[:, :, 0], np.arange(63).reshape(9, 7))
 
 

@@ -38,7 +38,8 @@ def demo(arguments: Arguments) -> dict:
     """Walk the whole way and return the summary."""
     data = DataArguments("digits")
     run = pretrain.pretrain(
-        pretrain.Arguments(data, arguments.workdir, find_recipe("digits"), seed=arguments.seed), "digits"
+        pretrain.Arguments(source=data, workdir=arguments.workdir, recipe=find_recipe("digits"), seed=arguments.seed),
+        "digits",
     )
     metrics = evaluate.evaluate(evaluate.Arguments(arguments.workdir, data))
 

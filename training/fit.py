@@ -1,27 +1,63 @@
-"""Compile and fit: from a recipe, a source and a model to a trained run directory."""
+"""From a model, a recipe and a source to a trained run directory: compile, fit, save, continue."""
 
-import time
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
 
 import keras
 import matplotlib.figure
 import numpy as np
+import tensorflow as tf
 
+import keras_vit
 from keras_vit import UserError, preprocessing_of
 from training.data import evaluation_batches, steps_per_epoch, training_batches
+from training.inspect_callback import InspectEpochs
+from training.keeper import Keeper
 from training.optimizers import make_optimizer
-from training.recipes import Recipe
-from training.run import Run, restore_state, save_state, written_whole
+from training.recipe import Recipe
+from training.run import Run, written_whole
 from training.schedules import LearningRate
 from training.sources import Source, bad_labels_named
+from training.strategies import check_alike, distributed, is_chief, lost_workers_named, several_workers
+from training.trainer import Trainer
 
 # Evaluation needs no gradients, so its batches may be larger than those of training.
-EVALUATION_BATCH = 500
+_EVALUATION_BATCH = 500
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a run is computed."""
+
+    precision: Precision = "float32"
+    """Numbers that layers compute with; weights and the update are float32 in any case, float16 scales the loss."""
+    checkpoint_every: int | None = None
+    """Steps between two saved states; default the end of every epoch alone."""
+    xla: Literal["auto", "on", "off"] = "auto"
+    """Compile the step by XLA: auto where it helps, on a single GPU."""
+    steps_per_execution: int = 1
+    """Steps between two returns to Python; more help where a step is short, above all on a TPU."""
+    remat: bool = False
+    """Compute each encoder block a second time for its gradient rather than keep what is inside: less memory."""
+
+    inspect_every: int | None = None
+    """Epochs between two looks inside the model, written to the run directory and TensorBoard; default none."""
+
+    def __post_init__(self) -> None:
+        for field in ("checkpoint_every", "steps_per_execution", "inspect_every"):
+            if getattr(self, field) is not None and getattr(self, field) < 1:
+                raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
 
 
 def total_steps(recipe: Recipe, source: Source) -> int:
     """Training steps of the whole run. Raises UserError when the data are too few for the recipe."""
-    per_epoch = steps_per_epoch(source.train, recipe.batch_size)
-    num_steps = recipe.steps if recipe.steps is not None else recipe.epochs * per_epoch
+    steps_per_epoch(source.train, recipe.batch_size)  # at least one
+    num_steps = recipe.num_steps(source.train.num_examples)
     if recipe.schedule.warmup_steps >= num_steps:
         raise UserError(
             f"The warm-up of {recipe.schedule.warmup_steps} steps leaves none of the run's {num_steps}; "
@@ -30,8 +66,51 @@ def total_steps(recipe: Recipe, source: Source) -> int:
     return num_steps
 
 
-def compile_model(model: keras.Model, recipe: Recipe, num_steps: int) -> None:
-    """Give the model the recipe's optimizer, with its schedule, and loss."""
+def check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
+    """Raises UserError when a batch cannot be shared evenly by the replicas and their micro-batches."""
+    parts = strategy.num_replicas_in_sync * recipe.accumulation
+    if recipe.batch_size % parts:
+        raise UserError(
+            f"A batch of {recipe.batch_size} images cannot be shared evenly by {strategy.num_replicas_in_sync} "
+            f"replicas with {recipe.accumulation} micro-batches each; give --batch-size "
+            f"{max(recipe.batch_size // parts, 1) * parts}."
+        )
+
+
+def build_trainer(
+    make_model: Callable[[], keras.Model],
+    recipe: Recipe,
+    num_steps: int,
+    *,
+    strategy: tf.distribute.Strategy,
+    execution: Execution,
+    seed: int,
+) -> Trainer:
+    """Make the model under the strategy and compile its trainer, every variable of it made."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float32" if execution.precision == "float32" else f"mixed_{execution.precision}")
+    stop_asked = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
+    try:
+        with strategy.scope():
+            return compiled(make_model(), recipe, num_steps, execution=execution, seed=seed, stop_asked=stop_asked)
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def compiled(
+    model: keras.Model,
+    recipe: Recipe,
+    num_steps: int,
+    *,
+    execution: Execution,
+    seed: int = 0,
+    stop_asked: tf.Variable | None = None,
+) -> Trainer:
+    """The recipe's trainer of a model, its optimizer with all its variables; called under the strategy's scope."""
+    _freeze(model, recipe.freeze)
+    if recipe.head_bias:
+        head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
+        head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
     optimizer = make_optimizer(
         recipe.optimizer,
         model,
@@ -40,81 +119,142 @@ def compile_model(model: keras.Model, recipe: Recipe, num_steps: int) -> None:
         weight_decay=recipe.weight_decay,
         layer_decay=recipe.layer_decay,
     )
-    model.compile(
-        optimizer,
-        keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe.label_smoothing),
-        metrics=["accuracy"],
-        jit_compile=False,  # XLA gains nothing on CPUs at these sizes, and a minute of compilation is lost
+    if execution.precision == "float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer.build(model.trainable_variables)
+    trainer = Trainer(
+        model,
+        batch_size=recipe.batch_size,
+        loss=recipe.loss,
+        label_smoothing=recipe.label_smoothing,
+        accumulation=recipe.accumulation,
+        ema_decay=recipe.ema_decay,
+        seed=seed,
+        remat=execution.remat,
+        stop_asked=stop_asked,
     )
+    trainer.compile(optimizer, jit_compile=_jit(execution), steps_per_execution=execution.steps_per_execution)
+    return trainer
 
 
-def train(model: keras.Model, recipe: Recipe, source: Source, run: Run, *, seed: int) -> None:
-    """Fit a model, from the last finished epoch where the run has one, and leave it in the run directory."""
-    num_steps, num_classes = total_steps(recipe, source), len(source.labels)
-    compile_model(model, recipe, num_steps)
-    records = restore_state(run, model)
-    run.write_metrics(records)
-    if records:
-        print(f"Continuing after epoch {len(records)}.")
+def _freeze(model: keras.Model, beginnings: tuple[str, ...]) -> None:
+    for beginning in beginnings:
+        layers = [layer for layer in model.layers if layer.name.startswith(beginning) and layer.weights]
+        if not layers:
+            names = ", ".join(layer.name for layer in model.layers if layer.weights)
+            raise UserError(f"No layer to freeze begins with {beginning!r}; the layers are {names}.")
+        for layer in layers:
+            layer.trainable = False
+    if not model.trainable_variables:
+        raise UserError("All layers are frozen, so nothing is left to train; leave one of --freeze out.")
 
-    first_epoch, preprocessing, epoch_end = len(records), preprocessing_of(model), EpochEnd(run, records)
-    per_epoch = min(steps_per_epoch(source.train, recipe.batch_size), num_steps)
-    tensorboard = keras.callbacks.TensorBoard(run.path / "tensorboard", write_graph=False)
-    validation = evaluation_batches(
-        source.evaluation, preprocessing, num_classes=num_classes, batch_size=EVALUATION_BATCH
+
+def _jit(execution: Execution) -> bool:
+    """Whether Keras shall compile the step by XLA. A TPU compiles it itself; replicas on CPU or GPU fail with it."""
+    if execution.xla == "on":
+        if tf.distribute.has_strategy():
+            raise UserError("XLA compiles the step of one device alone; leave --xla out, or give --strategy single.")
+        if tf.config.experimental.is_op_determinism_enabled():
+            raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
+        return True
+    single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
+    return execution.xla == "auto" and single_gpu and not tf.config.experimental.is_op_determinism_enabled()
+
+
+def train(trainer: Trainer, recipe: Recipe, source: Source, run: Run, *, seed: int, execution: Execution) -> None:
+    """Fit, from the last saved state where the run has one, and leave the trained model in the run directory.
+
+    Raises:
+        Stopped: after SIGTERM, with the state saved.
+        UserError: when the loss is no number any more, or the disk is full; the last state stays.
+    """
+    strategy, num_steps = trainer.distribute_strategy, total_steps(recipe, source)
+    keeper = Keeper(trainer, run, recipe.batch_size, execution.checkpoint_every, writes=is_chief(strategy))
+    callbacks = [keeper]
+    if execution.inspect_every and is_chief(strategy):
+        callbacks.insert(0, InspectEpochs(lambda: _as_built(trainer), run.path, execution.inspect_every))
+    with lost_workers_named(strategy), keeper.sigterm_heeded(), bad_labels_named(source.train, source.evaluation):
+        check_alike(strategy, {"the step that they continue after": keeper.step})
+        _fit(trainer, recipe, source, keeper, callbacks, seed=seed)
+        if is_chief(strategy):
+            write_curves(run)  # before the model, with which the run is finished
+            run.save_model(_as_built(trainer))
+        check_alike(strategy, {"the steps of the run": num_steps})  # so that none leaves while another one writes
+
+
+def _fit(
+    trainer: Trainer,
+    recipe: Recipe,
+    source: Source,
+    keeper: Keeper,
+    callbacks: Sequence[keras.callbacks.Callback],
+    *,
+    seed: int,
+) -> None:
+    """All epochs that are left, each by a `fit` of its own: it may begin anywhere, and ends after its last step."""
+    strategy, preprocessing = trainer.distribute_strategy, preprocessing_of(trainer.network)
+    num_steps = total_steps(recipe, source)
+    classes, per_epoch = len(source.labels), min(steps_per_epoch(source.train, recipe.batch_size), num_steps)
+    size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync)
+    evaluation = functools.partial(
+        evaluation_batches, source.evaluation, preprocessing, num_classes=classes, batch_size=size
     )
-    for begin, end, steps in _legs(first_epoch, num_steps, per_epoch):
-        batches = training_batches(
-            source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, first_step=begin * per_epoch
+    evaluation = distributed(strategy, size, evaluation)
+    num_epochs = -(-num_steps // per_epoch)
+    for epoch in range(len(keeper.records), num_epochs):
+        begin, end = keeper.step, min((epoch + 1) * per_epoch, num_steps)
+        batches = functools.partial(
+            training_batches,
+            source.train,
+            recipe,
+            preprocessing,
+            num_classes=classes,
+            seed=seed,
+            first_step=begin,
+            num_steps=end - begin,
         )
-        with bad_labels_named():
-            model.fit(
-                batches,
-                steps_per_epoch=steps,
-                initial_epoch=begin,
-                epochs=end,
-                validation_data=validation,
-                shuffle=False,
-                callbacks=[keras.callbacks.TerminateOnNaN(), tensorboard, epoch_end],
-            )
-        if epoch_end.diverged_in is not None:
-            raise UserError(
-                f"The loss was no number any more in epoch {epoch_end.diverged_in}, so training stopped; "
-                "the epochs before it are kept in the workdir: try a lower --learning-rate in another one."
-            )
-    write_curves(run)  # before the model, with which the run is finished
-    run.save_model(model)
+        trainer.fit(
+            distributed(strategy, recipe.batch_size, batches),
+            steps_per_epoch=end - begin,
+            initial_epoch=epoch,
+            epochs=num_epochs,  # for the display: the keeper stops after each
+            validation_data=evaluation,
+            validation_steps=num_batches,
+            shuffle=False,
+            verbose="auto" if is_chief(strategy) else 0,
+            callbacks=list(callbacks),
+        )
 
 
-def _legs(first_epoch: int, num_steps: int, per_epoch: int) -> list[tuple[int, int, int]]:
-    """(epoch to begin at, epoch to end before, steps in each): the whole epochs, then what is left of the steps."""
-    whole, rest = divmod(num_steps, per_epoch)
-    legs = [(first_epoch, whole, per_epoch), (whole, whole + 1, rest)]
-    return [(begin, end, steps) for begin, end, steps in legs if first_epoch <= begin < end and steps]
+def evaluation_size(num_examples: int, replicas: int) -> tuple[int, int]:
+    """Examples of a batch, which the replicas divide, and batches: as little padding as can be."""
+    num_batches = -(-num_examples // _EVALUATION_BATCH)
+    size = -(-num_examples // num_batches)
+    return -(-size // replicas) * replicas, num_batches
 
 
-class EpochEnd(keras.callbacks.Callback):
-    """Writes the state and the metrics of each finished epoch, unless its loss is no number."""
+def _as_built(trainer: Trainer) -> keras.Model:
+    """The trained model as `keras_vit.build` makes it: of float32, not compiled, on one device, nothing frozen.
 
-    def __init__(self, run: Run, records: list[dict]):
-        super().__init__()
-        self._run = run
-        self._records = records
-        self.diverged_in: int | None = None
+    With a moving average its weights are the average.
+    """
+    network = trainer.network
+    averages = dict(zip((v.path for v in network.trainable_variables), trainer.ema, strict=False))
+    return rebuilt(network, keras_vit.config_of(network), preprocessing_of(network), averages)
 
-    def on_epoch_begin(self, epoch, logs=None):
-        self._start = time.monotonic()
 
-    def on_epoch_end(self, epoch, logs=None):
-        if not np.isfinite(logs["loss"]):
-            self.diverged_in = epoch + 1
-            return
-        record = {"epoch": epoch + 1, **{name: float(value) for name, value in logs.items()}}
-        record["learning_rate"] = float(self.model.optimizer.learning_rate)
-        record["seconds"] = round(time.monotonic() - self._start, 3)
-        self._records.append(record)
-        save_state(self._run, self.model, self._records)
-        self._run.write_metrics(self._records)
+def rebuilt(
+    model: keras.Model,
+    config: keras_vit.ViTConfig | keras_vit.ResNetConfig,
+    preprocessing: keras_vit.Preprocessing,
+    instead: Mapping[str, keras.Variable] = MappingProxyType({}),
+) -> keras.Model:
+    """A new model of a config with the same weights, with the values of the model but for those given by path."""
+    new = keras_vit.build(config, preprocessing=preprocessing, num_classes=model.output_shape[-1], name=model.name)
+    values = {variable.path: instead.get(variable.path, variable) for variable in model.weights}
+    for variable in new.weights:
+        variable.assign(np.array(values[variable.path]))
+    return new
 
 
 def write_curves(run: Run) -> None:

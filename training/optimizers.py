@@ -1,23 +1,22 @@
-"""SGD with momentum and AdamW as the papers mean them, equal on one device and on many.
+"""SGD with momentum and AdamW as the papers mean them.
 
-Keras clips each replica's gradients before they are summed, which is another algorithm than clipping their sum; here
-the sum comes first. Weight decay is decoupled, times the learning rate, of kernels alone ("How to train your ViT",
-section 3.2; big_vision decays the leaves that match "kernel").
+Weight decay is decoupled, times the learning rate, of kernels alone ("How to train your ViT", section 3.2; big_vision
+decays the leaves that match "kernel"). Gradients are taken as summed over the replicas, which `Trainer` does: Keras
+would clip each replica's own and sum what is left, another algorithm.
 """
 
 from typing import Literal
 
 import keras
-import tensorflow as tf
 
 OptimizerKind = Literal["adamw", "sgd"]
 
 
 class _AsThePapers:
-    """Global clipping of the summed gradients, and a decay and a share of the learning rate for each variable.
+    """A decay and a share of the learning rate for each variable; gradients are summed already.
 
-    Leans on three private methods of Keras (`_clip_gradients`, `_all_reduce_sum_gradients`, `_var_key`); a test
-    compares two replicas with one device and fails if Keras changes under them.
+    Leans on two private methods of Keras (`_all_reduce_sum_gradients`, `_var_key`); a test compares two replicas with
+    one device and fails if Keras changes under them.
     """
 
     def rules(self, decay: dict, share: dict) -> None:
@@ -35,14 +34,8 @@ class _AsThePapers:
             self.assign_sub(variable, variable * decay * learning_rate)
         super().update_step(gradient, variable, learning_rate)
 
-    def _clip_gradients(self, grads):
-        replica = tf.distribute.get_replica_context()
-        if replica is not None and replica.num_replicas_in_sync > 1:
-            grads = replica.all_reduce(tf.distribute.ReduceOp.SUM, grads)
-        return super()._clip_gradients(grads)
-
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        return grads_and_vars  # they are summed already
+        return grads_and_vars
 
 
 @keras.saving.register_keras_serializable("keras_vit_training")

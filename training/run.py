@@ -1,8 +1,8 @@
 """The run directory: what a run is, what it gave, and what it needs to go on. `keras_vit.run_directory` reads it.
 
-config.json, labels.txt, model.keras, samples.npz, metrics.jsonl, tensorboard/, checkpoints/, curves.png. Every file of
-ours is written under a temporary name and renamed, so that each is whole or not there. The first is config.json, which
-makes the directory a run; the last is model.keras, which makes the run finished.
+config.json, labels.txt, model.keras, samples.npz, calibration.npz, metrics.jsonl, tensorboard/, checkpoints/,
+curves.png. Every file of ours is written under a temporary name and renamed, so that each is whole or not there. The
+first is config.json, which makes the directory a run; the last is model.keras, which makes the run finished.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, run_directory
-from keras_vit.npz import read_npz, write_npz
 
 # What `written_whole` and `write_npz` call a file until it is whole.
 _TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
@@ -49,8 +48,8 @@ class Run:
         return self.path / "metrics.jsonl"
 
     @property
-    def state_file(self) -> pathlib.Path:
-        return self.path / "checkpoints" / "state.npz"
+    def states_folder(self) -> pathlib.Path:
+        return self.path / "checkpoints"
 
     def start(self, settings: dict, labels: tuple[str, ...]) -> None:
         """Make the directory, or see that it holds this very run. Raises UserError when it holds anything else.
@@ -73,11 +72,11 @@ class Run:
             write_text(self.config_file, json.dumps(config, indent=2) + "\n")
         if not self.labels_file.is_file():
             write_text(self.labels_file, run_directory.labels_text(labels))
-        self.state_file.parent.mkdir(exist_ok=True)
+        self.states_folder.mkdir(exist_ok=True)
 
     def _unfinished(self) -> list[pathlib.Path]:
         """Temporary files that a killed process left."""
-        folders = [folder for folder in (self.path, self.state_file.parent) if folder.is_dir()]
+        folders = [folder for folder in (self.path, self.states_folder) if folder.is_dir()]
         return [file for folder in folders for file in folder.iterdir() if _TEMPORARY.fullmatch(file.name)]
 
     def _check_same(self, settings: dict, labels: tuple[str, ...]) -> None:
@@ -103,10 +102,9 @@ class Run:
             )
 
     def save_model(self, model: keras.Model) -> None:
-        """Write model.keras, as if it had never been compiled: whoever loads it needs keras_vit alone."""
-        uncompiled = keras.Model(model.input, model.output, name=model.name)  # of the same layers
+        """Write model.keras, of a model that is not compiled: whoever loads it needs keras_vit alone."""
         with written_whole(self.model_file) as temporary:
-            uncompiled.save(temporary)
+            model.save(temporary)
 
     def metrics(self) -> list[dict]:
         """One record for each finished epoch."""
@@ -166,44 +164,3 @@ def write_text(path: pathlib.Path, text: str) -> None:
     """Write a small file whole or not at all."""
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def save_state(run: Run, model: keras.Model, records: list[dict]) -> None:
-    """Everything that training goes on from: weights, optimizer, random state, and the metrics of the epochs so far."""
-    arrays = {name: variable.numpy() for name, variable in _state_variables(model).items()}
-    write_npz(run.state_file, {"metrics": np.frombuffer(json.dumps(records).encode(), np.uint8), **arrays})
-
-
-def restore_state(run: Run, model: keras.Model) -> list[dict]:
-    """Put the last saved state into a compiled model and return the metrics of each finished epoch; [] without one."""
-    if not run.state_file.is_file():
-        return []
-    variables = _state_variables(model)
-    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-    try:
-        arrays = read_npz(run.state_file)
-        records = json.loads(arrays.pop("metrics").tobytes())
-    except (ValueError, KeyError) as error:  # UserError is a ValueError
-        raise _damaged(run) from error
-    if {name: array.shape for name, array in arrays.items()} != shapes:
-        raise _damaged(run)
-    for name, variable in variables.items():
-        variable.assign(arrays[name])
-    return records
-
-
-def _damaged(run: Run) -> UserError:
-    return UserError(
-        f"{run.state_file} is damaged or of another version of this code, so the run cannot go on; "
-        f"remove {run.path} to begin anew."
-    )
-
-
-def _state_variables(model: keras.Model) -> dict[str, keras.Variable]:
-    """All that changes in training, by group and number; dropout's seeds are among the model's variables."""
-    groups = {"model": model.variables, "optimizer": model.optimizer.variables}
-    return {
-        f"{group}/{index:05d}": variable
-        for group, variables in groups.items()
-        for index, variable in enumerate(variables)
-    }

@@ -1,0 +1,178 @@
+"""What the commands that train have in common: their arguments, and the way from these to a finished run."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import keras
+import tensorflow as tf
+import tyro
+
+from keras_vit import UserError, preprocessing_of
+from keras_vit.config import ModelConfig
+from keras_vit.run_directory import CALIBRATION, SAMPLES
+from training.data import save_samples
+from training.fit import Execution, build_trainer, check_batch, total_steps, train
+from training.keeper import Stopped
+from training.plan import describe_plan, draw_learning_rate
+from training.recipe import Recipe
+from training.run import Run
+from training.sources import DataArguments, Source, open_source
+from training.strategies import CONTINUE_LATER, StrategyArguments, check_alike, is_chief, open_strategy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """What every command that trains takes."""
+
+    source: Annotated[DataArguments, tyro.conf.arg(name="")]
+    workdir: str
+    """Run directory: new, or that of the same command, which then continues. Several workers share it."""
+    seed: int = 0
+    """Seed of initial weights, order, augmentation and dropout."""
+    deterministic: bool = False
+    """Repeat bit for bit on a CPU, some per cent slower."""
+    dry_run: bool = False
+    """Print the whole configuration, the steps, learning rate, operations and memory of the run, and stop."""
+    place: Annotated[StrategyArguments, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyArguments)
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Execution)
+
+
+# What may change when a run continues: where and how it is computed, not what.
+_CHANGEABLE = ("workdir", "place", "execution", "dry_run")
+# Training images that are kept for the exports, which fix the ranges of small numbers on them.
+_CALIBRATION_IMAGES = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a training command has opened before it knows its model."""
+
+    source: Source
+    strategy: tf.distribute.Strategy
+
+
+def open_setting(arguments: TrainingArguments) -> Setting:
+    """Check the arguments, open the devices and then, since reading images needs devices, the data."""
+    if "://" in arguments.workdir or not arguments.workdir.isprintable():
+        raise UserError(
+            "--workdir takes a directory of this machine, in printable characters, "
+            f"but was given {arguments.workdir!r}; give one such as runs/mine."
+        )
+    if not 0 <= arguments.seed < 2**32:
+        raise UserError(
+            f"The seed must be a number from 0 to {2**32 - 1}, but is {arguments.seed}; give --seed 0 or so."
+        )
+    return Setting(strategy=open_strategy(arguments.place), source=open_source(arguments.source))
+
+
+def run_training(
+    arguments: TrainingArguments,
+    recipe: Recipe,
+    setting: Setting,
+    make_model: Callable[[int], keras.Model],
+    *,
+    command: str,
+    recipe_name: str,
+) -> Run:
+    """Train and return the run, finished.
+
+    Args:
+        arguments: of the command.
+        recipe: how to train.
+        setting: data and devices.
+        make_model: number of classes -> model; called once, under the strategy, before anything is written.
+        command, recipe_name: for config.json.
+    """
+    run, source, strategy = Run(pathlib.Path(arguments.workdir)), setting.source, setting.strategy
+    check_batch(recipe, strategy)
+    num_steps = total_steps(recipe, source)
+    settings = _settings(arguments, command, recipe_name, source)
+    check_alike(strategy, {"what they were told to do": _fingerprint(settings, source)})
+    if run.model_file.is_file():
+        run.start(settings, source.labels)
+        print(f"{run.path} is finished: nothing to do.")
+        return run
+
+    keras.utils.set_random_seed(arguments.seed)
+    if arguments.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    trainer = build_trainer(
+        lambda: make_model(len(source.labels)),
+        recipe,
+        num_steps,
+        strategy=strategy,
+        execution=arguments.execution,
+        seed=arguments.seed,
+    )
+    if is_chief(strategy):
+        run.start(settings, source.labels)
+        print(
+            f"{recipe_name}: {trainer.network.count_params():,} parameters, {source.train.num_examples:,} training "
+            f"images of {len(source.labels)} classes, {source.evaluation.num_examples:,} to evaluate on, "
+            f"{num_steps:,} steps of {recipe.batch_size}."
+        )
+        # Before the training, for with its model a run is finished.
+        preprocessing = preprocessing_of(trainer.network)
+        save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
+        save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
+    train(trainer, recipe, source, run, seed=arguments.seed, execution=arguments.execution)
+    if is_chief(strategy):
+        print(f"Trained: accuracy {run.metrics()[-1]['val_accuracy']:.4f} on the evaluation images; see {run.path}.")
+    return run
+
+
+def tell_plan(
+    arguments: TrainingArguments, recipe: Recipe, setting: Setting, config: ModelConfig, channels: int, name: str
+) -> None:
+    """Print what the run would be, and draw its learning rate beside the workdir, which stays new."""
+    check_batch(recipe, setting.strategy)
+    total_steps(recipe, setting.source)
+    text = describe_plan(
+        config,
+        recipe,
+        setting.source,
+        {"recipe_name": name, **_told(arguments)},
+        channels=channels,
+        precision=arguments.execution.precision,
+        replicas=setting.strategy.num_replicas_in_sync,
+        remat=arguments.execution.remat,
+    )
+    print(text)
+    workdir = pathlib.Path(arguments.workdir)
+    workdir.parent.mkdir(parents=True, exist_ok=True)
+    picture = workdir.with_name(f"{workdir.name}.lr.png")
+    draw_learning_rate(recipe, setting.source.train.num_examples, picture)
+    print(f"\nThe learning rate is drawn in {picture}; nothing was trained.")
+
+
+def _told(arguments: TrainingArguments) -> dict:
+    return {name: value for name, value in dataclasses.asdict(arguments).items() if name != "dry_run"}
+
+
+def _settings(arguments: TrainingArguments, command: str, recipe_name: str, source: Source) -> dict:
+    """What decides the numbers of the run."""
+    settings = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in _CHANGEABLE}
+    images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
+    precision = arguments.execution.precision
+    return {"command": command, "recipe_name": recipe_name, "images": images, "precision": precision, **settings}
+
+
+def _fingerprint(settings: dict, source: Source) -> int:
+    text = json.dumps([settings, source.labels], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+@contextlib.contextmanager
+def continued_later() -> Iterator[None]:
+    """Ends the command with CONTINUE_LATER and one sentence when its run was stopped before its end."""
+    try:
+        yield
+    except Stopped:
+        print("Stopped, with the state saved: the same command continues.", file=sys.stderr)
+        sys.exit(CONTINUE_LATER)

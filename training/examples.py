@@ -1,0 +1,161 @@
+"""What a data set is to training: two splits of examples that can be read by number, and what can be wrong with them.
+
+An example is an image, as it is stored, and its label. Images stay encoded until they are needed, for of a JPEG a
+window can be decoded alone.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from keras_vit import UserError
+from keras_vit.quiet import native_stderr_silenced
+
+# How a graph says that a stored label is no class; `bad_labels_named` makes a UserError of it.
+_LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
+
+OnBadImage = Literal["stop", "skip"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Examples that can be read by number."""
+
+    num_examples: int
+    read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    """int64 index -> (image uint8 (H, W, C) or the bytes of an image file, label int32)."""
+    name: Callable[[int], str] = "number {}".format
+    """What to call an example where it is at fault."""
+
+    def example(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """int64 index -> (image uint8 (H, W, C), label int32); C is unknown before it runs for encoded images."""
+        image, label = self.read(index)
+        return decode_image(image) if image.dtype == tf.string else image, label
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set: the names of its classes and its two splits."""
+
+    labels: tuple[str, ...]
+    train: Split
+    evaluation: Split
+
+
+def decode_image(data: tf.Tensor) -> tf.Tensor:
+    """JPEG, PNG, BMP or GIF (first frame) bytes -> uint8 (H, W, C), C as in the file."""
+    image = tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+    image.set_shape((None, None, None))
+    return image
+
+
+def typical_size(split: Split) -> tuple[int, int]:
+    """Median height and width in pixels of up to 32 images of a split."""
+    chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
+    shapes = np.array([split.example(tf.constant(index))[0].shape[:2] for index in chosen])
+    return int(np.median(shapes[:, 0])), int(np.median(shapes[:, 1]))
+
+
+def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
+    """A stored label as int32. The graph fails, in a way that `bad_labels_named` knows, where it is no class."""
+    label = tf.cast(label, tf.int32)
+    inside = tf.debugging.Assert((label >= 0) & (label < len(names)), [_LABEL_OUTSIDE, label])
+    with tf.control_dependencies([inside]):
+        return tf.identity(label)
+
+
+@contextlib.contextmanager
+def bad_labels_named(*splits: Split) -> Iterator[None]:
+    """Turns the graph error of a label outside the classes, met while examples are read, into a UserError.
+
+    Also that of an image which cannot be decoded: all such images of the splits are then looked for and named.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", str(error)):
+            raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; mend the data, or give splits without it.") from error
+        for split in splits:
+            if bad := _undecodable(split):
+                raise UserError(f"{_bad_images(split, bad)}; mend or remove them.") from error
+        raise
+
+
+def without_bad(split: Split) -> Split:
+    """The split without what cannot be decoded, which is named."""
+    bad = _undecodable(split)
+    if not bad:
+        return split
+    print(f"Skipped: {_bad_images(split, bad)}.")
+    good = np.setdiff1d(np.arange(split.num_examples), list(bad))
+    if not len(good):
+        raise UserError("None of the images can be decoded; give others.")
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return split.read(tf.constant(good)[index])
+
+    return Split(len(good), read, lambda index: split.name(good[index]))
+
+
+def _undecodable(split: Split) -> dict[int, str]:
+    """Numbers of the examples that cannot be decoded, each with the reason. Reads all of them."""
+
+    def problem(index: int) -> str | None:
+        image, _ = split.read(tf.constant(index, tf.int64))
+        return decoding_problem(image) if image.dtype == tf.string else None
+
+    return problems_of(range(split.num_examples), problem)
+
+
+def _bad_images(split: Split, bad: dict[int, str]) -> str:
+    named = "; ".join(f"{split.name(index)} ({why})" for index, why in bad.items())
+    return f"{len(bad)} of {split.num_examples} images cannot be decoded: {named}"
+
+
+def problems_of(examples: Sequence, problem: Callable) -> dict:
+    """Those of the examples that have a problem, each with the reason. Looks at every one of them once."""
+    # On stdout, beside Keras' progress, since what libjpeg prints of broken files on stderr is kept away.
+    with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
+        found = pool.map(problem, examples)
+        progress = tqdm.tqdm(found, "Checking images", len(examples), unit="image", disable=None, file=sys.stdout)
+        return {example: why for example, why in zip(examples, progress, strict=True) if why}
+
+
+def decoding_problem(data: tf.Tensor) -> str | None:
+    """Why the bytes of a file are no image that we read, or None."""
+    try:
+        if _is_indexed_bmp(data.numpy()):
+            return "a BMP with a palette or compressed, which would be read wrongly; save it as PNG"
+        decode_image(data)
+    except tf.errors.OpError as error:
+        return reason(error)
+    return None
+
+
+def reason(error: tf.errors.OpError) -> str:
+    """What went wrong, without the names of TensorFlow's operators."""
+    return error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]
+
+
+def _is_indexed_bmp(data: bytes) -> bool:
+    """Whether an image is a BMP whose bytes are not the pixels, for which TensorFlow takes them all the same.
+
+    Offsets: 10 the first pixel, 14 the length of the header with the palette behind it, 28 bits per pixel, 30 the
+    compression. The colours of a palette are blue, green, red, unused; that of a grey image is a ramp.
+    """
+    if data[:2] != b"BM" or len(data) < 54:
+        return False
+    first_pixel, header_bytes = struct.unpack_from("<II", data, 10)
+    bits, compression = struct.unpack_from("<HI", data, 28)
+    palette = data[14 + header_bytes : first_pixel][:1024]
+    ramp = all(palette[4 * grey : 4 * grey + 3] == bytes([grey] * 3) for grey in range(len(palette) // 4))
+    return bits <= 8 and (compression != 0 or not ramp)

@@ -1,0 +1,208 @@
+"""The step of training and of evaluation, the same on one device, several, several machines and a TPU.
+
+`Trainer` wraps a functional model; `compile` and `fit` are Keras' own. What stock Keras does otherwise, and why not so:
+
+* losses are sums over the global batch, and gradients are summed over the replicas before anything is done with them:
+  Keras clips, and looks for infinities in, each replica's own;
+* accumulation is inside the step: in Keras' optimizers it fails under every strategy;
+* dropout draws from (seed, step, replica, micro-batch, layer): Keras draws the same mask on every replica, and keeps
+  its place in a variable that files of weights leave out;
+* metrics are sums over every example of weight 1, in variables that are equal on all replicas: what is read is exact,
+  and what is restored goes on in the same bits.
+"""
+
+import keras
+import tensorflow as tf
+
+from training.recipe import Loss
+from training.remat import rematerialized, segments
+
+
+class Trainer(keras.Model):
+    """A functional model and its training: loss, accumulation, moving average, dropout's randomness, metrics."""
+
+    def __init__(
+        self,
+        network: keras.Model,
+        *,
+        batch_size: int,
+        loss: Loss = "softmax",
+        label_smoothing: float = 0.0,
+        accumulation: int = 1,
+        ema_decay: float | None = None,
+        seed: int = 0,
+        remat: bool = False,
+        stop_asked: tf.Variable | None = None,
+    ):
+        """Made under the scope of the strategy, as the network was.
+
+        Args:
+            network: images (B, H, W, C) -> logits (B, K).
+            batch_size: examples of a step, on all replicas together.
+            loss: "softmax" cross-entropy, or "sigmoid" cross-entropy summed over the classes.
+            label_smoothing: probability mass taken from the label and spread over all classes.
+            accumulation: micro-batches of a step, whose gradients are summed.
+            ema_decay: of the moving average of the weights, which is then what is evaluated; None keeps none.
+            seed: of dropout and stochastic depth.
+            remat: keep the outputs of the blocks alone, and compute what is inside a second time.
+            stop_asked: for several workers, a number of this one, made outside the scope: `stop_seen` tells all of
+                them after the same step that one was asked to stop.
+        """
+        super().__init__(name="trainer", dtype="float32")
+        self.network = network
+        self._batch_size, self._loss, self._label_smoothing = batch_size, loss, label_smoothing
+        self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
+        self._stop_asked = stop_asked
+        self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
+        # Moving statistics, of the one architecture that has them: torchvision's convolutional stem.
+        self._statistics = [v for v in network.non_trainable_variables if v.name != "seed_generator_state"]
+        self._segments = segments(network) if remat else []
+        self.step = self._number("step", "int32")
+        self._stop_seen = self._number("stop_seen", "float32")
+        self.sums = [self._number("loss", "float32"), self._number("correct", "int32"), self._number("seen", "int32")]
+        self.test_sums = [self._number(f"test_{total.name}", total.dtype) for total in self.sums]
+        self.ema = [self._copy(variable) for variable in network.trainable_variables] if ema_decay else []
+        self.built = True
+
+    def _number(self, name: str, dtype: str) -> keras.Variable:
+        # Not aggregated: every replica computes the same value, from what was summed over all of them.
+        return self.add_weight((), "zeros", dtype, trainable=False, aggregation="none", name=name)
+
+    def _copy(self, variable: keras.Variable) -> keras.Variable:
+        copy = self.add_weight(variable.shape, "zeros", "float32", trainable=False, aggregation="none", name="ema")
+        copy.assign(variable)
+        return copy
+
+    @property
+    def state(self) -> dict[str, keras.Variable]:
+        """All that changes in training, by name; nothing of it is collective to read."""
+        groups = {
+            "weight": [*self.network.trainable_variables, *self.network.non_trainable_variables],
+            "optimizer": self.optimizer.variables,
+            "ema": self.ema,
+            "sum": self.sums,
+            "step": [self.step],
+        }
+        return {f"{group}/{i:05d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
+
+    def ask_to_stop(self) -> None:
+        """Tell the other workers, with the next step."""
+        if self._stop_asked is not None:
+            self._stop_asked.assign(1.0)
+
+    def stop_seen(self) -> bool | None:
+        """Whether any worker was asked to stop before the last step; None where there is one worker alone."""
+        return None if self._stop_asked is None else bool(self._stop_seen.numpy() > 0)
+
+    def call(self, images, training=False):
+        return self.network(images, training=training)
+
+    def train_step(self, data):
+        replica = tf.distribute.get_replica_context()
+        # Said once more, for iterators over several workers forget it.
+        rows = self._batch_size // replica.num_replicas_in_sync
+        images, labels = (tf.ensure_shape(part, (rows, *part.shape[1:])) for part in data[:2])
+        if self._accumulation == 1:
+            gradients, sums, statistics = self._backward(images, labels, 0, [v.value for v in self._statistics])
+        else:
+            gradients, sums, statistics = self._accumulated(images, labels)
+        stop = [] if self._stop_asked is None else [tf.identity(self._stop_asked)]
+        if replica.num_replicas_in_sync > 1:
+            parts = [gradients, sums, statistics, stop]
+            flat = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(parts))
+            gradients, sums, statistics, stop = tf.nest.pack_sequence_as(parts, flat)
+            statistics = [total / replica.num_replicas_in_sync for total in statistics]
+        self.optimizer.apply(gradients, self.network.trainable_variables)
+        for variable, value in zip(self._statistics, statistics, strict=True):
+            variable.assign(value)
+        for average, variable in zip(self.ema, self.network.trainable_variables, strict=bool(self.ema)):
+            average.assign(average + (1.0 - self._ema_decay) * (variable - average))
+        for value in stop:
+            self._stop_seen.assign(value)
+        self.step.assign_add(1)
+        return self._logs(self.sums, sums)
+
+    def test_step(self, data):
+        images, labels, weights = data
+        averaged = list(zip(self.network.trainable_variables, self.ema, strict=False)) if self.ema else []
+        with keras.StatelessScope(averaged):
+            logits = self.network(images, training=False)
+        sums = self._measure(labels, logits, weights)[1]
+        replica = tf.distribute.get_replica_context()
+        if replica.num_replicas_in_sync > 1:
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+        return self._logs(self.test_sums, sums)
+
+    def _accumulated(self, images, labels):
+        """As `_backward`, of the whole batch, one micro-batch after the other."""
+        count = self._accumulation
+        images, labels = (tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for x in (images, labels))
+        zeros = [tf.zeros(variable.shape) for variable in self.network.trainable_variables]
+        start = zeros, [tf.zeros(())] * 3, [v.value for v in self._statistics]
+
+        def add(index, so_far):
+            gradients, sums, statistics = so_far
+            more, more_sums, statistics = self._backward(images[index], labels[index], index, statistics)
+            added = [a + b for a, b in zip(gradients, more, strict=True)]
+            return index + 1, (added, [a + b for a, b in zip(sums, more_sums, strict=True)], statistics)
+
+        # Not side by side, or the micro-batches would take the memory of the whole one.
+        return tf.while_loop(lambda index, _: index < count, add, (tf.constant(0), start), parallel_iterations=1)[1]
+
+    def _backward(self, images, labels, micro, statistics):
+        """Gradients, [loss, correct, examples] and moving statistics of one micro-batch.
+
+        The gradients are those of the sum of its losses, divided by the examples of the whole step.
+        """
+        values = [*zip(self._random, self.draw(micro), strict=True), *zip(self._statistics, statistics, strict=True)]
+        variables = self.network.trainable_variables
+        with tf.GradientTape() as tape:
+            with keras.StatelessScope(values) as scope:
+                network = rematerialized(self._segments, values) if self._segments else self.network
+                logits = network(images, training=True)
+            losses, sums = self._measure(labels, logits, tf.ones(images.shape[:1]))
+            loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
+        gradients = tape.gradient(
+            loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        statistics = [scope.get_current_value(variable) for variable in self._statistics]
+        return gradients, sums, statistics
+
+    def draw(self, micro) -> list[tf.Tensor]:
+        """The state of each layer's random numbers, another one for each step, replica and micro-batch."""
+        replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+        key = tf.stack([tf.constant(self._seed % 2**31, tf.int32), self.step.value])
+        key = tf.random.experimental.stateless_fold_in(key, replica * self._accumulation + micro)
+        if not self._random:
+            return []
+        return tf.unstack(tf.random.stateless_uniform((len(self._random), 2), key, None, None, self._random[0].dtype))
+
+    def _measure(self, labels, logits, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Weighted loss of each example (B,), and the sums of it, of right answers and of weights."""
+        logits = tf.cast(logits, tf.float32)
+        if self._loss == "softmax":
+            losses = keras.losses.categorical_crossentropy(labels, logits, True, self._label_smoothing)
+        else:
+            smooth = labels * (1.0 - self._label_smoothing) + self._label_smoothing / labels.shape[-1]
+            losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(smooth, logits), axis=-1)
+        right = tf.cast(tf.argmax(logits, axis=-1) == tf.argmax(labels, axis=-1), tf.float32)
+        sums = [tf.reduce_sum(weights * losses), tf.reduce_sum(weights * right), tf.reduce_sum(weights)]
+        return weights * losses, sums
+
+    def _logs(self, totals, sums) -> dict[str, tf.Tensor]:
+        """Adds to the totals, and gives the means so far."""
+        for total, value in zip(totals, sums, strict=True):
+            total.assign_add(tf.cast(value, total.dtype))
+        loss, correct, seen = (tf.cast(total.value, tf.float32) for total in totals)
+        logs = {"loss": loss / seen, "accuracy": correct / seen}
+        if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return {name: value[None] for name, value in logs.items()}  # Keras takes a mean over the first axis there
+        return logs
+
+    def reset_metrics(self):
+        """Before each epoch and each evaluation, by Keras."""
+        for total in (*self.sums, *self.test_sums):
+            total.assign(0)
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Nothing is left to build. Keras would reduce a batch over the workers for it, which fails (keras#20585)."""
