@@ -2,16 +2,28 @@
 
 import dataclasses
 import json
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import sklearn.calibration
+import sklearn.metrics
+import tensorflow as tf
 
 import keras_vit
 from conftest import randomize
+from export import saved_model, tflite
 from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.npz import read_npz
+from keras_vit.run_directory import Samples
 from training import evaluate
+from training.evaluate_models import InputArguments
+from training.examples import Split
 from training.run import Run
-from training.sources import DataArguments, digits
+from training.sources import DataArguments, Source, array_split, digits
+from training.strategies import StrategyArguments
 
 NAMES = ("ant", "bee", "cat")
 
@@ -64,15 +76,19 @@ def test_every_image_counts_once_whatever_the_batch(run, batch_size):
     split = digits().evaluation
     images = np.stack([split.example(index)[0] for index in range(360)])
     labels = np.array([int(split.example(index)[1]) for index in range(360)])
-    model = evaluate.run_directory.load_model(run.path)
+    model = keras_vit.run_directory.load_model(run.path)
     logits = model.predict((images.astype(np.float32) - 127.5) / 127.5, verbose=0)
     assert metrics["num_correct"] == int((logits.argmax(-1) == labels).sum())
 
 
-def test_the_report_is_written_in_three_forms(run, tmp_path):
+def test_the_report_is_written_in_all_forms(run, tmp_path):
     output = tmp_path / "report"
     evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(output)))
-    assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", "confusion.png"}
+    pictures = {"confusion.png", "reliability.png", "mistakes.png"}
+    assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", *pictures}
+    assert all(f"]({name})" in (output / "evaluation.md").read_text() for name in pictures)
+    gallery = tf.io.decode_png((output / "mistakes.png").read_bytes(), channels=1).numpy()
+    assert np.mean(gallery < 128) > 0.1  # the digits are white on black
     numbers = json.loads((output / "evaluation.json").read_text())
     assert f"| accuracy | {numbers['accuracy']:.6g} |" in (output / "evaluation.md").read_text()
 
@@ -85,7 +101,7 @@ def test_data_of_other_classes_are_refused(run, monkeypatch):
 
 
 def test_an_unfinished_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="There is no run directory"):
+    with pytest.raises(UserError, match="There is no file, folder or official checkpoint"):
         evaluate.evaluate(evaluate.Arguments(str(tmp_path / "none"), DataArguments("digits")))
     with pytest.raises(UserError, match="is no finished run: it has no model.keras"):
         evaluate.evaluate(evaluate.Arguments(str(tmp_path), DataArguments("digits")))
@@ -127,7 +143,7 @@ def test_a_report_is_whole_or_not_there(run, tmp_path, monkeypatch):
     def full(matrix, names, path):
         raise OSError("disk full")
 
-    monkeypatch.setattr(evaluate, "_draw_confusion", full)
+    monkeypatch.setattr(evaluate, "draw_confusion", full)
     with pytest.raises(OSError, match="disk full"):
         evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / "a" / "b")))
     assert list(tmp_path.iterdir()) == [run.path]
@@ -137,3 +153,262 @@ def test_a_model_of_another_number_of_classes_is_refused(run, no_data):
     (run.path / "labels.txt").write_text("ant\nbee\ncat\n")
     with pytest.raises(UserError, match=r"output has shape \(None, 10\), but there are 3 labels"):
         evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
+
+
+# The numbers
+
+
+def _made_up(count: int = 900, classes: int = 7) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Logits that are right two times in three or so, labels, of which the last class has none, and names."""
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, classes - 1, count)
+    logits = rng.normal(0.0, 1.5, (count, classes)) + 2.5 * np.eye(classes)[labels]
+    return logits.astype(np.float32), labels, tuple("abcdefg"[:classes])
+
+
+def test_every_measure_is_scikit_learns():
+    logits, labels, names = _made_up()
+    found, said = evaluate.measure(logits, labels, names), logits.argmax(-1)
+    exponentials = np.exp(logits.astype(np.float64))
+    probabilities = exponentials / exponentials.sum(-1, keepdims=True)
+    of_class = {"labels": range(7), "average": None, "zero_division": 0.0}
+    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, said), abs=1e-12)
+    top5 = sklearn.metrics.top_k_accuracy_score(labels, logits, k=5, labels=range(7))
+    assert found["top5_accuracy"] == pytest.approx(top5, abs=1e-12)
+    log_loss = sklearn.metrics.log_loss(labels, probabilities, labels=range(7))
+    assert found["log_loss"] == pytest.approx(log_loss, abs=1e-9)
+    for name in ("precision", "recall", "f1"):
+        scores = getattr(sklearn.metrics, f"{name}_score")(labels, said, **of_class)
+        assert [row[name] for row in found["classes"].values()] == pytest.approx(scores, abs=1e-12)
+        assert found[f"macro_{name}"] == pytest.approx(scores.mean(), abs=1e-12)
+    accuracy, confidence = sklearn.calibration.calibration_curve(said == labels, probabilities.max(-1), n_bins=15)
+    assert [row["accuracy"] for row in found["reliability"]] == pytest.approx(accuracy, abs=1e-9)
+    assert [row["confidence"] for row in found["reliability"]] == pytest.approx(confidence, abs=1e-9)
+    shares = np.histogram(probabilities.max(-1), bins=15, range=(0, 1))[0] / len(labels)
+    assert found["ece"] == pytest.approx(shares[shares > 0] @ np.abs(accuracy - confidence), abs=1e-9)
+
+
+def test_intervals_hold_the_measures_and_are_those_of_the_binomial():
+    logits, labels, names = _made_up()
+    found, intervals = (function(logits, labels, names) for function in (evaluate.measure, evaluate.intervals))
+    for name in ("accuracy", "top5_accuracy", "log_loss", "macro_f1", "macro_recall"):
+        assert intervals[name][0] < found[name] < intervals[name][1]
+    for name in names[:-1]:
+        assert intervals["classes"][name]["f1"][0] < found["classes"][name]["f1"] < intervals["classes"][name]["f1"][1]
+    assert intervals["classes"]["g"]["recall"] == [0.0, 0.0]
+    width = 2 * 1.96 * np.sqrt(found["accuracy"] * (1.0 - found["accuracy"]) / len(labels))
+    assert intervals["accuracy"][1] - intervals["accuracy"][0] == pytest.approx(width, rel=0.1)
+
+
+def test_every_accepted_label_counts_and_images_without_one_do_not():
+    logits, labels = np.eye(3)[[0, 1, 2, 0, 1]], np.array([0, 0, 2, 0, 1])
+    found = evaluate.measure_real(logits, labels, [[0], [0, 1], [], [2], [1]])
+    assert found == {"num_examples": 4, "num_left_out": 1, "num_correct": 3, "accuracy": 0.75}
+    with pytest.raises(UserError, match="accepts no label of any image"):
+        evaluate.measure_real(logits, labels, [[]] * 5)
+    with pytest.raises(UserError, match="Only 20% of the images have their own label.*in another order"):
+        evaluate.measure_real(logits, labels, [[1], [2], [0], [1], [1]])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[[0], [1]", "is no JSON"),
+        ("[[0], [3], [1]]", "a list of class numbers, 0 to 2"),
+        ("[[0], 1, [1]]", "a list of class numbers"),
+        ("[[0], [true], [1]]", "a list of class numbers"),
+        ("[[0], [1]]", "has labels of 2 images, but 3 are evaluated"),
+    ],
+)
+def test_a_file_that_does_not_tell_accepted_labels_is_refused(text, complaint, tmp_path):
+    (tmp_path / "real.json").write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        evaluate.read_real_labels(str(tmp_path / "real.json"), Split(3, lambda index: None), 3)
+    with pytest.raises(UserError, match="There is no file"):
+        evaluate.read_real_labels(str(tmp_path / "none.json"), Split(3, lambda index: None), 3)
+
+
+def test_accepted_labels_follow_the_numbers_of_imagenets_files(tmp_path):
+    (tmp_path / "real.json").write_text("[[0], [1, 2], [], [2]]")
+    files = ("b/ILSVRC2012_val_00000004.JPEG", "a/ILSVRC2012_val_00000002.JPEG")
+    split = Split(2, lambda index: None, files.__getitem__)
+    assert evaluate.read_real_labels(str(tmp_path / "real.json"), split, 3) == [[2], [1, 2]]
+
+
+# The models
+
+
+@pytest.fixture(name="made", scope="module")
+def _made(tmp_path_factory) -> pathlib.Path:
+    """One model in every form: run/, run/model.keras, weights.npz, served/1, phone/; and its evaluation images."""
+    folder = tmp_path_factory.mktemp("made")
+    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    run = Run(folder / "run")
+    run.start({"command": "test"}, tuple("0123456789"))
+    run.save_model(model)
+    keras_vit.save_checkpoint(model, folder / "weights.npz", layout="npz")
+    images = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), np.uint8)
+    samples = Samples(tuple(tf.io.encode_png(image).numpy() for image in images), np.arange(9))
+    saved_model.export_saved_model(model, tuple("0123456789"), samples, folder / "served")
+    tflite.export_tflite(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
+    return folder
+
+
+@pytest.fixture(name="few_digits")
+def _few_digits(monkeypatch) -> Source:
+    """The first 33 evaluation images of the digits in the place of all."""
+    source = digits()
+    few = dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
+    monkeypatch.setattr(evaluate, "open_source", lambda arguments: few)
+    for picture in ("draw_confusion", "draw_reliability", "draw_mistakes"):  # which another test looks at
+        monkeypatch.setattr(evaluate, picture, lambda *_: None)
+    return few
+
+
+def _evaluated(model: pathlib.Path, output: pathlib.Path, **options) -> tuple[dict, dict]:
+    """Measures and predictions of a model."""
+    arguments = evaluate.Arguments(
+        str(model), DataArguments("digits"), 10, str(output), save_predictions=True, **options
+    )
+    return evaluate.evaluate(arguments), read_npz(output / "predictions.npz")
+
+
+def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
+    expected, predictions = _evaluated(made / "run", tmp_path / "run")
+    assert predictions["logits"].shape == (33, 10)
+    forms = {
+        "run/model.keras": "Keras model",
+        "weights.npz": "Keras model",
+        "served": "SavedModel by image_bytes",
+        "phone/model-float32.tflite": "TFLite file",
+    }
+    for name, kind in forms.items():
+        heads = InputArguments(num_heads=3) if name == "weights.npz" else InputArguments()
+        found, others = _evaluated(made / name, tmp_path / "other", input=heads)
+        told = json.loads((tmp_path / "other" / "evaluation.json").read_text())
+        assert (told["kind"], found["num_correct"]) == (kind, expected["num_correct"])
+        assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
+        np.testing.assert_array_equal(others["labels"], predictions["labels"])
+        unnamed = "does not name its classes" in (tmp_path / "other" / "evaluation.md").read_text()
+        assert unnamed == (name == "weights.npz")
+
+
+def test_a_saved_model_of_numbers_alone_is_given_numbers(made, few_digits, tmp_path):
+    loaded = tf.saved_model.load(made / "served" / "1")
+    tf.saved_model.save(loaded, tmp_path / "numbers", signatures=loaded.signatures["image_tensor"])
+    expected, _ = _evaluated(made / "run", tmp_path / "run")
+    found, _ = _evaluated(tmp_path / "numbers", tmp_path / "report")
+    assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
+    other, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", input=InputArguments(value_range=(0.0, 1.0)))
+    assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
+
+
+def test_what_an_exported_model_cannot_be_told_is_refused(made, few_digits, tmp_path):
+    served, phone = made / "served", made / "phone" / "model-float32.tflite"
+    for model, options, complaint in (
+        (served, {"input": InputArguments(value_range=(0.0, 1.0))}, "--value-range means nothing to a SavedModel that"),
+        (phone, {"input": InputArguments(image_size=(16, 16))}, "--image-size means nothing to an exported model"),
+        (phone, {"place": StrategyArguments("mirrored")}, "leave --strategy and --replicas out"),
+        (made / "run", {"input": InputArguments(num_heads=3)}, "leave --num-heads out"),
+        (made / "run", {"place": StrategyArguments("multi-worker")}, "runs on one machine; give --strategy single"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            _evaluated(model, tmp_path / "report", **options)
+    with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
+        evaluate.evaluate(evaluate.Arguments(str(phone), DataArguments("digits")))
+
+
+def test_a_damaged_export_is_refused(made, few_digits, tmp_path):
+    (tmp_path / "saved_model.pb").write_bytes(b"no model")
+    with pytest.raises(UserError, match="cannot be loaded as a SavedModel"):
+        _evaluated(tmp_path, tmp_path / "report")
+    (tmp_path / "broken.tflite").write_bytes((made / "phone" / "model-float32.tflite").read_bytes()[:500])
+    with pytest.raises(UserError, match="cannot be loaded as a TFLite model"):
+        _evaluated(tmp_path / "broken.tflite", tmp_path / "report")
+
+
+def test_a_model_without_a_head_is_refused(few_digits, tmp_path):
+    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
+    model.save(tmp_path / "features.keras")
+    with pytest.raises(UserError, match="has no head: it ends with features of shape"):
+        _evaluated(tmp_path / "features.keras", tmp_path / "report")
+
+
+def test_logits_that_are_no_numbers_are_refused(run):
+    model = keras_vit.run_directory.load_model(run.path)
+    model.layers[-1].bias.assign(np.full(10, np.nan))
+    run.save_model(model)
+    with pytest.raises(UserError, match="numbers that are not finite for 360 of 360 images"):
+        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
+
+
+def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
+    labels = [int(few_digits.evaluation.example(index)[1]) for index in range(33)]
+    (tmp_path / "real.json").write_text(json.dumps([[], *([label, (label + 1) % 10] for label in labels[1:])]))
+    found, predictions = _evaluated(made / "run", tmp_path / "out", real_labels=str(tmp_path / "real.json"))
+    said = predictions["logits"].argmax(-1)[1:]
+    right = int(np.sum((said == labels[1:]) | (said == (np.array(labels[1:]) + 1) % 10)))
+    assert found["real_labels"] == {
+        "num_examples": 32, "num_left_out": 1, "num_correct": right, "accuracy": right / 32
+    }  # fmt: skip
+    assert f"{right} of 32 images; 1 without" in (tmp_path / "out" / "evaluation.md").read_text()
+
+
+def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
+    """Also where an older one had."""
+    for picture in ("draw_confusion", "draw_reliability"):
+        monkeypatch.setattr(evaluate, picture, lambda *_: None)
+    source, (_, predictions) = digits(), _evaluated(made / "run", tmp_path / "out")
+    said = predictions["logits"].argmax(-1)
+    images = np.stack([source.evaluation.example(index)[0] for index in range(360)])
+    right = dataclasses.replace(source, evaluation=array_split(images, said, source.labels))
+    monkeypatch.setattr(evaluate, "open_source", lambda arguments: right)
+    assert (tmp_path / "out" / "mistakes.png").is_file()
+    assert _evaluated(made / "run", tmp_path / "out")[0]["worst_mistakes"] == []
+    assert not (tmp_path / "out" / "mistakes.png").exists()
+    assert "There is no mistake." in (tmp_path / "out" / "evaluation.md").read_text()
+
+
+_IN_REPLICAS = """
+import sys, numpy as np
+from training import evaluate
+from training.sources import DataArguments, Source, array_split
+from training.strategies import StrategyArguments
+
+def source(arguments):
+    rng = np.random.default_rng(1)
+    images, labels = rng.integers(0, 256, (10_007, 8, 8, 1), np.uint8), rng.integers(0, 10, 10_007)
+    split = array_split(images, labels, tuple("0123456789"))
+    return Source(tuple("0123456789"), split, split)
+
+evaluate.open_source = source
+evaluate.draw_confusion = evaluate.draw_reliability = evaluate.draw_mistakes = lambda *_: None
+run, output = sys.argv[1:]
+for name, batch_size, place in (
+    ("three", 1000, StrategyArguments("mirrored", 3)),  # first, for devices are divided before they are used
+    ("one", 10_007, StrategyArguments("single")),
+):
+    data = DataArguments("digits")
+    evaluate.evaluate(
+        evaluate.Arguments(run, data, batch_size, f"{output}/{name}", save_predictions=True, place=place)
+    )
+"""
+
+
+def test_ten_thousand_and_seven_examples_count_once_in_any_batch_on_any_replicas(made, tmp_path):
+    command = [sys.executable, "-c", _IN_REPLICAS, made / "run", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
+    (one, first), (other, second) = (
+        (json.loads((tmp_path / name / "evaluation.json").read_text()), read_npz(tmp_path / name / "predictions.npz"))
+        for name in ("one", "three")
+    )
+    assert (one["num_examples"], one["num_correct"]) == (
+        10_007,
+        int(np.sum(first["logits"].argmax(-1) == first["labels"])),
+    )
+    assert (other["num_correct"], other["confusion"]) == (one["num_correct"], one["confusion"])
+    np.testing.assert_allclose(second["logits"], first["logits"], atol=1e-5)
+    assert np.sum(one["confusion"]) == 10_007

@@ -1,8 +1,9 @@
-"""Measure a finished run on the evaluation images of a data set, every one of them once.
+"""Measure a model on the evaluation images of a data set, every one of them once.
 
     python -m training.evaluate --run runs/mnist-notes --data tfds:mnist
 
-writes evaluation.json, evaluation.md and confusion.png into the run directory, or into --output.
+writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistakes.png into the run directory, or into
+--output. Instead of a run it takes a .keras file, any checkpoint with a head, a SavedModel or a TFLite file.
 """
 
 import dataclasses
@@ -11,94 +12,88 @@ import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
-import keras
-import matplotlib.figure
 import numpy as np
-import sklearn.metrics
 import tyro
 
-from keras_vit import UserError, cli, preprocessing_of, run_directory
-from training.data import evaluation_batches
-from training.sources import DataArguments, Source, Split, bad_labels_named, open_source
+from keras_vit import UserError, cli, run_directory
+from keras_vit.npz import write_npz
+from training.evaluate_metrics import intervals, measure, measure_real, read_real_labels, softmax
+from training.evaluate_models import OUTPUT_NEEDED, Classifier, InputArguments, open_classifier
+from training.evaluate_pictures import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
+from training.sources import DataArguments, Source, open_source
+from training.strategies import StrategyArguments
 
-# More classes than these are not legible as numbers in a confusion matrix.
-_LEGIBLE_CLASSES = 30
+_TOTALS = (
+    "num_examples", "num_correct", "accuracy", "top5_accuracy", "log_loss", "macro_precision", "macro_recall",
+    "macro_f1", "ece",
+)  # fmt: skip
+_CONFUSIONS = 10  # pairs of classes in the report
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Measure a finished run on the evaluation images of a data set."""
+    """Measure a model on the evaluation images of a data set."""
 
-    run: str
-    """Run directory."""
+    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
+    """Run directory, .keras file, checkpoint file or folder, address, official name, SavedModel directory or .tflite
+    file."""
     source: Annotated[DataArguments, tyro.conf.arg(name="")]
     batch_size: int = 256
     """Images per forward pass; does not change the numbers."""
     output: str | None = None
     """Directory of the report; default the run directory."""
-
-
-def predict(model: keras.Model, split: Split, *, num_classes: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits (n, K) float32 and labels (n,) of every example of a split, in its order."""
-    logits, labels = [], []
-    batches = evaluation_batches(split, preprocessing_of(model), num_classes=num_classes, batch_size=batch_size)
-    progress = keras.utils.Progbar(-(-split.num_examples // batch_size), unit_name="batch")
-    with bad_labels_named():
-        for images, one_hot in batches:
-            logits.append(model.predict_on_batch(images))
-            labels.append(np.argmax(one_hot, axis=-1))
-            progress.add(1)
-    return np.concatenate(logits), np.concatenate(labels)
-
-
-def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict:
-    """The numbers of the report from logits (n, K) and labels (n,), all by scikit-learn.
-
-    Top-5 counts a label among the five highest logits, and is left out below six classes; log_loss is the mean
-    negative log-likelihood in nats; precision, recall and F1 are per class.
-    """
-    classes, predicted = np.arange(len(names)), np.argmax(logits, axis=-1)
-    probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits.astype(np.float64)))
-    precision, recall, f1, support = sklearn.metrics.precision_recall_fscore_support(
-        labels, predicted, labels=classes, zero_division=0.0
+    real_labels: str | None = None
+    """JSON file with a list of the accepted class numbers of each image, as ImageNet's real.json; images of an empty
+    list are left out of this accuracy."""
+    save_predictions: bool = False
+    """Also write predictions.npz: logits (n, K) and labels (n,)."""
+    input: Annotated[InputArguments, tyro.conf.arg(name="")] = dataclasses.field(default_factory=InputArguments)
+    place: Annotated[StrategyArguments, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=lambda: StrategyArguments("single")
     )
-    metrics = {
-        "num_examples": len(labels),
-        "num_correct": int(np.sum(predicted == labels)),
-        "accuracy": float(sklearn.metrics.accuracy_score(labels, predicted)),
-        "log_loss": float(sklearn.metrics.log_loss(labels, probabilities, labels=classes)),
-    }
-    if len(names) > 5:
-        metrics["top5_accuracy"] = float(sklearn.metrics.top_k_accuracy_score(labels, logits, k=5, labels=classes))
-    metrics["classes"] = {
-        name: {
-            "num_examples": int(support[k]),
-            "precision": float(precision[k]),
-            "recall": float(recall[k]),
-            "f1": float(f1[k]),
-        }
-        for k, name in enumerate(names)
-    }
-    metrics["confusion"] = sklearn.metrics.confusion_matrix(labels, predicted, labels=classes).tolist()
-    return metrics
 
 
 def evaluate(arguments: Arguments) -> dict:
     """Measure, write the report, and return its numbers."""
     if arguments.batch_size < 1:
         raise UserError(f"--batch-size must be at least 1 image, but is {arguments.batch_size}.")
-    model, names = run_directory.load(arguments.run)
+    classifier = open_classifier(arguments.run, arguments.input, arguments.place)
     output = _report_directory(arguments)
     source = open_source(arguments.source)
-    _check_classes(names, source)
-    logits, labels = predict(model, source.evaluation, num_classes=len(names), batch_size=arguments.batch_size)
-    metrics = measure(logits, labels, names)
+    names = _class_names(classifier, source)
+    accepted = None
+    if arguments.real_labels is not None:
+        accepted = read_real_labels(arguments.real_labels, source.evaluation, len(names))
+    logits, labels = classifier.predict(source.evaluation, arguments.batch_size)
+    _check_finite(logits)
+    metrics = measure(logits, labels, names) | {"intervals": intervals(logits, labels, names)}
+    if accepted is not None:
+        metrics["real_labels"] = measure_real(logits, labels, accepted)
+    probabilities = softmax(logits)
+    mistakes = worst_mistakes(probabilities, labels)
+    metrics["worst_mistakes"] = [
+        {
+            "image": source.evaluation.name(int(index)),
+            "label": names[labels[index]],
+            "predicted": names[np.argmax(probabilities[index])],
+            "label_probability": float(probabilities[index, labels[index]]),
+            "predicted_probability": float(probabilities[index].max()),
+        }
+        for index in mistakes
+    ]
 
     with run_directory.staged(output) as stage:
-        numbers = json.dumps({"data": arguments.source.data, **metrics}, indent=2) + "\n"
-        (stage / "evaluation.json").write_text(numbers, encoding="utf-8")
-        (stage / "evaluation.md").write_text(_report(arguments, metrics), encoding="utf-8")
-        _draw_confusion(np.array(metrics["confusion"]), names, stage / "confusion.png")
+        told = {"model": arguments.run, "kind": classifier.kind, "data": arguments.source.data, **metrics}
+        (stage / "evaluation.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        (stage / "evaluation.md").write_text(_report(arguments, classifier, metrics), encoding="utf-8")
+        draw_confusion(np.array(metrics["confusion"]), names, stage / "confusion.png")
+        draw_reliability(metrics["reliability"], metrics["ece"], stage / "reliability.png")
+        if len(mistakes):
+            draw_mistakes(source.evaluation, mistakes, probabilities, labels, names, stage / "mistakes.png")
+        if arguments.save_predictions:
+            write_npz(stage / "predictions.npz", {"logits": logits, "labels": labels.astype(np.int64)})
+    if not len(mistakes):
+        (output / "mistakes.png").unlink(missing_ok=True)  # of an older report
     print(
         f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images right, "
         f"log-loss {metrics['log_loss']:.4f}; report in {output / 'evaluation.md'}."
@@ -108,50 +103,90 @@ def evaluate(arguments: Arguments) -> dict:
 
 def _report_directory(arguments: Arguments) -> pathlib.Path:
     """Where the report goes. Raises UserError for the directory of another run, which has a report of its own."""
+    is_run = (pathlib.Path(arguments.run) / run_directory.CONFIG).is_file()
+    if arguments.output is None and not is_run:
+        raise UserError(OUTPUT_NEEDED.format(arguments.run))
     output = run_directory.check_output(arguments.output or arguments.run)
-    if (output / run_directory.CONFIG).is_file() and not output.samefile(arguments.run):
+    if (output / run_directory.CONFIG).is_file() and not (is_run and output.samefile(arguments.run)):
         raise UserError(f"{output} is another run than {arguments.run}; give --output a directory of its own.")
     return output
 
 
-def _check_classes(names: tuple[str, ...], source: Source) -> None:
-    if source.labels != names:
-        differing = sorted(set(names) ^ set(source.labels))
+def _class_names(classifier: Classifier, source: Source) -> tuple[str, ...]:
+    """Those of the data, of which the model must know that they are its own, or at least have as many."""
+    if classifier.names is None and classifier.num_classes != len(source.labels):
         raise UserError(
-            f"The run tells apart {len(names)} classes and the data have {len(source.labels)}, of which "
+            f"The model tells apart {classifier.num_classes} classes and the data have {len(source.labels)}; evaluate "
+            "on data of the same classes."
+        )
+    if classifier.names not in (None, source.labels):
+        differing = sorted(set(classifier.names) ^ set(source.labels))
+        raise UserError(
+            f"The run tells apart {len(classifier.names)} classes and the data have {len(source.labels)}, of which "
             f"{', '.join(differing[:5]) or 'only the order'} differ; evaluate on data of the same classes."
+        )
+    return source.labels
+
+
+def _check_finite(logits: np.ndarray) -> None:
+    """Raise UserError for what is no number; minus infinity is the logarithm of a probability of 0."""
+    bad = int(np.sum(np.any(np.isnan(logits) | np.isposinf(logits), axis=-1) | np.all(np.isneginf(logits), axis=-1)))
+    if bad:
+        raise UserError(
+            f"The model gives numbers that are not finite for {bad:,} of {len(logits):,} images; its weights are "
+            "broken, or its numbers overflow."
         )
 
 
-def _report(arguments: Arguments, metrics: dict) -> str:
+def _report(arguments: Arguments, classifier: Classifier, metrics: dict) -> str:
     """The numbers as a page of Markdown."""
-    totals = ("num_examples", "num_correct", "accuracy", "top5_accuracy", "log_loss")
-    lines = [f"# {arguments.run} on {arguments.source.data}", "", "| measure | value |", "|---|---:|"]
-    lines += [f"| {name} | {metrics[name]:.6g} |" for name in totals if name in metrics]
-    lines += ["", "| class | images | precision | recall | F1 |", "|---|---:|---:|---:|---:|"]
+    found = metrics["intervals"]
+    lines = [
+        f"# {arguments.run} on {arguments.source.data}",
+        "",
+        "| measure | value | 95 % interval |",
+        "|---|---:|---:|",
+    ]
+    for name in _TOTALS:
+        if name in metrics:
+            lines.append(f"| {name} | {metrics[name]:.6g} | {_range(found.get(name))} |")
+    if "real_labels" in metrics:
+        real = metrics["real_labels"]
+        lines += [
+            "",
+            f"With all accepted labels: accuracy {real['accuracy']:.6g}, {real['num_correct']} of "
+            f"{real['num_examples']} images; {real['num_left_out']} without an accepted label are left out.",
+        ]
+    if classifier.names is None:
+        lines += ["", "The model does not name its classes; they are taken to be those of the data, in their order."]
+    lines += [
+        "",
+        "Intervals: 1,000 draws of the images with replacement (bootstrap, percentiles). ece: expected "
+        "calibration error, 15 bins.",
+        "",
+        "| class | images | precision | recall | F1 | F1, 95 % interval |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
     for name, row in metrics["classes"].items():
         scores = " | ".join(f"{row[score]:.4f}" for score in ("precision", "recall", "f1"))
-        lines.append(f"| {name} | {row['num_examples']} | {scores} |")
-    return "\n".join([*lines, "", "![confusion matrix](confusion.png)", ""])
+        lines.append(f"| {name} | {row['num_examples']} | {scores} | {_range(found['classes'][name]['f1'])} |")
+    lines += ["", *_confusions(np.array(metrics["confusion"]), tuple(metrics["classes"]))]
+    pictures = {"confusion matrix": "confusion.png", "reliability diagram": "reliability.png"}
+    if metrics["worst_mistakes"]:
+        pictures["the worst mistakes"] = "mistakes.png"
+    return "\n".join([*lines, *(f"![{title}]({file})\n" for title, file in pictures.items())])
 
 
-def _draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Rows: what the image is; columns: what the model said. Shaded by share of the row."""
-    legible = len(names) <= _LEGIBLE_CLASSES
-    side = 2.5 + 0.45 * min(len(names), _LEGIBLE_CLASSES)
-    figure = matplotlib.figure.Figure(figsize=(side, side), layout="constrained")
-    axes = figure.subplots()
-    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
-    axes.set(xlabel="predicted", ylabel="label", title="Confusion matrix: images")
-    if legible:
-        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-        axes.set_yticks(range(len(names)), names)
-        for (row, column), count in np.ndenumerate(matrix):
-            colour = "white" if share[row, column] > 0.5 else "black"
-            if count:
-                axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
-    figure.savefig(path, dpi=120)
+def _range(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
+
+
+def _confusions(matrix: np.ndarray, names: Sequence[str]) -> list[str]:
+    """The pairs of classes that are most often confused, as a table; nothing where there is no mistake."""
+    wrong = matrix - np.diag(np.diag(matrix))
+    pairs = [np.unravel_index(k, wrong.shape) for k in np.argsort(-wrong, axis=None, kind="stable")[:_CONFUSIONS]]
+    rows = [f"| {names[row]} | {names[column]} | {wrong[row, column]} |" for row, column in pairs if wrong[row, column]]
+    return ["| label | predicted | images |", "|---|---|---:|", *rows, ""] if rows else ["There is no mistake.", ""]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,0 +1,53 @@
+"""What the probes of frozen features leave behind: a page, the numbers, and a table on the terminal."""
+
+import json
+from collections.abc import Sequence
+
+from keras_vit import run_directory
+from training.features import FeatureArguments, FeatureSet
+
+
+def write_report(
+    name: str,
+    title: str,
+    arguments: FeatureArguments,
+    features: FeatureSet,
+    header: Sequence[str],
+    table: Sequence[Sequence[str]],
+    numbers: dict,
+) -> None:
+    """Write NAME.json and NAME.md and print the table.
+
+    Args:
+        title: of the page.
+        header, table: texts, the first column on the left, numbers on the right.
+        numbers: for the JSON, beside what was measured on what.
+    """
+    model = f"{arguments.run} with random weights" if arguments.random_weights else arguments.run
+    train, evaluation = features.train, features.evaluation
+    told = {
+        "model": model,
+        "data": arguments.source.data,
+        "classes": len(features.names),
+        "features": train.values.shape[1],
+        "training_images": len(train.labels),
+        "evaluation_images": len(evaluation.labels),
+        "crop_from": arguments.crop_from,
+        **numbers,
+    }
+    sentence = (
+        f"{train.values.shape[1]} features of {len(train.labels):,} training and {len(evaluation.labels):,} evaluation "
+        f"images of {len(features.names)} classes."
+    )
+    widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in (header, *table)
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
+    page = [f"# {title}: {model} on {arguments.source.data}", "", sentence, "", *lines, ""]
+    with run_directory.staged(features.output) as stage:
+        (stage / f"{name}.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        (stage / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
+    print("\n".join(lines))
+    print(f"{sentence[:-1]}; report in {features.output / f'{name}.md'}.")
