@@ -15,8 +15,8 @@ FLOAT_TOLERANCE = 1e-4
 # Share of images that an artifact with rounded weights may put in another class than the model does. One image always
 # may be: among few, a single picture between two classes says nothing.
 LARGEST_DISAGREEMENT = 0.02
-# Images in memory at once.
-_BATCH = 64
+# Images in memory at once, at most, and pixels: what a large model computes in between is many times its weights.
+_BATCH, _BATCH_PIXELS = 64, 400_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Reference:
     logits: np.ndarray
     """(n, K) of the Keras model."""
 
-    def batches(self) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
-        """The image files in order, and what they are to the model: (B, H, W, C) float32."""
-        return _batches(self.samples, self.preprocessing)
+    def batches(self, *, raw_pixels: bool = False) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
+        """The image files in order, and what they are to the model: (B, H, W, C) float32, or uint8 pixels 0..255."""
+        return _batches(self.samples, self.preprocessing, raw_pixels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Parity:
     agreement: float
     """Share of images in the same class as by the model."""
     accuracy: float
-    """Share of images in their right class."""
+    """Share in their right class of the images whose class is known; NaN where none is."""
     num_images: int
 
 
@@ -59,13 +59,17 @@ def reference(model: keras.Model, preprocessing: Preprocessing, samples: Samples
     """Run the Keras model on sample images."""
     if not samples.encoded:
         raise UserError("An artifact is checked on images, and there are none.")
-    logits = [model.predict_on_batch(images) for _, images in _batches(samples, preprocessing)]
+    logits = [model.predict_on_batch(images) for _, images in _batches(samples, preprocessing, False)]
     return Reference(samples, preprocessing, np.concatenate(logits))
 
 
-def _batches(samples: Samples, preprocessing: Preprocessing) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
-    for start in range(0, len(samples.encoded), _BATCH):
-        files = samples.encoded[start : start + _BATCH]
+def _batches(
+    samples: Samples, preprocessing: Preprocessing, raw_pixels: bool
+) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
+    height, width = preprocessing.image_size
+    size = min(_BATCH, max(1, _BATCH_PIXELS // (height * width)))
+    for start in range(0, len(samples.encoded), size):
+        files = samples.encoded[start : start + size]
         try:
             pixels = [decode(tf.constant(file), preprocessing) for file in files]
         except tf.errors.InvalidArgumentError as error:
@@ -73,7 +77,8 @@ def _batches(samples: Samples, preprocessing: Preprocessing) -> Iterator[tuple[t
                 f"Of the images in {SAMPLES}, one from {start} to {start + len(files) - 1} cannot be decoded; "
                 "train again to write them."
             ) from error
-        yield files, np.asarray(preprocessing.normalize(np.stack(pixels)))
+        pixels = np.stack(pixels)
+        yield files, np.round(pixels).astype(np.uint8) if raw_pixels else np.asarray(preprocessing.normalize(pixels))
 
 
 def compare(expected: Reference, logits: np.ndarray) -> Parity:
@@ -84,9 +89,33 @@ def compare(expected: Reference, logits: np.ndarray) -> Parity:
         max_abs_diff=float(difference.max()),
         mean_abs_diff=float(difference.mean()),
         agreement=float(np.mean(predicted == np.argmax(expected.logits, axis=-1))),
-        accuracy=float(np.mean(predicted == expected.samples.labels)),
+        accuracy=accuracy(expected, logits),
         num_images=len(logits),
     )
+
+
+def accuracy(expected: Reference, logits: np.ndarray) -> float:
+    """Share in their right class of the images whose class is known; NaN where none is."""
+    known = expected.samples.labels >= 0
+    if not known.any():
+        return float("nan")
+    return float(np.mean(np.argmax(logits, axis=-1)[known] == expected.samples.labels[known]))
+
+
+def known(number: float) -> float | None:
+    """A number for a report; JSON has no NaN."""
+    return None if np.isnan(number) else number
+
+
+def as_facts(parity: Parity) -> dict:
+    """The numbers for a report."""
+    return {name: known(number) for name, number in dataclasses.asdict(parity).items()}
+
+
+def check_share(share: float) -> None:
+    """Raise UserError unless it is a share of images."""
+    if not 0.0 <= share <= 1.0:
+        raise UserError(f"--max-disagreement is a share of images, 0 to 1, but is {share}; give 0.02 or so.")
 
 
 def require_equal(name: str, parity: Parity) -> None:
@@ -98,10 +127,10 @@ def require_equal(name: str, parity: Parity) -> None:
         )
 
 
-def require_agreement(name: str, parity: Parity) -> None:
+def require_agreement(name: str, parity: Parity, largest_disagreement: float = LARGEST_DISAGREEMENT) -> None:
     """Raise UserError unless nearly all images fall into the class that the model gives them."""
     disagreeing = parity.num_images - round(parity.agreement * parity.num_images)
-    allowed = max(1, int(LARGEST_DISAGREEMENT * parity.num_images))
+    allowed = max(1, int(largest_disagreement * parity.num_images))
     if disagreeing > allowed or not np.isfinite(parity.max_abs_diff):
         raise UserError(
             f"The {name} disagrees with the model on {disagreeing} of {parity.num_images} images, and by up to "

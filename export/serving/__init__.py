@@ -1,0 +1,1 @@
+"""What stands around a served model: the server's configuration (`kit.py`) and a client (`client/`)."""

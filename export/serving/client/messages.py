@@ -1,0 +1,125 @@
+"""The messages of TF Serving's gRPC interface, as few of them as a client and a warm-up file need.
+
+Field names and numbers are those of tensorflow_serving/apis/*.proto and tensorflow/core/{framework,example}/*.proto, so
+that what is written here is read there. The official package `tensorflow-serving-api` asks for the whole `tensorflow`
+wheel, which installs the same files as tensorflow-cpu does, and a client should not need TensorFlow at all. The classes
+live in a pool of their own, so the official ones may be imported into the same process.
+"""
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
+
+_PACKAGE = "tensorflow.serving"
+_INT64_VALUE = ".google.protobuf.Int64Value"
+# message: {field: (number, type)}; "*" is repeated, a message's name its type, {…} a map from strings.
+_MESSAGES = {
+    "ModelSpec": {"name": (1, "string"), "version": (2, _INT64_VALUE), "signature_name": (3, "string"),
+                  "version_label": (4, "string")},
+    "Dim": {"size": (1, "int64")},
+    "TensorShape": {"dim": (2, "*Dim")},
+    "Tensor": {"dtype": (1, "int32"), "tensor_shape": (2, "TensorShape"), "tensor_content": (4, "bytes"),
+               "float_val": (5, "*float"), "double_val": (6, "*double"), "int_val": (7, "*int32"),
+               "string_val": (8, "*bytes"), "int64_val": (10, "*int64"), "bool_val": (11, "*bool")},
+    "PredictRequest": {"model_spec": (1, "ModelSpec"), "inputs": (2, "{Tensor}"), "output_filter": (3, "*string")},
+    "PredictResponse": {"outputs": (1, "{Tensor}"), "model_spec": (2, "ModelSpec")},
+    "BytesList": {"value": (1, "*bytes")},
+    "Feature": {"bytes_list": (1, "BytesList")},
+    "Features": {"feature": (1, "{Feature}")},
+    "Example": {"features": (1, "Features")},
+    "ExampleList": {"examples": (1, "*Example")},
+    "Input": {"example_list": (1, "ExampleList")},
+    "ClassificationRequest": {"model_spec": (1, "ModelSpec"), "input": (2, "Input")},
+    "Class": {"label": (1, "string"), "score": (2, "float")},
+    "Classifications": {"classes": (1, "*Class")},
+    "ClassificationResult": {"classifications": (1, "*Classifications")},
+    "ClassificationResponse": {"result": (1, "ClassificationResult"), "model_spec": (2, "ModelSpec")},
+    "ClassifyLog": {"request": (1, "ClassificationRequest"), "response": (2, "ClassificationResponse")},
+    "PredictLog": {"request": (1, "PredictRequest"), "response": (2, "PredictResponse")},
+    "PredictionLog": {"classify_log": (2, "ClassifyLog"), "predict_log": (6, "PredictLog")},
+}  # fmt: skip
+
+
+def _classes() -> dict[str, type]:
+    """Message classes by name."""
+    file = descriptor_pb2.FileDescriptorProto(name="serving_client.proto", package=_PACKAGE, syntax="proto3")
+    file.dependency.append(wrappers_pb2.DESCRIPTOR.name)
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            added = message.field.add(name=field, number=number)
+            repeated = kind[0] in "*{"
+            added.label = added.LABEL_REPEATED if repeated else added.LABEL_OPTIONAL
+            if kind[0] == "{":
+                kind = _add_map_entry(message, field, kind.strip("{}"))
+            _set_type(added, kind.removeprefix("*"))
+    pool = descriptor_pool.DescriptorPool()
+    wrappers = descriptor_pb2.FileDescriptorProto()
+    wrappers_pb2.DESCRIPTOR.CopyToProto(wrappers)
+    pool.Add(wrappers)
+    pool.Add(file)
+    found = (pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES)
+    return {descriptor.name: message_factory.GetMessageClass(descriptor) for descriptor in found}
+
+
+def _add_map_entry(message: descriptor_pb2.DescriptorProto, field: str, value: str) -> str:
+    """A map is repeated key-value messages; returns the name of that message."""
+    name = f"{field.title().replace('_', '')}Entry"
+    entry = message.nested_type.add(name=name, options=descriptor_pb2.MessageOptions(map_entry=True))
+    for number, (part, kind) in enumerate((("key", "string"), ("value", value)), 1):
+        _set_type(entry.field.add(name=part, number=number, label=1), kind)
+    return f"{message.name}.{name}"
+
+
+def _set_type(field: descriptor_pb2.FieldDescriptorProto, kind: str) -> None:
+    if kind[0].islower():
+        field.type = getattr(field, f"TYPE_{kind.upper()}")
+    else:
+        field.type = field.TYPE_MESSAGE
+        field.type_name = kind if kind[0] == "." else f".{_PACKAGE}.{kind}"
+
+
+_CLASSES = _classes()
+PredictRequest, PredictResponse = _CLASSES["PredictRequest"], _CLASSES["PredictResponse"]
+PredictionLog = _CLASSES["PredictionLog"]
+ClassificationRequest, ClassificationResponse = _CLASSES["ClassificationRequest"], _CLASSES["ClassificationResponse"]
+
+# NumPy's type -> number in tensorflow/core/framework/types.proto and the field for single values.
+_DTYPES = {
+    np.dtype(np.float32): (1, "float_val"),
+    np.dtype(np.float64): (2, "double_val"),
+    np.dtype(np.int32): (3, "int_val"),
+    np.dtype(np.uint8): (4, "int_val"),
+    np.dtype(np.int64): (9, "int64_val"),
+    np.dtype(np.bool_): (10, "bool_val"),
+}
+_STRING = 7
+
+
+def put_tensor(target, value) -> None:
+    """Fill a Tensor message from an array of numbers, or from a list of bytes."""
+    if not isinstance(value, np.ndarray):
+        target.dtype = _STRING
+        target.tensor_shape.dim.add(size=len(value))
+        target.string_val.extend(value)
+        return
+    if value.dtype not in _DTYPES:
+        raise TypeError(f"A tensor is an array of numbers or a list of bytes, but is {value.dtype}.")
+    target.dtype = _DTYPES[value.dtype][0]
+    for size in value.shape:
+        target.tensor_shape.dim.add(size=size)
+    target.tensor_content = np.ascontiguousarray(value).tobytes()
+
+
+def to_array(tensor) -> np.ndarray:
+    """A Tensor message as an array; strings become an object array of bytes."""
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    if tensor.dtype == _STRING:
+        strings = np.empty(len(tensor.string_val), object)
+        strings[:] = list(tensor.string_val)
+        return strings.reshape(shape)
+    dtype, field = next((dtype, field) for dtype, (number, field) in _DTYPES.items() if number == tensor.dtype)
+    if tensor.tensor_content:
+        return np.frombuffer(tensor.tensor_content, dtype).reshape(shape)
+    values = np.array(list(getattr(tensor, field)), dtype)
+    # A single value stands for all, as TensorFlow writes constants.
+    return np.broadcast_to(values, shape) if values.size == 1 else values.reshape(shape)

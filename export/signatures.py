@@ -1,0 +1,138 @@
+"""The signatures of a SavedModel: which named tensors TF Serving takes and gives.
+
+K classes, B images, any number of them, none included, H x W the model's image size, C its channels:
+
+    serving_default     image_bytes (B,) JPEG, PNG, BMP or GIF files of any size, decoded, resized and normalised in the
+                        graph as evaluation does -> probabilities (B, K), and of the five likeliest classes, likeliest
+                        first: classes (B, 5) int32, labels (B, 5) their names, scores (B, 5) their probabilities
+    image_tensor        image (B, H, W, C) float32 in the model's range -> logits (B, K), probabilities (B, K)
+    image_tensor_uint8  image (B, H, W, C) uint8, 0..255 -> the same
+    features            image_bytes (B,) -> features (B, D), what the head reads ("pre_logits")
+    attention           image_bytes (B,) -> attention_0 … (B, heads, N, N), softmax probabilities; on request
+    classify            inputs (B,) serialised tf.Example with the file in "image/encoded" -> classes (B, 5) names,
+                        scores (B, 5), which are the names that TF Serving's Classify calls want
+"""
+
+import pathlib
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from export.image_files import decode_batch
+from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
+
+# Of how many classes the likeliest are named.
+_TOP = 5
+# The feature of a tf.Example that holds an image file, as everywhere in TensorFlow's data sets and models.
+ENCODED = "image/encoded"
+
+
+class Servable(tf.Module):
+    """What a SavedModel holds beside its signatures: the bare variables, and the labels.
+
+    Tracking the Keras model as well would store every weight twice.
+    """
+
+    def __init__(self, model: keras.Model, labels: Sequence[str], labels_file: str):
+        super().__init__()
+        self.weights = [weight.value for weight in model.weights]
+        self.labels = tf.constant(list(labels))
+        self.labels_file = tf.saved_model.Asset(labels_file)
+
+
+def attention_names(model: keras.Model) -> list[str]:
+    """The attention probabilities that `keras_vit.intermediates` has of a model. UserError when there are none."""
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
+        raise UserError(f"The model {model.name!r} is a ResNet without attention blocks; leave --attention out.")
+    ends = ("_row", "_column") if config.axial else ("",)
+    return [f"attention_{layer}{end}" for layer in range(config.num_layers) for end in ends]
+
+
+def signatures(
+    model: keras.Model, labels: tf.Tensor, *, attention: bool = False, xla: bool = False
+) -> dict[str, Callable]:
+    """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
+
+    Args:
+        model: with logits of all labels, from `plain`.
+        labels: (K,) strings, a part of what is saved.
+        attention: whether the attention probabilities are wanted, too. UserError where the model has none.
+        xla: whether XLA compiles the network; image files are decoded outside.
+    """
+    preprocessing = preprocessing_of(model)
+    shape = (*preprocessing.image_size, preprocessing.channels)
+    files = tf.TensorSpec((None,), tf.string, name="image_bytes")
+    images = tf.TensorSpec((None, *shape), tf.float32, name="image")
+    pixels = tf.TensorSpec((None, *shape), tf.uint8, name="image")
+    examples = tf.TensorSpec((None,), tf.string, name="inputs")
+
+    network = _network(model, images, xla)
+    inner = _network(intermediates(model, ["pre_logits"]), images, xla)
+
+    @tf.function(input_signature=[files])
+    def decoded(image_bytes):
+        return decode_batch(image_bytes, preprocessing)
+
+    @tf.function(input_signature=[images])
+    def image_tensor(image):
+        logits = network(image)
+        return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
+
+    @tf.function(input_signature=[pixels])
+    def image_tensor_uint8(image):
+        return image_tensor(preprocessing.normalize(image))
+
+    @tf.function(input_signature=[files])
+    def serving_default(image_bytes):
+        probabilities = image_tensor(decoded(image_bytes))["probabilities"]
+        scores, classes = tf.math.top_k(probabilities, min(_TOP, labels.shape[0]))
+        names = tf.gather(labels, classes)
+        return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores}
+
+    @tf.function(input_signature=[files])
+    def features(image_bytes):
+        return {"features": inner(decoded(image_bytes))["pre_logits"]}
+
+    @tf.function(input_signature=[examples])
+    def classify(inputs):
+        parsed = tf.io.parse_example(inputs, {ENCODED: tf.io.FixedLenFeature((), tf.string)})
+        answer = serving_default(parsed[ENCODED])
+        return {"classes": answer["labels"], "scores": answer["scores"]}
+
+    functions = {
+        "serving_default": serving_default,
+        "image_tensor": image_tensor,
+        "image_tensor_uint8": image_tensor_uint8,
+        "features": features,
+        "classify": classify,
+    }
+    if attention:
+        attending = _network(intermediates(model, attention_names(model)), images, xla)
+        functions["attention"] = tf.function(
+            lambda image_bytes: attending(decoded(image_bytes)), input_signature=[files]
+        )
+    return {name: function.get_concrete_function() for name, function in functions.items()}
+
+
+def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
+    """The model at inference, float32 in and out whatever it computes in."""
+    compute = tf.dtypes.as_dtype(model.layers[0].compute_dtype)
+
+    @tf.function(jit_compile=xla or None, input_signature=[images])
+    def run(image):
+        answer = model(tf.cast(image, compute), training=False)
+        return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), answer)
+
+    return run
+
+
+def name_classify_method(directory: pathlib.Path) -> None:
+    """Say in a written SavedModel that "classify" is for TF Serving's Classify calls; the API says predict of all."""
+    file = directory / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    for graph in saved.meta_graphs:
+        graph.signature_def["classify"].method_name = tf.saved_model.CLASSIFY_METHOD_NAME
+    file.write_bytes(saved.SerializeToString(deterministic=True))

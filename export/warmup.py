@@ -1,0 +1,71 @@
+"""The requests that TF Serving plays through a new version before it takes traffic: assets.extra of a SavedModel.
+
+TensorFlow builds its kernels and reserves memory at the first call of each signature, so without them the first users
+of every version wait. Format: TFRecord of tensorflow.serving.PredictionLog.
+"""
+
+import pathlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from export.serving.client.messages import PredictionLog, put_tensor, to_array
+from export.signatures import ENCODED
+from keras_vit import UserError
+
+FILE = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
+
+
+def write_requests(directory: pathlib.Path, signatures: Mapping, image_file: bytes) -> None:
+    """Write one request for each signature of a loaded SavedModel: the image file, or a black image."""
+    path = directory / FILE
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for name, function in sorted(signatures.items()):
+            writer.write(_request(name, function, image_file).SerializeToString())
+
+
+def _request(name: str, function, image_file: bytes):
+    log = PredictionLog()
+    (argument,) = function.structured_input_signature[1].values()
+    if argument.name == "inputs":
+        request = log.classify_log.request
+        feature = request.input.example_list.examples.add().features.feature[ENCODED]
+        feature.bytes_list.value.append(image_file)
+    else:
+        request = log.predict_log.request
+        black = np.zeros((1, *argument.shape[1:]), argument.dtype.as_numpy_dtype)
+        put_tensor(request.inputs[argument.name], [image_file] if argument.dtype == tf.string else black)
+    request.model_spec.signature_name = name
+    return log
+
+
+def replay(directory: pathlib.Path, signatures: Mapping) -> list[str]:
+    """Read the file back and call what it asks for. Returns the signatures in their order.
+
+    Raises UserError unless every signature is there and answers.
+    """
+    names = []
+    for name, argument, value in _read(directory):
+        answer = signatures[name](**{argument: tf.constant(value)})
+        if not all(len(tensor) == 1 for tensor in answer.values()):
+            raise UserError(f"The warm-up request of {name} was not answered for one image, so it was not kept.")
+        names.append(name)
+    if sorted(names) != sorted(signatures):
+        raise UserError(f"The warm-up requests are of {names}, not of {sorted(signatures)}, so they were not kept.")
+    return names
+
+
+def _read(directory: pathlib.Path) -> Iterator[tuple[str, str, np.ndarray | list[bytes]]]:
+    """Signature, argument and value of each request."""
+    for record in tf.data.TFRecordDataset(str(directory / FILE)).as_numpy_iterator():
+        log = PredictionLog.FromString(record)
+        if log.HasField("classify_log"):
+            request = log.classify_log.request
+            examples = [example.SerializeToString() for example in request.input.example_list.examples]
+            yield request.model_spec.signature_name, "inputs", examples
+        else:
+            request = log.predict_log.request
+            ((argument, tensor),) = request.inputs.items()
+            yield request.model_spec.signature_name, argument, to_array(tensor)
