@@ -168,6 +168,26 @@ def test_every_figure_is_written_whatever_the_names_are(tmp_path):
     assert np.load(tmp_path / "out" / "arrays.npz")["attention_distance"].shape == (2, 3)
 
 
+def test_what_an_earlier_report_left_is_removed_and_nothing_else(tmp_path):
+    output = tmp_path / "out"
+    inspection.write(tiny_findings(), output)
+    (output / "filters.txt").write_text("mine")
+    (tmp_path / "outside").write_text("mine")
+    told = json.loads((output / "measures.json").read_text())
+    told["files"] += ["gone.png", "../outside", 7]
+    (output / "measures.json").write_text(json.dumps(told))
+    (output / "gone.png").write_bytes(b"of a model with more images")
+    names = inspection.write(tiny_findings(), output)
+    assert {path.name for path in output.iterdir()} == {*names, "filters.txt"}
+    assert (tmp_path / "outside").is_file()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', "\xff"])
+def test_measures_that_are_none_of_ours_stop_no_report(text, tmp_path):
+    (tmp_path / "measures.json").write_text(text)
+    assert "index.html" in inspection.write(tiny_findings(), tmp_path)
+
+
 @pytest.fixture(scope="module", name="run")
 def _run(tmp_path_factory) -> pathlib.Path:
     """A finished run directory of a tiny grey model."""
