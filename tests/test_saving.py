@@ -25,7 +25,8 @@ assert keras_vit.preprocessing_of(model).image_size == (64, 96)
 
 
 def test_a_users_script_trains_saves_and_reloads_in_a_fresh_process(tmp_path):
-    model = keras_vit.build("ViT-Ti_16", image_size=(64, 96), num_classes=5)
+    config = dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=2)
+    model = keras_vit.build(config, image_size=(64, 96), num_classes=5)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     images = np.random.default_rng(0).uniform(-1, 1, (8, 64, 96, 3)).astype(np.float32)
     labels = np.arange(8) % 5

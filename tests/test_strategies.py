@@ -33,7 +33,7 @@ from training.sources import array_split
 from training.strategies import StrategyArguments, distributed, is_chief, open_strategy
 
 strategy = open_strategy(StrategyArguments(strategy=sys.argv[1], replicas=2 if sys.argv[1] == "mirrored" else None))
-config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 base = dataclasses.replace(RECIPES["digits"], model=config, batch_size=32, clip_norm=0.1, ema_decay=0.9)
 rng = np.random.default_rng(0)
 split = array_split(rng.integers(0, 256, (1003, 8, 8, 1), np.uint8), rng.integers(0, 5, 1003), tuple("abcde"))

@@ -1,0 +1,80 @@
+"""Every command and script of the documentation, as a stranger runs them: in the order of the pages, in one folder."""
+
+import os
+import pathlib
+import re
+import runpy
+import shlex
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+
+from training.sources import digits
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    (page.name, *block)
+    for page in PAGES
+    for block in re.findall(r"```(sh|python)\n(.*?)```", page.read_text(), re.DOTALL)
+]
+# What has tests of its own, or data that are not everywhere.
+ELSEWHERE = ("tfds:", "make demo", "make test")
+# As much as it takes to see that training runs.
+LESS = {"--epochs 20": "--epochs 6", '"ViT-Ti_16"': '"testing"'}
+
+
+@pytest.fixture(name="place", scope="module")
+def _place(tmp_path_factory) -> pathlib.Path:
+    """A folder in which the demo's model was trained, if not for long, with a folder of pictures in two classes."""
+    place = tmp_path_factory.mktemp("place")
+    images = digits().train
+    for number in range(160):
+        image, label = images.example(tf.constant(number, tf.int64))
+        file = place / "pictures" / ("even" if label % 2 == 0 else "odd") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tf.io.encode_png(tf.repeat(image, 3, -1)).numpy())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        command("-m training.pretrain digits --data digits --workdir runs/demo --epochs 15", patch)
+    return place
+
+
+def command(line: str, patch: pytest.MonkeyPatch) -> None:
+    """What follows "python", in this process: TensorFlow takes longer to import than most of them to run."""
+    flag, module, *arguments = shlex.split(line)
+    assert flag == "-m", line
+    patch.setattr(sys, "argv", [module, *arguments])
+    keras.utils.clear_session(free_memory=False)
+    sys.modules.pop(module, None)  # it may have been imported by another one
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        if stop.code:
+            pytest.fail(f"{line} ended with {stop.code}")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # scripts leave files to be closed
+def test_every_documented_command_and_script_runs_as_written(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # and as where .venv/bin/activate was sourced
+    monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+    for page, language, block in BLOCKS:
+        for much, less in LESS.items():
+            block = block.replace(much, less)
+        if language == "python":
+            exec(compile(block, page, "exec"), {"__name__": "__main__"})
+            continue
+        for line in filter(None, block.splitlines()):
+            if not any(part in line for part in ELSEWHERE):
+                print(page, line)
+                command(line.removeprefix("python "), monkeypatch)
+
+
+def test_every_link_of_the_documentation_leads_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#]+)\)", prose):
+            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
