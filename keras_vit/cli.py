@@ -43,6 +43,17 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
         raise UserError(_one_sentence(complaint.getvalue())) from None
 
 
+def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, list[str]]:
+    """The value of an option on which the other options' defaults depend, and the other arguments."""
+    rest = list(arguments)
+    for index, argument in enumerate(rest):
+        if argument == option and index + 1 < len(rest):
+            return rest[index + 1], rest[:index] + rest[index + 2 :]
+        if argument.startswith(f"{option}="):
+            return argument.removeprefix(f"{option}="), rest[:index] + rest[index + 1 :]
+    return default, rest
+
+
 def _one_sentence(boxes: str) -> str:
     """What tyro's framed messages complain of, without frames, titles and the help of the options they name."""
     # Where the terminal has ASCII alone, the rules of the frames are hyphens.

@@ -69,6 +69,11 @@ def labels_text(labels: Sequence[str]) -> str:
 def check_classes(model: keras.Model, labels: Sequence[str]) -> None:
     """Raise UserError unless the model classifies images into as many classes as there are labels."""
     shape = model.output_shape
+    if not {"head", "resnet.head.conv2d"} & {layer.name for layer in model.layers}:
+        raise UserError(
+            "The model ends with its features, as one does that was trained on masked patches, and has no head for "
+            "classes; give it one with python -m training.finetune."
+        )
     if len(shape) != 2 or shape[1] != len(labels):
         raise UserError(
             f"The model's output has shape {shape}, but there are {len(labels)} labels; "

@@ -37,42 +37,8 @@ def vision_transformer(
 
     Without classes it ends with the features (B, D) or, unpooled, (B, N, D). Called by `keras_vit.build`.
     """
-    grid = config.grid(preprocessing.image_size)
-    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
-    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
-    x = ModelSpec(**spec, name="spec")(images)
-    if isinstance(config.stem, ConvStem):
-        x = conv_stem(x, config.stem)
-    elif config.stem is not None:
-        x = resnet(x, config.stem)  # (B, rows, columns, channels) of the feature map
-
-    # Early convolutions end with a 1x1 convolution, initially normal (torchvision).
-    kernel = keras.initializers.RandomNormal(stddev=(2.0 / config.hidden_size) ** 0.5)
-    x = keras.layers.Conv2D(
-        config.hidden_size,
-        config.patch,
-        strides=config.patch,
-        kernel_initializer=kernel if isinstance(config.stem, ConvStem) else "lecun_normal",
-        name="embedding",
-    )(x)  # (B, h, w, D)
-    x = keras.layers.Reshape((grid[0] * grid[1], config.hidden_size), name="patches")(x)  # (B, h * w, D)
-    if config.num_prefix_tokens:
-        x = ClassToken(name="cls")(x)  # (B, 1 + h * w, D)
-    add_positions = position_adder(config, grid)
-    if config.position_injection == "input":
-        x = add_positions(x, "Transformer.posembed_input")
-    x = dropout(x, config.dropout_rate, "Transformer.posembed_input.dropout")
-
-    depth_rates = np.linspace(0.0, config.stochastic_depth_rate, config.num_layers)
-    for layer, depth_rate in enumerate(depth_rates):
-        block = f"Transformer.encoderblock_{layer}"
-        if config.position_injection != "input":
-            x = add_positions(x, f"{block}.posembed_input")
-        if config.axial:
-            x = encoder_block(x, config, float(depth_rate), f"{block}.row", axis="row", grid=grid)
-            x = encoder_block(x, config, float(depth_rate), f"{block}.column", axis="column", grid=grid)
-        else:
-            x = encoder_block(x, config, float(depth_rate), block)
+    images, x = patch_tokens(config, preprocessing)
+    x = encoder(x, config, config.grid(preprocessing.image_size))  # (B, N, D)
     if config.norm_after_pooling:
         x = PoolTokens("gap", name="pool")(x)  # (B, D)
     x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
@@ -90,6 +56,51 @@ def vision_transformer(
     if num_classes:
         x = TokenDense(num_classes, kernel_initializer="zeros", name="head")(x)  # (B, classes)
     return keras.Model(images, x, name=name)
+
+
+def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
+    """The input of a model, (B, height, width, channels), and the embedded patches of it, (B, h * w, D)."""
+    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
+    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
+    x = ModelSpec(**spec, name="spec")(images)
+    if isinstance(config.stem, ConvStem):
+        x = conv_stem(x, config.stem)
+    elif config.stem is not None:
+        x = resnet(x, config.stem)  # (B, rows, columns, channels) of the feature map
+
+    # Early convolutions end with a 1x1 convolution, initially normal (torchvision).
+    kernel = keras.initializers.RandomNormal(stddev=(2.0 / config.hidden_size) ** 0.5)
+    x = keras.layers.Conv2D(
+        config.hidden_size,
+        config.patch,
+        strides=config.patch,
+        kernel_initializer=kernel if isinstance(config.stem, ConvStem) else "lecun_normal",
+        name="embedding",
+    )(x)  # (B, h, w, D)
+    rows, columns = config.grid(preprocessing.image_size)
+    return images, keras.layers.Reshape((rows * columns, config.hidden_size), name="patches")(x)
+
+
+def encoder(x, config: ViTConfig, grid: tuple[int, int]):
+    """Class token, positions and all blocks, but not the last LayerNorm: (B, h * w, D) -> (B, N, D)."""
+    if config.num_prefix_tokens:
+        x = ClassToken(name="cls")(x)  # (B, 1 + h * w, D)
+    add_positions = position_adder(config, grid)
+    if config.position_injection == "input":
+        x = add_positions(x, "Transformer.posembed_input")
+    x = dropout(x, config.dropout_rate, "Transformer.posembed_input.dropout")
+
+    depth_rates = np.linspace(0.0, config.stochastic_depth_rate, config.num_layers)
+    for layer, depth_rate in enumerate(depth_rates):
+        block = f"Transformer.encoderblock_{layer}"
+        if config.position_injection != "input":
+            x = add_positions(x, f"{block}.posembed_input")
+        if config.axial:
+            x = encoder_block(x, config, float(depth_rate), f"{block}.row", axis="row", grid=grid)
+            x = encoder_block(x, config, float(depth_rate), f"{block}.column", axis="column", grid=grid)
+        else:
+            x = encoder_block(x, config, float(depth_rate), block)
+    return x
 
 
 def conv_stem(x, stem: ConvStem):

@@ -80,7 +80,8 @@ def test_a_command_prints_the_sentence_alone_and_exits_with_2():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == ("There is no recipe named 'mnist'; the nearest names are mnist-small, mnist-notes.\n")
+    nearest = "mnist-small, mnist-notes, mnist-masked-patch"
+    assert done.stderr == f"There is no recipe named 'mnist'; the nearest names are {nearest}.\n"
 
 
 def test_the_sentence_is_the_same_where_frames_are_drawn_in_ascii(monkeypatch):

@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_vit
 from conftest import randomize
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
+from training.objectives import Classification
 from training.optimizers import make_optimizer
 from training.trainer import Trainer
 
@@ -26,10 +27,12 @@ FAMILIES = {
 }
 
 
-def trainer(config=TINY, *, kind="sgd", rate=0.1, image_size=16, classes=3, xla=False, **options) -> Trainer:
+def trainer(
+    config=TINY, *, kind="sgd", rate=0.1, image_size=16, classes=3, xla=False, loss="softmax", smooth=0.0, **options
+) -> Trainer:
     keras.utils.set_random_seed(3)
     model = randomize(keras_vit.build(config, image_size=image_size, num_classes=classes))
-    made = Trainer(model, **{"batch_size": 8, **options})
+    made = Trainer(model, **{"batch_size": 8, "objective": Classification(loss, smooth), **options})
     made.compile(make_optimizer(kind, model, rate, clip_norm=None), jit_compile=xla)
     return made
 
@@ -63,7 +66,7 @@ def test_the_average_follows_the_weights_and_is_what_is_evaluated():
 
 
 def test_a_step_of_sigmoid_loss_is_that_of_its_definition():
-    ours = trainer(loss="sigmoid", label_smoothing=0.3, rate=0.5)
+    ours = trainer(loss="sigmoid", smooth=0.3, rate=0.5)
     (images, labels), *_ = batches()
     head = ours.network.get_layer("head")
     before, logits = np.array(head.bias), ours.network.predict(images, verbose=0)

@@ -123,7 +123,9 @@ def run_training(
         save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
     train(trainer, recipe, source, run, seed=arguments.seed, execution=arguments.execution)
     if is_chief(strategy):
-        print(f"Trained: accuracy {run.metrics()[-1]['val_accuracy']:.4f} on the evaluation images; see {run.path}.")
+        last = sorted(run.metrics()[-1].items())
+        reached = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
+        print(f"Trained: {reached} on the evaluation images; see {run.path}.")
     return run
 
 

@@ -104,11 +104,7 @@ def _loaded(path: pathlib.Path, arguments: Arguments, num_classes: int) -> keras
         return keras_vit.from_checkpoint(path, num_heads=arguments.num_heads, **changes)
     if arguments.num_heads is not None:
         raise UserError("A model of ours tells its number of heads; leave --num-heads out.")
-    if path.suffix == ".keras":
-        model = keras.models.load_model(path)
-    else:
-        model, _ = run_directory.load(path)
-    return keras_vit.adapt(model, **changes)
+    return keras_vit.adapt(run_directory.load_model(path), **changes)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -118,20 +114,9 @@ def main(arguments: Sequence[str]) -> None:
         print(f"Recipes: {', '.join(FINETUNE_NAMES)}; {_DEFAULT_RECIPE} where none is given.")
         print("--recipe NAME --help lists all options with their values.")
         return
-    name, rest = _recipe_name(arguments)
+    name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
     with continued_later():
         _parse_and_finetune(name, rest)
-
-
-def _recipe_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The recipe, whose values are the defaults of all else, and the other arguments."""
-    rest = list(arguments)
-    for index, argument in enumerate(rest):
-        if argument == "--recipe" and index + 1 < len(rest):
-            return rest[index + 1], rest[:index] + rest[index + 2 :]
-        if argument.startswith("--recipe="):
-            return argument.removeprefix("--recipe="), rest[:index] + rest[index + 1 :]
-    return _DEFAULT_RECIPE, rest
 
 
 def _parse_and_finetune(name: str, rest: list[str]) -> Run:

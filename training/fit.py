@@ -10,6 +10,7 @@ import keras
 import matplotlib.figure
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled  # no public name; Keras asks it too
 
 import keras_vit
 from keras_vit import UserError, preprocessing_of
@@ -36,8 +37,10 @@ class Execution:
 
     precision: Precision = "float32"
     """Numbers that layers compute with; weights and the update are float32 in any case, float16 scales the loss."""
+    evaluate_every: int | None = None
+    """Steps between two evaluations, each with its line in metrics.jsonl; default those of an epoch."""
     checkpoint_every: int | None = None
-    """Steps between two saved states; default the end of every epoch alone."""
+    """Steps between two saved states; default those of the evaluations alone."""
     xla: Literal["auto", "on", "off"] = "auto"
     """Compile the step by XLA: auto where it helps, on a single GPU."""
     steps_per_execution: int = 1
@@ -49,7 +52,7 @@ class Execution:
     """Epochs between two looks inside the model, written to the run directory and TensorBoard; default none."""
 
     def __post_init__(self) -> None:
-        for field in ("checkpoint_every", "steps_per_execution", "inspect_every"):
+        for field in ("evaluate_every", "checkpoint_every", "steps_per_execution", "inspect_every"):
             if getattr(self, field) is not None and getattr(self, field) < 1:
                 raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
 
@@ -125,8 +128,7 @@ def compiled(
     trainer = Trainer(
         model,
         batch_size=recipe.batch_size,
-        loss=recipe.loss,
-        label_smoothing=recipe.label_smoothing,
+        objective=recipe.objective(),
         accumulation=recipe.accumulation,
         ema_decay=recipe.ema_decay,
         seed=seed,
@@ -154,11 +156,11 @@ def _jit(execution: Execution) -> bool:
     if execution.xla == "on":
         if tf.distribute.has_strategy():
             raise UserError("XLA compiles the step of one device alone; leave --xla out, or give --strategy single.")
-        if tf.config.experimental.is_op_determinism_enabled():
+        if is_op_determinism_enabled():
             raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
         return True
     single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
-    return execution.xla == "auto" and single_gpu and not tf.config.experimental.is_op_determinism_enabled()
+    return execution.xla == "auto" and single_gpu and not is_op_determinism_enabled()
 
 
 def train(trainer: Trainer, recipe: Recipe, source: Source, run: Run, *, seed: int, execution: Execution) -> None:
@@ -175,7 +177,7 @@ def train(trainer: Trainer, recipe: Recipe, source: Source, run: Run, *, seed: i
         callbacks.insert(0, InspectEpochs(lambda: _as_built(trainer), run.path, execution.inspect_every))
     with lost_workers_named(strategy), keeper.sigterm_heeded(), bad_labels_named(source.train, source.evaluation):
         check_alike(strategy, {"the step that they continue after": keeper.step})
-        _fit(trainer, recipe, source, keeper, callbacks, seed=seed)
+        _fit(trainer, recipe, source, keeper, callbacks, seed=seed, evaluate_every=execution.evaluate_every)
         if is_chief(strategy):
             write_curves(run)  # before the model, with which the run is finished
             run.save_model(_as_built(trainer))
@@ -190,19 +192,22 @@ def _fit(
     callbacks: Sequence[keras.callbacks.Callback],
     *,
     seed: int,
+    evaluate_every: int | None,
 ) -> None:
-    """All epochs that are left, each by a `fit` of its own: it may begin anywhere, and ends after its last step."""
+    """All that is left, from one evaluation to the next by a `fit` of its own, an epoch to Keras: it may begin
+    anywhere, and ends after its last step.
+    """
     strategy, preprocessing = trainer.distribute_strategy, preprocessing_of(trainer.network)
     num_steps = total_steps(recipe, source)
-    classes, per_epoch = len(source.labels), min(steps_per_epoch(source.train, recipe.batch_size), num_steps)
+    classes, per_epoch = len(source.labels), evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
     size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync)
     evaluation = functools.partial(
         evaluation_batches, source.evaluation, preprocessing, num_classes=classes, batch_size=size
     )
     evaluation = distributed(strategy, size, evaluation)
-    num_epochs = -(-num_steps // per_epoch)
-    for epoch in range(len(keeper.records), num_epochs):
-        begin, end = keeper.step, min((epoch + 1) * per_epoch, num_steps)
+    while keeper.step < num_steps:
+        begin, epoch = keeper.step, len(keeper.records)
+        end = min((begin // per_epoch + 1) * per_epoch, num_steps)
         batches = functools.partial(
             training_batches,
             source.train,
@@ -217,7 +222,7 @@ def _fit(
             distributed(strategy, recipe.batch_size, batches),
             steps_per_epoch=end - begin,
             initial_epoch=epoch,
-            epochs=num_epochs,  # for the display: the keeper stops after each
+            epochs=epoch + -(-(num_steps - begin) // per_epoch),  # for the display: the keeper stops after each
             validation_data=evaluation,
             validation_steps=num_batches,
             shuffle=False,
@@ -249,8 +254,12 @@ def rebuilt(
     preprocessing: keras_vit.Preprocessing,
     instead: Mapping[str, keras.Variable] = MappingProxyType({}),
 ) -> keras.Model:
-    """A new model of a config with the same weights, with the values of the model but for those given by path."""
-    new = keras_vit.build(config, preprocessing=preprocessing, num_classes=model.output_shape[-1], name=model.name)
+    """A new model of a config with the same weights, with the values of the model but for those given by path.
+
+    One that was trained on masked patches ends with its features.
+    """
+    num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
+    new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
     values = {variable.path: instead.get(variable.path, variable) for variable in model.weights}
     for variable in new.weights:
         variable.assign(np.array(values[variable.path]))
@@ -261,8 +270,9 @@ def write_curves(run: Run) -> None:
     """Loss and accuracy over the epochs, as curves.png."""
     records = run.metrics()
     epochs = [record["epoch"] for record in records]
-    figure = matplotlib.figure.Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+    names = [name for name in ("loss", "accuracy") if name in records[-1]]
+    figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")
         axes.plot(epochs, [record[f"val_{name}"] for record in records], color="tab:orange", label="evaluation")
         axes.set(xlabel="epoch", title=name)

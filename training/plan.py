@@ -11,6 +11,7 @@ import numpy as np
 from keras_vit import ViTConfig
 from keras_vit.config import ModelConfig
 from keras_vit.costs import costs
+from training.objectives import Classification, MaskedPatches
 from training.recipe import Recipe
 from training.schedules import LearningRate
 from training.sources import Source
@@ -43,8 +44,10 @@ def describe_plan(
     """
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size
-    cost = costs(config, recipe.image_size, num_classes=len(source.labels), channels=channels)
-    parts = memory(config, recipe, len(source.labels), channels, precision, replicas, remat)
+    objective = recipe.objective()
+    classes = len(source.labels) if isinstance(objective, Classification) else 0
+    cost = costs(config, recipe.image_size, num_classes=classes, channels=channels)
+    parts = memory(config, recipe, classes, channels, precision, replicas, remat)
     rows = [
         ("training images", f"{source.train.num_examples:,} of {len(source.labels)} classes"),
         ("evaluation images", f"{source.evaluation.num_examples:,}"),
@@ -56,6 +59,8 @@ def describe_plan(
         ("memory of a step, about" + f", on each of {replicas}" * (replicas > 1), f"{_si(sum(parts.values()))}B"),
         *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),
     ]
+    if isinstance(objective, MaskedPatches):
+        rows.append(("without the head", f"{objective.num_outputs:,} outputs for each patch"))
     width = max(len(name) for name, _ in rows) + 2
     lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]

@@ -13,9 +13,8 @@ from typing import Annotated
 
 import tyro
 
-import keras_vit
 from keras_vit import UserError, cli
-from training.command import TrainingArguments, continued_later, open_setting, run_training, tell_plan
+from training.command import Setting, TrainingArguments, continued_later, open_setting, run_training, tell_plan
 from training.recipe import with_given_duration
 from training.recipes import RECIPES, PretrainRecipe, find_recipe
 from training.run import Run
@@ -29,19 +28,16 @@ class Arguments(TrainingArguments):
     recipe: Annotated[PretrainRecipe, tyro.conf.arg(name="")]
 
 
-def pretrain(arguments: Arguments, recipe_name: str) -> Run:
-    """Train a model and return its run, or tell the plan of it."""
-    recipe = arguments.recipe
-    preprocessing = recipe.preprocessing(recipe.channels)
+def pretrain(arguments: Arguments, recipe_name: str, setting: Setting | None = None) -> Run:
+    """Train a model and return its run, or tell the plan of it.
 
-    def make_model(num_classes: int):
-        return keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=num_classes, name="vit")
-
-    setting = open_setting(arguments)
+    Data and devices are those that the arguments name, unless a setting is given.
+    """
+    recipe, setting = arguments.recipe, setting or open_setting(arguments)
     if arguments.dry_run:
         tell_plan(arguments, recipe, setting, recipe.model, recipe.channels, recipe_name)
         return Run(pathlib.Path(arguments.workdir))
-    return run_training(arguments, recipe, setting, make_model, command="pretrain", recipe_name=recipe_name)
+    return run_training(arguments, recipe, setting, recipe.build, command="pretrain", recipe_name=recipe_name)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,14 +7,17 @@ import dataclasses
 import math
 from typing import Annotated, Literal, TypeVar
 
+import keras
 import tyro
 
+import keras_vit
 from keras_vit import Preprocessing, ResNetConfig, UserError, ViTConfig
+from keras_vit.masked import masked_patch_model
 from keras_vit.preprocess import Resize
+from training.objectives import Classification, Loss, MaskedPatches, Objective, Target
 from training.optimizers import OptimizerKind
 from training.schedules import Schedule
 
-Loss = Literal["softmax", "sigmoid"]
 MixupPartner = Literal["next", "opposite"]
 
 # Of the fields that say how long a run is, the first one that is given counts.
@@ -145,6 +148,10 @@ class Recipe:
         crop_from = self.crop_from if self.resize == "resize-small" else None
         return Preprocessing(self.image_size, channels, self.resize, value_range, crop_from)
 
+    def objective(self) -> Objective:
+        """What the model is trained for."""
+        return Classification(self.loss, self.label_smoothing)
+
     def num_steps(self, num_examples: int) -> int:
         """Training steps on a set of that many images; an epoch has whole batches only."""
         if self.steps is not None:
@@ -162,13 +169,50 @@ class PretrainRecipe(Recipe):
     """Architecture."""
     channels: int = 3
     """1 for grey images, 3 for RGB."""
+    target: Target = "classes"
+    """What the model learns to tell: the classes of the images; or, of the patches that are hidden from it, the mean
+    colour (patch-colour), the 16 colours of the patch reduced to 4x4 (patch-4x4), or all pixels (patch-pixels)."""
+    corruption: float = 0.5
+    """Share of the patches of an image that are hidden and told, where the target is one of patches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.target != "classes":
+            self._check_masked()
         if self.channels not in (1, 3):
             raise UserError(f"The recipe's channels must be 1 for grey or 3 for RGB, but are {self.channels}.")
         if isinstance(self.model, ViTConfig) and self.model.classifier in ("none", "unpooled"):
             raise UserError(f"Training needs one prediction per image, not the classifier {self.model.classifier!r}.")
+
+    def _check_masked(self) -> None:
+        if not isinstance(self.model, ViTConfig) or self.model.stem is not None or self.model.representation_size:
+            raise UserError(
+                f"The target {self.target} is for a ViT that cuts the image itself into patches, without a "
+                "representation_size; give such a model, or --target classes."
+            )
+        if not 0.0 < self.corruption <= 1.0:
+            raise UserError(f"The recipe's corruption must be in (0, 1], but is {self.corruption}.")
+        rows, columns = self.model.grid(self.image_size)
+        if rows * columns < 2:
+            raise UserError(f"The target {self.target} needs at least 2 patches, but the image has 1.")
+        for field in ("mixup", "cutmix", "label_smoothing", "head_bias"):
+            if getattr(self, field):
+                raise UserError(f"The recipe's {field} is for labels; with --target {self.target} leave it 0.")
+
+    def objective(self) -> Objective:
+        """What the model is trained for."""
+        if self.target == "classes":
+            return super().objective()
+        return MaskedPatches(self.target, self.preprocessing(self.channels), self.model.patch)
+
+    def build(self, num_classes: int) -> keras.Model:
+        """The model that is trained."""
+        preprocessing = self.preprocessing(self.channels)
+        if self.target == "classes":
+            return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name="vit")
+        return masked_patch_model(
+            self.model, preprocessing, outputs=self.objective().num_outputs, corruption=self.corruption, name="vit"
+        )
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)

@@ -11,6 +11,7 @@ import re
 
 from keras_vit import MODELS, UserError, ViTConfig
 from keras_vit.errors import nearest
+from training.objectives import Target
 from training.recipe import PretrainRecipe, Recipe
 from training.schedules import Schedule
 
@@ -61,6 +62,29 @@ _SMALL = {
         weight_decay=0.05,
         label_smoothing=0.1,
         shift=1,
+    ),
+    # `mnist-small` without labels, to be fine-tuned; grey patches have 8 mean colours.
+    "mnist-masked-patch": PretrainRecipe(
+        model=ViTConfig(patch_size=4, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
+        image_size=(28, 28),
+        channels=1,
+        target="patch-4x4",
+        epochs=10,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=468),
+        weight_decay=0.05,
+    ),
+    # What the studies vary: the smallest in which their questions make sense, a minute on one CPU core.
+    "study-small": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=64, num_layers=4, num_heads=4, mlp_dim=128),
+        image_size=(28, 28),
+        channels=1,
+        steps=1500,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=150),
+        weight_decay=0.05,
     ),
     # A folder of photographs of your own, on a CPU or any GPU.
     "photos-small": PretrainRecipe(
@@ -297,6 +321,26 @@ def _early_convolutions(name: str) -> PretrainRecipe:
     )
 
 
+def _masked_patch(target: Target, corruption: float = 0.5) -> PretrainRecipe:
+    """Appendix B.1.2; what it does not say, decay and crops, is as in Table 3 for JFT, where it was trained."""
+    return PretrainRecipe(
+        model=MODELS["ViT-B_16"],
+        image_size=(224, 224),
+        target=target,
+        corruption=corruption,
+        steps=1_000_000,
+        batch_size=4096,
+        learning_rate=2e-4,
+        schedule=Schedule("cosine", 10_000),
+        weight_decay=0.1,
+        clip_norm=None,
+        resize="resize-small",
+        crop_from=256,
+        inception_crop=True,
+        flip=True,
+    )
+
+
 RECIPES: dict[str, PretrainRecipe] = {
     **_SMALL,
     **_TABLE_3,
@@ -309,6 +353,10 @@ RECIPES: dict[str, PretrainRecipe] = {
         for data in _BIT_STAIRS
         for depth in ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4")
     },
+    "masked-patch": _masked_patch("patch-colour"),
+    "masked-patch-4x4": _masked_patch("patch-4x4"),
+    "masked-patch-pixels": _masked_patch("patch-pixels"),
+    "masked-patch-15-percent": _masked_patch("patch-colour", 0.15),
     **{f"vit-c-{size.lower()}": _early_convolutions(f"ViT_C-{size}") for size in ("1GF", "4GF", "18GF", "36GF")},
 }
 

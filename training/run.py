@@ -97,7 +97,7 @@ class Run:
                 )
         if there != settings:
             raise UserError(
-                f"{self.path} already holds another run, which differs in {_differences(there, settings)}; "
+                f"{self.path} already holds another run, which differs in {differences(there, settings)}; "
                 "give another --workdir, or remove that one."
             )
 
@@ -120,7 +120,7 @@ class Run:
         write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
 
 
-def _differences(there: dict, here: dict) -> str:
+def differences(there: dict, here: dict) -> str:
     """`field (there 1, here 2)` for every field of nested settings that differs."""
 
     def flat(settings, prefix: str = "") -> dict:

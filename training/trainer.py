@@ -14,20 +14,19 @@
 import keras
 import tensorflow as tf
 
-from training.recipe import Loss
+from training.objectives import Objective
 from training.remat import rematerialized, segments
 
 
 class Trainer(keras.Model):
-    """A functional model and its training: loss, accumulation, moving average, dropout's randomness, metrics."""
+    """A functional model and its training: objective, accumulation, moving average, dropout's randomness, metrics."""
 
     def __init__(
         self,
         network: keras.Model,
         *,
         batch_size: int,
-        loss: Loss = "softmax",
-        label_smoothing: float = 0.0,
+        objective: Objective,
         accumulation: int = 1,
         ema_decay: float | None = None,
         seed: int = 0,
@@ -37,10 +36,9 @@ class Trainer(keras.Model):
         """Made under the scope of the strategy, as the network was.
 
         Args:
-            network: images (B, H, W, C) -> logits (B, K).
+            network: images (B, H, W, C) -> what the objective takes, such as logits (B, K).
             batch_size: examples of a step, on all replicas together.
-            loss: "softmax" cross-entropy, or "sigmoid" cross-entropy summed over the classes.
-            label_smoothing: probability mass taken from the label and spread over all classes.
+            objective: the loss of what the network says, and what is counted.
             accumulation: micro-batches of a step, whose gradients are summed.
             ema_decay: of the moving average of the weights, which is then what is evaluated; None keeps none.
             seed: of dropout and stochastic depth.
@@ -50,7 +48,7 @@ class Trainer(keras.Model):
         """
         super().__init__(name="trainer", dtype="float32")
         self.network = network
-        self._batch_size, self._loss, self._label_smoothing = batch_size, loss, label_smoothing
+        self._batch_size, self._objective = batch_size, objective
         self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
         self._stop_asked = stop_asked
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
@@ -126,8 +124,8 @@ class Trainer(keras.Model):
         images, labels, weights = data
         averaged = list(zip(self.network.trainable_variables, self.ema, strict=False)) if self.ema else []
         with keras.StatelessScope(averaged):
-            logits = self.network(images, training=False)
-        sums = self._measure(labels, logits, weights)[1]
+            outputs = self.network(images, training=False)
+        sums = self._objective.measure(images, labels, outputs, weights)[1]
         replica = tf.distribute.get_replica_context()
         if replica.num_replicas_in_sync > 1:
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
@@ -150,7 +148,7 @@ class Trainer(keras.Model):
         return tf.while_loop(lambda index, _: index < count, add, (tf.constant(0), start), parallel_iterations=1)[1]
 
     def _backward(self, images, labels, micro, statistics):
-        """Gradients, [loss, correct, examples] and moving statistics of one micro-batch.
+        """Gradients, the objective's [loss, correct, seen] and moving statistics of one micro-batch.
 
         The gradients are those of the sum of its losses, divided by the examples of the whole step.
         """
@@ -159,8 +157,8 @@ class Trainer(keras.Model):
         with tf.GradientTape() as tape:
             with keras.StatelessScope(values) as scope:
                 network = rematerialized(self._segments, values) if self._segments else self.network
-                logits = network(images, training=True)
-            losses, sums = self._measure(labels, logits, tf.ones(images.shape[:1]))
+                outputs = network(images, training=True)
+            losses, sums = self._objective.measure(images, labels, outputs, tf.ones(images.shape[:1]))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
         gradients = tape.gradient(
             loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -177,24 +175,12 @@ class Trainer(keras.Model):
             return []
         return tf.unstack(tf.random.stateless_uniform((len(self._random), 2), key, None, None, self._random[0].dtype))
 
-    def _measure(self, labels, logits, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Weighted loss of each example (B,), and the sums of it, of right answers and of weights."""
-        logits = tf.cast(logits, tf.float32)
-        if self._loss == "softmax":
-            losses = keras.losses.categorical_crossentropy(labels, logits, True, self._label_smoothing)
-        else:
-            smooth = labels * (1.0 - self._label_smoothing) + self._label_smoothing / labels.shape[-1]
-            losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(smooth, logits), axis=-1)
-        right = tf.cast(tf.argmax(logits, axis=-1) == tf.argmax(labels, axis=-1), tf.float32)
-        sums = [tf.reduce_sum(weights * losses), tf.reduce_sum(weights * right), tf.reduce_sum(weights)]
-        return weights * losses, sums
-
     def _logs(self, totals, sums) -> dict[str, tf.Tensor]:
         """Adds to the totals, and gives the means so far."""
         for total, value in zip(totals, sums, strict=True):
             total.assign_add(tf.cast(value, total.dtype))
         loss, correct, seen = (tf.cast(total.value, tf.float32) for total in totals)
-        logs = {"loss": loss / seen, "accuracy": correct / seen}
+        logs = dict(zip(self._objective.metrics, (loss / seen, correct / seen), strict=False))
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             return {name: value[None] for name, value in logs.items()}  # Keras takes a mean over the first axis there
         return logs
