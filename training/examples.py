@@ -65,6 +65,18 @@ def typical_size(split: Split) -> tuple[int, int]:
     return int(np.median(shapes[:, 0])), int(np.median(shapes[:, 1]))
 
 
+def random_subset(split: Split, num_examples: int, seed: int) -> Split:
+    """So many examples, drawn at random; a smaller draw by the same seed is a part of a larger one."""
+    if num_examples == split.num_examples:
+        return split
+    chosen = tf.constant(np.random.default_rng(seed).permutation(split.num_examples)[:num_examples])
+
+    def name(index: int) -> str:
+        return split.name(int(chosen[index]))
+
+    return Split(num_examples, lambda index: split.read(chosen[index]), name)
+
+
 def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
     """A stored label as int32. The graph fails, in a way that `bad_labels_named` knows, where it is no class."""
     label = tf.cast(label, tf.int32)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from keras_vit import run_directory
 from training.features import FeatureArguments, FeatureSet
+from training.tables import markdown_table
 
 
 def write_report(
@@ -39,15 +40,10 @@ def write_report(
         f"{train.values.shape[1]} features of {len(train.labels):,} training and {len(evaluation.labels):,} evaluation "
         f"images of {len(features.names)} classes."
     )
-    widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in (header, *table)
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
-    page = [f"# {title}: {model} on {arguments.source.data}", "", sentence, "", *lines, ""]
+    text = markdown_table(header, table)
+    page = [f"# {title}: {model} on {arguments.source.data}", "", sentence, "", text, ""]
     with run_directory.staged(features.output) as stage:
         (stage / f"{name}.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         (stage / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
-    print("\n".join(lines))
+    print(text)
     print(f"{sentence[:-1]}; report in {features.output / f'{name}.md'}.")
