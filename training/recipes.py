@@ -65,11 +65,11 @@ _SMALL = {
     ),
     # `mnist-small` without labels, to be fine-tuned; grey patches have 8 mean colours.
     "mnist-masked-patch": PretrainRecipe(
-        model=ViTConfig(patch_size=4, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
+        model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
         image_size=(28, 28),
         channels=1,
         target="patch-4x4",
-        epochs=10,
+        epochs=5,
         batch_size=128,
         learning_rate=2e-3,
         schedule=Schedule(warmup_steps=468),
