@@ -2,8 +2,9 @@
 
 import keras
 import numpy as np
+from keras import ops
 
-from keras_vit.layers import StandardizedConv2D, weights_will_be_loaded
+from keras_vit.layers import StandardizedConv2D, TokenDense, weights_will_be_loaded
 
 
 def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
@@ -14,17 +15,51 @@ def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
     """
     if all(layer.dtype_policy.name == dtype for layer in model.layers):
         return model
-    return _rebuilt(model, dtype, bake=False)
+    return _rebuilt(model, dtype)
 
 
-def plain(model: keras.Model, dtype: str = "float32") -> keras.Model:
-    """The model in one dtype with its standardised convolutions baked into plain ones, equal to float rounding."""
-    if any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
-        return _rebuilt(model, dtype, bake=True)
+def plain(model: keras.Model, dtype: str = "float32", *, for_onnx: bool = False) -> keras.Model:
+    """The model in one dtype with its standardised convolutions baked into plain ones, equal to float rounding.
+
+    With `for_onnx`, what ONNX and its runtime get wrong is written in another way: see _ErfDense, _NearlyZeroPadding.
+    """
+    rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
+    if rewritten or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
+        return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx)
     return in_dtype(model, dtype)
 
 
-def _rebuilt(model: keras.Model, dtype: str, bake: bool) -> keras.Model:
+class _ErfDense(TokenDense):
+    """A dense layer and the exact GELU as 0.5 x (1 + erf(x / sqrt 2)).
+
+    TensorFlow's own goes through erfc, for which ONNX has no operator; tf2onnx writes one all the same.
+    """
+
+    def call(self, tokens):
+        x = super().call(tokens)
+        return 0.5 * x * (1.0 + ops.erf(x * 0.5**0.5))
+
+
+class _NearlyZeroPadding(keras.layers.ZeroPadding2D):
+    """Zeros around the images of a max pooling, as 1e-30.
+
+    ONNX Runtime (1.31) merges a padding with exact zeros into the pooling behind it, which knows only padding that
+    never is the maximum.
+    """
+
+    def call(self, images):
+        return ops.pad(images, ((0, 0), *self.padding, (0, 0)), constant_values=1e-30)
+
+
+def _is_exact_gelu(layer: keras.layers.Layer) -> bool:
+    return isinstance(layer, TokenDense) and layer.activation == "gelu_erf"
+
+
+def _is_pool_padding(layer: keras.layers.Layer) -> bool:
+    return layer.name == "resnet.root_block.pool_padding"
+
+
+def _rebuilt(model: keras.Model, dtype: str, *, bake: bool = False, for_onnx: bool = False) -> keras.Model:
     """A copy with layers of the same names."""
 
     def bakes(layer: keras.layers.Layer) -> bool:
@@ -42,7 +77,12 @@ def _rebuilt(model: keras.Model, dtype: str, bake: bool) -> keras.Model:
                 dtype=dtype,
                 name=layer.name,
             )
-        return type(layer).from_config({**layer.get_config(), "dtype": dtype})
+        config = {**layer.get_config(), "dtype": dtype}
+        if for_onnx and _is_exact_gelu(layer):
+            return _ErfDense.from_config({**config, "activation": None})
+        if for_onnx and _is_pool_padding(layer):
+            return _NearlyZeroPadding.from_config(config)
+        return type(layer).from_config(config)
 
     with weights_will_be_loaded():
         copy = keras.models.clone_model(model, clone_function=copied)

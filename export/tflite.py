@@ -8,7 +8,6 @@ its labels and its normalisation as TFLite Metadata.
 """
 
 import dataclasses
-import hashlib
 import pathlib
 import tempfile
 import time
@@ -20,16 +19,14 @@ import numpy as np
 import tensorflow as tf
 import tyro
 
-from export import parity, quantize, report, tflite_file
+from export import ownership, parity, quantize, report, tflite_file
 from export.plain import in_dtype, plain
 from export.quantize import STATIC, WEIGHT_SHARE, Format
 from export.saved_model import save
 from export.source import Origin, SourceArguments, check_classifier, open_source, read_folder
 from keras_vit import UserError, cli, preprocessing_of, run_directory
-from keras_vit.run_directory import CALIBRATION, LABELS, Samples
+from keras_vit.run_directory import CALIBRATION, Samples
 
-# Tells of which model the files beside it are.
-_NOTE = "export.sha256"
 # Images on which the layers are compared, and layers that the report lists.
 _COMPARED, _LISTED = 8, 30
 # What a format must keep for the report to recommend it: agreement, and accuracy lost, in shares of images.
@@ -81,8 +78,7 @@ def export_tflite(
     check_classifier(model)
     run_directory.check_classes(model, labels)
     run_directory.check_output(output)
-    texts = {_NOTE: f"{fingerprint(model, labels)}\n", LABELS: run_directory.labels_text(labels)}
-    _require_own(output, texts)
+    texts = ownership.claim(output, model, labels)
     ending = ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = preprocessing_of(model)
     expected = parity.reference(in_dtype(model, "float32"), preprocessing, samples)
@@ -130,26 +126,6 @@ def _check_formats(formats: Sequence[Format], calibration: Samples | None, dynam
         raise UserError(f"{static[0]} needs representative images to fix its ranges; give --calibration FOLDER.")
     if static and dynamic_batch:
         raise UserError(f"{static[0]} has ranges for one image at a time; leave --dynamic-batch out.")
-
-
-def fingerprint(model: keras.Model, labels: Sequence[str]) -> str:
-    """SHA-256 of the weights and the labels: another one for every training."""
-    digest = hashlib.sha256(run_directory.labels_text(labels).encode())
-    for weight in model.weights:
-        digest.update(weight.numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _require_own(output: pathlib.Path, texts: dict[str, str]) -> None:
-    """Raise UserError for a directory with files of another model, which would lie beside the labels of this one."""
-    models = [] if (output / _NOTE).is_file() else sorted(path.name for path in output.glob("model-*.tflite"))
-    there = [name for name in (*texts, *models) if (output / name).is_file()]
-    foreign = [name for name in there if (output / name).read_bytes() != texts.get(name, "").encode()]
-    if foreign:
-        raise UserError(
-            f"{output} already holds the export of another model ({', '.join(foreign)}); give another --output, or "
-            "remove that one."
-        )
 
 
 def _file_name(kind: Format, ending: str = "") -> str:
