@@ -80,10 +80,10 @@ _SMALL = {
         model=ViTConfig(patch_size=7, hidden_size=64, num_layers=4, num_heads=4, mlp_dim=128),
         image_size=(28, 28),
         channels=1,
-        steps=1500,
+        steps=1000,
         batch_size=128,
         learning_rate=2e-3,
-        schedule=Schedule(warmup_steps=150),
+        schedule=Schedule(warmup_steps=100),
         weight_decay=0.05,
     ),
     # A folder of photographs of your own, on a CPU or any GPU.

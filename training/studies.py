@@ -176,7 +176,7 @@ def check_base(recipe: PretrainRecipe) -> None:
     if not isinstance(recipe.model, ViTConfig) or recipe.model.stem is not None or recipe.target != "classes":
         raise UserError("A study varies a ViT that cuts the image itself into patches and learns classes; give such.")
     if recipe.steps is None:
-        raise UserError("A study trains all models for the same number of steps; give --steps, such as --steps 1500.")
+        raise UserError("A study trains all models for the same number of steps; give --steps, such as --steps 1000.")
 
 
 def _with(recipe: PretrainRecipe, **changes) -> PretrainRecipe:
