@@ -19,7 +19,8 @@ demo: setup
 	$(BIN)/python -m training.demo --workdir runs/demo
 
 test: setup
-	@ls -r tests/test_*.py | xargs -P 2 -n 4 sh -c '$(PYTEST_FILES)' tests
+	@{ ls tests/test_demo.py tests/test_documentation.py; ls -r tests/test_*.py | grep -v 'demo\|documentation'; } | \
+	  xargs -P 2 -n 2 sh -c '$(PYTEST_FILES)' tests
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow

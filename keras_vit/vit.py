@@ -60,6 +60,7 @@ def vision_transformer(
 
 def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
     """The input of a model, (B, height, width, channels), and the embedded patches of it, (B, h * w, D)."""
+    rows, columns = config.grid(preprocessing.image_size)
     images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
     spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
     x = ModelSpec(**spec, name="spec")(images)
@@ -77,7 +78,6 @@ def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
         kernel_initializer=kernel if isinstance(config.stem, ConvStem) else "lecun_normal",
         name="embedding",
     )(x)  # (B, h, w, D)
-    rows, columns = config.grid(preprocessing.image_size)
     return images, keras.layers.Reshape((rows * columns, config.hidden_size), name="patches")(x)
 
 

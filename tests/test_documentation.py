@@ -21,9 +21,13 @@ BLOCKS = [
     for block in re.findall(r"```(sh|python)\n(.*?)```", page.read_text(), re.DOTALL)
 ]
 # What has tests of its own, or data that are not everywhere.
-ELSEWHERE = ("tfds:", "make demo", "make test")
+ELSEWHERE = ("tfds:", "make demo", "make test", "training.launch")
 # As much as it takes to see that training runs.
-LESS = {"--epochs 20": "--epochs 6", '"ViT-Ti_16"': '"testing"'}
+LESS = {
+    "--epochs 20": "--epochs 6",
+    "photos-small --data": "photos-small --model.num-layers 2 --data",
+    '"ViT-Ti_16"': '"testing"',
+}
 
 
 @pytest.fixture(name="place", scope="module")
@@ -38,7 +42,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
         file.write_bytes(tf.io.encode_png(tf.repeat(image, 3, -1)).numpy())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        command("-m training.pretrain digits --data digits --workdir runs/demo --epochs 15", patch)
+        command("-m training.pretrain digits --data digits --workdir runs/demo --epochs 8", patch)
     return place
 
 
@@ -48,7 +52,7 @@ def command(line: str, patch: pytest.MonkeyPatch) -> None:
     assert flag == "-m", line
     patch.setattr(sys, "argv", [module, *arguments])
     keras.utils.clear_session(free_memory=False)
-    sys.modules.pop(module, None)  # it may have been imported by another one
+    patch.delitem(sys.modules, module, raising=False)  # it may have been imported by another one
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as stop:

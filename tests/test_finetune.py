@@ -16,7 +16,7 @@ from training.recipes import find_recipe
 from training.run import Run
 from training.sources import DataArguments
 
-MODEL = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+MODEL = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 COMMAND = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--batch-size", "8", "--warmup-steps", "1"]
 
 

@@ -18,7 +18,7 @@ from training.run import Run
 from training.schedules import Schedule
 from training.sources import DataArguments
 
-TINY = ViTConfig(patch_size=2, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20, classifier="gap")
+TINY = ViTConfig(patch_size=2, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, classifier="gap")
 RECIPE = dataclasses.replace(
     RECIPES["mnist-masked-patch"],
     model=TINY,
@@ -246,6 +246,6 @@ def test_a_recipe_that_means_nothing_is_refused(change, words):
 
 
 def test_rematerialization_is_refused(tmp_path):
-    arguments = ["mnist-masked-patch", "--data", "digits", "--image-size", "8", "8", "--workdir", str(tmp_path / "run")]
+    arguments = ["mnist-masked-patch", "--data", "digits", "--workdir", str(tmp_path / "run")]
     with pytest.raises(UserError, match="leave --remat out"):
         pretrain.main([*arguments, "--steps", "5", "--warmup-steps", "1", "--batch-size", "32", "--remat"])
