@@ -88,14 +88,14 @@ def _positions(left, right, rows, shots: int) -> None:
 def _head(left, right, rows, shots: int) -> None:
     for row, colour, mark in zip(rows, _COLOURS, _MARKS, strict=False):
         steps, values = zip(*row["curve"], strict=True)
-        name = f"{row['line']}, {row['setting']}"
+        name = f"{row['line']},\n{row['setting']}"
         left.plot(steps, [100 * value for value in values], color=colour, marker=mark, markersize=4, label=name)
         mean, error = _percent(row["few_shot"])
         bar = None if error is None else [[error], [error]]
         right.errorbar([mean], [name], xerr=bar, color=colour, marker=mark, capsize=3)
     left.set(xlabel="step", ylabel="accuracy, %")
     left.grid(alpha=0.3)
-    left.legend()
+    left.legend(loc="lower right")
     right.set(xlabel=_label("few_shot", shots), title="at the end, with 95 % intervals")
     right.invert_yaxis()
     right.grid(alpha=0.3)
