@@ -20,7 +20,7 @@ demo: setup
 
 test: setup
 	@{ ls tests/test_demo.py tests/test_documentation.py; ls -r tests/test_*.py | grep -v 'demo\|documentation'; } | \
-	  xargs -P 2 -n 2 sh -c '$(PYTEST_FILES)' tests
+	  xargs -P 2 -n 3 sh -c '$(PYTEST_FILES)' tests
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow

@@ -1,7 +1,10 @@
 """What all tests share: golden data, tiny configurations, fixed seeds."""
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -26,6 +29,15 @@ def _seeded():
 @pytest.fixture(name="tiny_images")
 def _tiny_images() -> np.ndarray:
     return np.random.default_rng(3).uniform(-1.0, 1.0, (5, *TINY_IMAGE, 3)).astype(np.float32)
+
+
+@pytest.fixture(name="demo_place", scope="session")
+def _demo_place(tmp_path_factory) -> pathlib.Path:
+    """A folder in which the demo has run."""
+    place = tmp_path_factory.mktemp("place")
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
+    subprocess.run([sys.executable, "-m", "training.demo"], cwd=place, env=environment, check=True)
+    return place
 
 
 def randomize(model: keras.Model) -> keras.Model:

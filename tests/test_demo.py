@@ -1,10 +1,7 @@
 """The demo: the whole way, from images to a model that is served and one for phones."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,20 +11,9 @@ from benchmarks import throughput
 from keras_vit import UserError
 from training.sources import digits
 
-ROOT = pathlib.Path(__file__).parent.parent
 
-
-@pytest.fixture(name="place", scope="module")
-def _place(tmp_path_factory) -> pathlib.Path:
-    """An empty folder in which the demo has run."""
-    place = tmp_path_factory.mktemp("place")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "training.demo"], cwd=place, env=environment, check=True)
-    return place
-
-
-def test_the_demo_reaches_its_numbers_and_says_where_everything_is(place):
-    demo = place / "runs" / "demo"
+def test_the_demo_reaches_its_numbers_and_says_where_everything_is(demo_place: pathlib.Path):
+    demo = demo_place / "runs" / "demo"
     summary = json.loads((demo / "summary.json").read_text())
     assert summary.keys() == {"parameters", "test_accuracy", "train_seconds", "saved_model", "tflite"}
     assert summary["test_accuracy"] >= 0.98
@@ -41,14 +27,14 @@ def test_the_demo_reaches_its_numbers_and_says_where_everything_is(place):
     assert summary["tflite"]["int8-dynamic"]["bytes"] < 0.5 * summary["tflite"]["float32"]["bytes"]
 
 
-def test_the_served_model_reads_the_digits_from_their_files(place):
-    loaded = tf.saved_model.load(place / "runs" / "demo" / "saved_model" / "1")
+def test_the_served_model_reads_the_digits_from_their_files(demo_place: pathlib.Path):
+    loaded = tf.saved_model.load(demo_place / "runs" / "demo" / "saved_model" / "1")
     split = digits().evaluation
     examples = [split.example(tf.constant(index, tf.int64)) for index in range(split.num_examples)]
     files = tf.stack([tf.io.encode_png(image) for image, _ in examples])
     answer = loaded.signatures["serving_default"](image_bytes=files)
     right = answer["labels"].numpy()[:, 0].astype(int) == np.array([int(label) for _, label in examples])
-    summary = json.loads((place / "runs" / "demo" / "summary.json").read_text())
+    summary = json.loads((demo_place / "runs" / "demo" / "summary.json").read_text())
     assert right.mean() == pytest.approx(summary["test_accuracy"])
 
 

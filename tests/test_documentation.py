@@ -31,19 +31,15 @@ LESS = {
 
 
 @pytest.fixture(name="place", scope="module")
-def _place(tmp_path_factory) -> pathlib.Path:
-    """A folder in which the demo's model was trained, if not for long, with a folder of pictures in two classes."""
-    place = tmp_path_factory.mktemp("place")
+def _place(demo_place) -> pathlib.Path:
+    """The folder of the demo, with a folder of pictures in two classes."""
     images = digits().train
     for number in range(160):
         image, label = images.example(tf.constant(number, tf.int64))
-        file = place / "pictures" / ("even" if label % 2 == 0 else "odd") / f"{number}.png"
+        file = demo_place / "pictures" / ("even" if label % 2 == 0 else "odd") / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(tf.io.encode_png(tf.repeat(image, 3, -1)).numpy())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        command("-m training.pretrain digits --data digits --workdir runs/demo --epochs 8", patch)
-    return place
+    return demo_place
 
 
 def command(line: str, patch: pytest.MonkeyPatch) -> None:
@@ -60,12 +56,19 @@ def command(line: str, patch: pytest.MonkeyPatch) -> None:
             pytest.fail(f"{line} ended with {stop.code}")
 
 
+# Where most commands train.
+LONG = ("train.md",)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # scripts leave files to be closed
-def test_every_documented_command_and_script_runs_as_written(place, monkeypatch):
+@pytest.mark.parametrize("pages", ["others", pytest.param("long", marks=pytest.mark.slow)])
+def test_every_documented_command_and_script_runs_as_written(pages, place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # and as where .venv/bin/activate was sourced
     monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     for page, language, block in BLOCKS:
+        if (page in LONG) != (pages == "long"):
+            continue
         for much, less in LESS.items():
             block = block.replace(much, less)
         if language == "python":
