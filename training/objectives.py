@@ -50,7 +50,7 @@ class MaskedPatches:
     * "patch-4x4": those of the patch reduced to 4x4 by averaging areas, 16 classes side by side, top row first;
     * "patch-pixels": all pixels of the patch, row by row with the channels innermost, by the squared error.
 
-    What the paper leaves open is decided as in the one public code (vit-pytorch `mpp.py`): the mean is that of the
+    What the paper leaves open is decided as in a public code (vit-pytorch `mpp.py`): the mean is that of the
     pixels that the model is shown, from 0 to 1; its eight levels are equally wide, the upper edge belonging to the
     next one but for 1 itself; and the class is red + 8 green + 64 blue. Pixels are predicted as the model is shown
     them, in its value range; the error is a mean over the pixels of a patch.

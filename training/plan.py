@@ -60,7 +60,7 @@ def describe_plan(
         *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),
     ]
     if isinstance(objective, MaskedPatches):
-        rows.append(("without the head", f"{objective.num_outputs:,} outputs for each patch"))
+        rows.append(("not counted", f"the head of {objective.num_outputs:,} outputs for each patch"))
     width = max(len(name) for name, _ in rows) + 2
     lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]

@@ -75,7 +75,7 @@ _SMALL = {
         schedule=Schedule(warmup_steps=468),
         weight_decay=0.05,
     ),
-    # What the studies vary: the smallest in which their questions make sense, a minute on one CPU core.
+    # What the studies vary: so small that dozens of runs end on a CPU.
     "study-small": PretrainRecipe(
         model=ViTConfig(patch_size=7, hidden_size=64, num_layers=4, num_heads=4, mlp_dim=128),
         image_size=(28, 28),

@@ -131,7 +131,7 @@ def _result(done: concurrent.futures.Future, trial: Trial) -> dict:
     log = trial.folder.with_suffix(".log")
     try:
         return done.result()
-    except concurrent.futures.process.BrokenProcessPool:
+    except concurrent.futures.BrokenExecutor:
         raise UserError(
             f"The process of {trial.folder.name} or of one beside it was killed, by want of memory perhaps; its last "
             f"words are in {log}: repeat the command to go on, with fewer --jobs."

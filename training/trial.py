@@ -67,7 +67,7 @@ class Trial:
 
 
 def run_trial(trial: Trial, threads: int) -> dict:
-    """Train and measure; what is printed goes to LOG beside the run directory, which dies with its parent.
+    """Train and measure, in a process that ends with its parent; what is printed goes to a .log beside the directory.
 
     Args:
         threads: of TensorFlow's operators.
