@@ -1,8 +1,9 @@
 # Each target sets up what it needs; a fresh machine has python3 (3.10 to 3.13), venv and make.
 PYTHON ?= python3
 BIN = .venv/bin
-# A process for every few files, since TensorFlow gives no memory back, two at a time.
-PYTEST_FILES = output=$$($(BIN)/python -m pytest -q -m "not slow" "$$@" 2>&1); code=$$?; echo "$$output"; exit $$code
+# A process for every few files, since TensorFlow gives no memory back, two at a time; $$0 is a folder for what failed.
+PYTEST_FILES = output=$$($(BIN)/python -m pytest -q -m "not slow" "$$@" 2>&1) && echo "$$output" || \
+  { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
 .PHONY: setup demo test test-slow lint bench
 .DELETE_ON_ERROR:
 
@@ -19,8 +20,10 @@ demo: setup
 	$(BIN)/python -m training.demo --workdir runs/demo
 
 test: setup
-	@{ ls tests/test_demo.py tests/test_documentation.py; ls -r tests/test_*.py | grep -v 'demo\|documentation'; } | \
-	  xargs -P 2 -n 3 sh -c '$(PYTEST_FILES)' tests
+	@failed=$$(mktemp -d); \
+	{ ls tests/test_demo.py tests/test_documentation.py; ls -r tests/test_*.py | grep -v 'demo\|documentation'; } | \
+	  xargs -P 2 -n 3 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
+	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow

@@ -1,7 +1,9 @@
 """Named models and their anatomy: exact parameter counts, heads, sizes, initial weights, dropout."""
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -78,8 +80,18 @@ def _count_units(resnet: ResNetConfig, config: ModelConfig, model_with, num_clas
     return total
 
 
+@contextlib.contextmanager
+def weights_without_memory() -> Iterator[None]:
+    """Models made inside have shapes alone. Keras would draw their weights with the next model: it is made to forget."""
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        keras.utils.clear_session(free_memory=False)
+
+
 def _count(config: ModelConfig, num_classes: int) -> int:
-    with keras.StatelessScope(initialize_variables=False):  # the weights get no memory
+    with weights_without_memory():
         return keras_vit.build(config, num_classes=num_classes).count_params()
 
 
@@ -116,7 +128,7 @@ def test_early_convolutions_have_the_published_counts(name):
 
 def shapes(name: str, num_classes: int) -> dict[str, tuple[int, ...]]:
     """Keys and shapes of the released file of a model, without memory for its weights."""
-    with keras.StatelessScope(initialize_variables=False):
+    with weights_without_memory():
         model = keras_vit.build(name, num_classes=num_classes)
         weights = {key: np.broadcast_to(np.float32(0), w.shape) for key, w in weights_by_key(model).items()}
     config = MODELS[name]
