@@ -82,7 +82,7 @@ def _count_units(resnet: ResNetConfig, config: ModelConfig, model_with, num_clas
 
 @contextlib.contextmanager
 def weights_without_memory() -> Iterator[None]:
-    """Models made inside have shapes alone. Keras would draw their weights with the next model: it is made to forget."""
+    """Models made inside have shapes alone; Keras, which would draw the weights later, is made to forget them."""
     try:
         with keras.StatelessScope(initialize_variables=False):
             yield
