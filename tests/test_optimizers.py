@@ -1,6 +1,8 @@
 """Optimizers against NumPy."""
 
+import keras
 import numpy as np
+import pytest
 
 import keras_vit
 from conftest import TINY, TINY_IMAGE, randomize
@@ -63,3 +65,22 @@ def test_each_layer_learns_a_share_of_what_the_next_one_does():
     make_optimizer("sgd", model, 0.1, clip_norm=None, layer_decay=0.5).apply(gradients)
     for variable, old in zip(model.trainable_variables, before, strict=True):
         np.testing.assert_allclose(variable.numpy(), old - 0.1 * shares[variable.path], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stock"),
+    [("adamw", keras.optimizers.Adam(0.01, epsilon=1e-8)), ("sgd", keras.optimizers.SGD(0.01, momentum=0.9))],
+)
+def test_five_steps_are_those_of_keras_optimizers(kind, stock):
+    model, _ = model_and_gradients()
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    ours = make_optimizer(kind, model, 0.01, clip_norm=None)
+    stock.build(other.trainable_variables)
+    rng = np.random.default_rng(6)
+    for _ in range(5):
+        gradients = [rng.normal(size=variable.shape).astype(np.float32) for variable in model.trainable_variables]
+        ours.apply(gradients)
+        stock.apply(gradients)
+    for variable, expected in zip(model.trainable_variables, other.trainable_variables, strict=True):
+        np.testing.assert_allclose(variable, expected, atol=1e-6, err_msg=variable.path)
