@@ -6,7 +6,9 @@ Maps are in cividis, which reads alike with every kind of colour vision and in p
 from collections.abc import Iterator
 
 import matplotlib.figure
+import matplotlib.image
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from keras_vit.inspection.arrays import resize_map
 from keras_vit.inspection.observe import Findings
@@ -42,7 +44,10 @@ def draw_all(findings: Findings) -> Iterator[tuple[str, matplotlib.figure.Figure
 
 def save(figure: matplotlib.figure.Figure, file) -> None:
     """Write a figure as PNG to a path or a binary file."""
-    figure.savefig(file, dpi=_DPI, format="png", bbox_inches="tight")
+    figure.set_dpi(_DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # once; savefig lays all of it out and draws it twice
+    matplotlib.image.imsave(file, np.asarray(canvas.buffer_rgba()), format="png")
 
 
 def panel(findings: Findings, draw) -> matplotlib.figure.Figure:
@@ -79,7 +84,7 @@ def _titled(findings: Findings, size: tuple[float, float], note: str = "") -> ma
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     lines = [plain(findings.model), plain(findings.checkpoint)] + ([note] if note else [])
     wide = size[0] > 7
-    figure.suptitle((" | " if wide else "\n").join(lines), fontsize=11, parse_math=False)
+    figure.suptitle((" | " if wide else "\n").join(lines), fontsize=11, parse_math=False, wrap=True)
     return figure
 
 
