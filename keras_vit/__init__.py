@@ -8,6 +8,7 @@ from keras_vit.quiet import native_stderr_silenced
 with native_stderr_silenced():
     import keras as _keras  # noqa: F401  (first import of the backend)
 
+from keras_vit.attention import chunk_attention
 from keras_vit.checkpoint import LoadReport, adapt, from_checkpoint, load_checkpoint
 from keras_vit.config import MODELS, ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
 from keras_vit.describe import Description, describe
@@ -29,6 +30,7 @@ __all__ = [
     "ViTConfig",
     "adapt",
     "build",
+    "chunk_attention",
     "config_of",
     "describe",
     "feature_map",

@@ -7,6 +7,7 @@ grid.
 import keras
 from keras import ops
 
+from keras_vit.errors import UserError
 from keras_vit.layers import PACKAGE, TokenDense, small_normal
 
 
@@ -47,6 +48,32 @@ def axis_attention(tokens, axis: str, grid: tuple[int, int], **options):
     return UnfoldAxis(axis, grid, name=f"{name}.unfold")(attention(folded, folded, **options))
 
 
+def chunk_attention(model: keras.Model, queries: int | None) -> None:
+    """Compute the attention of a model for some queries at a time, with memory in proportion to the number of tokens.
+
+    The numbers are the same to rounding; in training, too, what is inside a chunk is computed again for its gradient.
+    Set it before the model is called: what `predict` or a tf.function has traced stays as it was. It is no part of the
+    model and not saved with it.
+
+    Args:
+        queries: tokens whose attention is computed together, such as 256; None for all of them.
+
+    Raises:
+        UserError: for a model without attention, with relative positions or with dropout of the probabilities.
+    """
+    if queries is not None and (isinstance(queries, bool) or not isinstance(queries, int) or queries < 1):
+        raise UserError(f"queries must be a number of tokens, such as 256, or None for all, but is {queries!r}.")
+    layers = [layer for layer in model.layers if isinstance(layer, DotProductAttention)]
+    if not layers:
+        raise UserError(f"The model {model.name!r} has no attention to compute in chunks; leave chunk_attention out.")
+    if any(isinstance(layer, RelativePositions) for layer in model.layers):
+        raise UserError("Relative positions are logits of all tokens at once; leave chunk_attention out.")
+    if any(layer.dropout_rate for layer in layers):
+        raise UserError("Dropout would drop the same of every chunk; build the model without attention dropout.")
+    for layer in layers:
+        layer.queries_at_a_time = queries
+
+
 def attention_probabilities(query, key, num_heads: int, offset_logits=None):
     """softmax(q k / sqrt(d)) per head: (B, N, D) and (B, M, D) -> (B, H, N, M), rows summing to 1.
 
@@ -74,6 +101,8 @@ class DotProductAttention(keras.layers.Layer):
     Call: query (B, N, D), key (B, M, D), value (B, M, D), with relative positions also their logits (B, H, N, M) ->
     (B, N, D). In training, each probability is dropped with
     `dropout_rate`, for every head and query by itself (flax: broadcast_dropout=False).
+
+    `queries_at_a_time`, which is no part of the model and not saved, is set by `chunk_attention`.
     """
 
     def __init__(self, num_heads: int, dropout_rate: float = 0.0, **kwargs):
@@ -81,14 +110,32 @@ class DotProductAttention(keras.layers.Layer):
         self.num_heads = num_heads
         self.dropout_rate = dropout_rate
         self.dropout = keras.layers.Dropout(dropout_rate) if dropout_rate else None
+        self.queries_at_a_time = None
 
     def call(self, query, key, value, offset_logits=None, training=None):
+        if self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]:
+            return self._in_chunks(query, key, value)
         probabilities = attention_probabilities(query, key, self.num_heads, offset_logits)  # (B, H, N, M)
         if self.dropout is not None:
             probabilities = self.dropout(probabilities, training=training)
+        return self._mixed(probabilities, value)
+
+    def _mixed(self, probabilities, value):
         value = ops.transpose(_split_heads(value, self.num_heads), (0, 2, 1, 3))  # (B, H, M, d)
         mixed = ops.transpose(ops.matmul(probabilities, value), (0, 2, 1, 3))  # (B, N, H, d)
-        return ops.reshape(mixed, (-1, query.shape[1], query.shape[2]))  # (B, N, D)
+        return ops.reshape(mixed, (-1, mixed.shape[1], value.shape[1] * value.shape[3]))  # (B, N, D)
+
+    def _in_chunks(self, query, key, value):
+        """The same for c queries after the others, so that (B, H, c, M) are the most probabilities at a time."""
+        num_queries, size = query.shape[1], self.queries_at_a_time
+        missing = -num_queries % size  # what fills the last chunk is cut off again
+        chunks = ops.reshape(ops.pad(query, ((0, 0), (0, missing), (0, 0))), (-1, size, query.shape[2]))
+        chunks = ops.reshape(chunks, (-1, (num_queries + missing) // size, size, query.shape[2]))
+        # The gradient computes a chunk again: kept for it, all chunks together would take the memory of the whole.
+        mix = keras.remat(lambda c, key, value: self._mixed(attention_probabilities(c, key, self.num_heads), value))
+        mixed = ops.map(lambda c: mix(c, key, value), ops.transpose(chunks, (1, 0, 2, 3)))  # (N / c, B, c, D)
+        mixed = ops.reshape(ops.transpose(mixed, (1, 0, 2, 3)), (-1, num_queries + missing, query.shape[2]))
+        return mixed[:, :num_queries]
 
     def compute_output_shape(self, query_shape, key_shape, value_shape, offset_logits_shape=None):
         return query_shape
