@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 
 bench: .venv-bench/installed
-	.venv-bench/bin/python -m benchmarks.throughput
+	.venv-bench/bin/python -m benchmarks
 
 .venv-bench/installed: requirements.txt benchmarks/requirements.txt
 	$(PYTHON) -m venv .venv-bench

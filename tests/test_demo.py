@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import throughput
-from keras_vit import UserError
 from training.sources import digits
 
 
@@ -36,12 +34,3 @@ def test_the_served_model_reads_the_digits_from_their_files(demo_place: pathlib.
     right = answer["labels"].numpy()[:, 0].astype(int) == np.array([int(label) for _, label in examples])
     summary = json.loads((demo_place / "runs" / "demo" / "summary.json").read_text())
     assert right.mean() == pytest.approx(summary["test_accuracy"])
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [("ViT-B16", "There is no model named 'ViT-B16'; the nearest names are"), ("R50+ViT-B_32", "R50.ViT-B_32 is none")],
-)
-def test_the_benchmark_refuses_what_its_peers_have_not(model, words):
-    with pytest.raises(UserError, match=words):
-        throughput.main(["--model", model])

@@ -1,0 +1,136 @@
+"""Speed beside the peers, in one run: `make bench`, or a part of it:
+
+    python -m benchmarks --cases inference --models ViT-B_16 --rounds 9 --output speed
+
+Everyone has a process of its own and the same number of threads, and they run in turn, one call each; the product of
+two large matrices, which nobody can beat, runs among them. Writes results.json and results.md.
+"""
+
+import dataclasses
+import json
+import pathlib
+import platform
+import time
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from benchmarks.case import Case
+from benchmarks.contest import LIMIT, OURS, Result, flops, hold, rate
+from keras_vit import UserError, cli, run_directory
+
+Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
+_ALL: tuple[Cases, ...] = get_args(Cases)
+
+_VITS = ("ViT-Ti_16", "ViT-S_16", "ViT-B_16")
+_FORMS = ("keras_vit_saved_model", "keras_vit_onnx", "keras_vit_openvino")
+_OTHERS = ("keras_hub", "transformers", "transformers_compiled", "timm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Images per second beside the peers, on this machine."""
+
+    cases: tuple[Cases, ...] = _ALL
+    """What to measure."""
+    models: tuple[str, ...] = ("ViT-B_16",)
+    """Plain Vision Transformers for inference and training."""
+    batches: tuple[int, ...] = (1, 8)
+    """Images of a call, for inference."""
+    rounds: int = 9
+    """Timed calls of each, in turn."""
+    threads: int = 2
+    """That everyone is given."""
+    output: pathlib.Path = pathlib.Path("benchmark-results")
+    """Directory for results.json and results.md."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "threads"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1, but is {getattr(self, name)}.")
+        unknown = [model for model in self.models if model not in _VITS]
+        if unknown:
+            raise UserError(f"There is no comparison for {unknown[0]!r}; --models takes {', '.join(_VITS)}.")
+
+
+def contests(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
+    """Every case that is asked for, with those who take part in it, ours first."""
+    found = []
+    for name in arguments.cases:
+        precision = "bfloat16" if name.endswith("bfloat16") else "float32"
+        if name in ("inference", "bfloat16"):
+            forms = _FORMS if precision == "float32" else _FORMS[:1]
+            for model in arguments.models:
+                for batch in arguments.batches:
+                    case = Case("inference", model, batch, precision=precision, threads=arguments.threads)
+                    found.append((case, (OURS, *forms, *_OTHERS)))
+        elif name in ("training", "training-bfloat16"):
+            for model in arguments.models:
+                case = Case("training", model, 16, precision=precision, threads=arguments.threads)
+                found.append((case, (OURS, *_OTHERS)))
+        elif name == "families":
+            for model in ("BiT-R50x1", "R50+ViT-B_16"):
+                found.append((Case("inference", model, 8, threads=arguments.threads), (OURS, *_FORMS, "timm")))
+        elif name == "phone":
+            case = Case("inference", "ViT-Ti_16", 1, threads=1)
+            found.append((case, ("keras_vit_saved_model", "keras_vit_tflite", "keras_vit_tflite_int8")))
+        else:
+            for size in (384, 1024):
+                case = Case("inference", "ViT-S_16", 1, size, threads=arguments.threads)
+                found.append((case, (OURS, "keras_vit_chunked", "keras_hub")))
+    return found
+
+
+def table(case: Case, results: Sequence[Result]) -> list[str]:
+    """Markdown: a line for each, as fast as ours and as what the machine can do."""
+    done = {result.peer: result for result in results if result.failure is None}
+    own = next(result for result in results if result.peer != LIMIT)
+    lines = [f"## {case.title}", "", f"{flops(case) / 1e9:,.1f} GFLOP a call.", ""]
+    lines += [
+        "| | ms, median (least to most) | images/s | ours is | GFLOP/s | of the limit | prepare, s | first, s | MB |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        if result.failure is not None:
+            lines.append(f"| {result.peer} | failed: {result.failure.replace('|', '/')} | | | | | | | |")
+            continue
+        speed, spread = rate(result, case), f"{1e3 * min(result.seconds):.1f} to {1e3 * max(result.seconds):.1f}"
+        limit = f"{speed / rate(done[LIMIT], case):.0%}" if LIMIT in done else ""
+        images = "" if result.peer == LIMIT else f"{case.batch / result.median:.2f}"
+        ours = f"{result.median / own.median:.2f}x" if own.failure is None and result.peer != LIMIT else ""
+        lines.append(
+            f"| {result.peer} | {1e3 * result.median:.1f} ({spread}) | {images} | {ours} | {speed / 1e9:.0f} | {limit} "
+            f"| {result.prepare:.1f} | {result.first_call:.2f} | {result.peak_bytes / 1e6:.0f} |"
+        )
+    return [*lines, ""]
+
+
+def processor() -> str:
+    """Its name, as Linux tells it."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--cases … --output DIR`"""
+    parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks")
+    output = run_directory.check_output(parsed.output)
+    head = f"{processor()}, {parsed.threads} threads, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
+    lines, records = ["# Speed beside the peers", "", head, ""], []
+    for case, peers in contests(parsed):
+        print(f"{case.title} …", flush=True)
+        results = hold(case, [*peers, LIMIT], parsed.rounds)
+        shown = table(case, results)
+        print("\n".join(shown), flush=True)
+        lines += shown
+        records.append({**dataclasses.asdict(case), "results": [dataclasses.asdict(result) for result in results]})
+        document = json.dumps({"machine": head, "cases": records}, indent=1)
+        with run_directory.staged(output) as stage:  # after every case, so that a run cut short has left something
+            (stage / "results.json").write_text(document + "\n", encoding="utf-8")
+            (stage / "results.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,46 @@
+"""One who takes part, in a process of its own: `python -m benchmarks.contestant PEER CASE`.
+
+Reads a line for each round from standard input and answers it with the seconds of one call; before them, once ready,
+with the seconds of preparing and of the first call; after them, at the end of the input, with its peak memory. Answers
+are lines of JSON on what was standard output; whatever else is printed goes to standard error.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks.case import Case
+from benchmarks.peers import PEERS
+
+
+def main(arguments: list[str]) -> None:
+    """`PEER CASE`, the case as JSON."""
+    peer, case = PEERS[arguments[0]], Case(**json.loads(arguments[1]))
+    with os.fdopen(os.dup(1), "w") as answers, contextlib.redirect_stdout(sys.stderr):
+        os.dup2(2, 1)
+
+        def answer(**facts: float) -> None:
+            print(json.dumps(facts), file=answers, flush=True)
+
+        prepare, call = timed(lambda: peer(case))
+        first, _ = timed(call)
+        timed(call)  # some plan their memory in the second call
+        answer(prepare=prepare, first_call=first)
+        for _ in sys.stdin:
+            answer(seconds=timed(call)[0])
+        answer(peak_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def timed(call: Callable[[], object]) -> tuple[float, object]:
+    """Wall-clock seconds of a call, and what it returned."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

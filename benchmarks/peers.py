@@ -1,0 +1,311 @@
+"""Those who take part: ours in its several forms, and what others have for the same model.
+
+Each is a function of a case that prepares everything and returns a call, whose time is taken, of one batch or one
+step. Each runs in a process of its own, and imports its framework itself. All weights are random; that our numbers are
+right is for the tests to show.
+"""
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.case import NUM_CLASSES, Case
+
+Call = Callable[[], object]
+
+# Side of the square matrices whose product gives the machine's limit: large enough that nothing else counts.
+_SIDE = 3072
+_TIMM = {
+    "ViT-Ti_16": "vit_tiny_patch16_{size}",
+    "ViT-S_16": "vit_small_patch16_{size}",
+    "ViT-B_16": "vit_base_patch16_{size}",
+    "BiT-R50x1": "resnetv2_50x1_bit",
+    "R50+ViT-B_16": "vit_base_r50_s16_{size}",
+}
+
+
+def matrix_product(case: Case) -> Call:
+    """The product of two large matrices by TensorFlow: 2 * side**3 operations."""
+    import tensorflow as tf
+
+    _tensorflow_threads(case)
+    dtype = tf.dtypes.as_dtype(case.precision)
+    a, b = (tf.cast(tf.random.stateless_normal((_SIDE, _SIDE), (0, i)), dtype) for i in range(2))
+    product = tf.function(lambda: tf.reduce_sum(tf.matmul(a, b)[0]))
+    return lambda: product().numpy()
+
+
+matrix_product.operations = 2 * _SIDE**3
+
+
+def keras_vit(case: Case) -> Call:
+    """Our Keras model under a tf.function; in training the step of our trainer."""
+    import keras
+
+    import keras_vit
+
+    _tensorflow_threads(case)
+    if case.task == "training":
+        return _our_step(case)
+    keras.config.set_dtype_policy(case.precision)
+    return _our_forward(case, keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES))
+
+
+def keras_vit_chunked(case: Case) -> Call:
+    """The same with the attention of 256 tokens at a time."""
+    import keras_vit
+
+    _tensorflow_threads(case)
+    model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
+    keras_vit.chunk_attention(model, 256)
+    return _our_forward(case, model)
+
+
+def _our_forward(case: Case, model) -> Call:
+    import tensorflow as tf
+
+    forward, images = tf.function(lambda x: model(x, training=False), jit_compile=False), tf.constant(_images(case))
+    return lambda: forward(images).numpy()
+
+
+def _our_step(case: Case) -> Call:
+    import keras
+    import tensorflow as tf
+
+    from keras_vit import MODELS, build
+    from training.objectives import Classification
+    from training.optimizers import make_optimizer
+    from training.trainer import Trainer
+
+    keras.config.set_dtype_policy("float32" if case.precision == "float32" else "mixed_bfloat16")
+    model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES)
+    trainer = Trainer(model, batch_size=case.batch, objective=Classification("softmax"))
+    trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=False)
+    labels = tf.one_hot(np.arange(case.batch), NUM_CLASSES)
+    images, step = tf.constant(_images(case)), tf.function(trainer.train_step, jit_compile=False)
+    return lambda: step((images, labels))["loss"].numpy()
+
+
+def keras_vit_saved_model(case: Case) -> Call:
+    """Our SavedModel, as TF Serving has it, loaded afresh."""
+    import tensorflow as tf
+
+    from export.saved_model import save
+    from export.signatures import Servable, signatures
+
+    _tensorflow_threads(case)
+    with tempfile.TemporaryDirectory() as directory:
+        folder, labels = pathlib.Path(directory) / "model", pathlib.Path(directory) / "labels.txt"
+        labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
+        model = _plain(case, case.precision)
+        servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
+        save(servable, folder, signatures(model, servable.labels))
+        del model, servable
+        loaded = tf.saved_model.load(str(folder))
+    images, forward = tf.constant(_images(case)), loaded.signatures["image_tensor"]
+    return lambda: (loaded, forward(image=images)["logits"].numpy())
+
+
+def keras_vit_onnx(case: Case) -> Call:
+    """Our ONNX file in ONNX Runtime."""
+    return _our_file(case, "onnx")
+
+
+def keras_vit_openvino(case: Case) -> Call:
+    """Our OpenVINO file."""
+    return _our_file(case, "openvino")
+
+
+def _our_file(case: Case, kind: str) -> Call:
+    import keras
+
+    from export import runtimes
+
+    with tempfile.TemporaryDirectory() as directory:
+        runtimes.write(_plain(case, for_onnx=True), kind, pathlib.Path(directory), map(str, range(NUM_CLASSES)))
+        keras.utils.clear_session()
+        run = runtimes.open_file(pathlib.Path(directory) / runtimes.FILES[kind][0], kind, case.threads)
+    images = _images(case)
+    return lambda: run(images)
+
+
+def keras_vit_tflite(case: Case) -> Call:
+    """Our float32 TFLite file in LiteRT, one image at a time."""
+    return _our_tflite(case, None)
+
+
+def keras_vit_tflite_int8(case: Case) -> Call:
+    """Our TFLite file with weights in 8 bits and activations quantised as they come."""
+    return _our_tflite(case, "int8-dynamic")
+
+
+def _our_tflite(case: Case, kind: str | None) -> Call:
+    from ai_edge_litert.interpreter import Interpreter
+
+    from export.quantize import quantize
+    from export.tflite import convert
+
+    content = convert(_plain(case))
+    if kind is not None:
+        with tempfile.TemporaryDirectory() as directory:
+            file = pathlib.Path(directory) / "model.tflite"
+            file.write_bytes(content)
+            content = quantize(file, kind, [])
+    interpreter = Interpreter(model_content=bytes(content), num_threads=case.threads)
+    interpreter.allocate_tensors()
+    given, images = interpreter.get_input_details()[0]["index"], _images(case)
+
+    def forward() -> None:
+        for image in images:
+            interpreter.set_tensor(given, image[None])
+            interpreter.invoke()
+
+    return forward
+
+
+def keras_hub(case: Case) -> Call:
+    """The ViT of keras-hub under a tf.function; in training Keras' own step with its AdamW."""
+    import keras
+    import keras_hub
+    import tensorflow as tf
+
+    from keras_vit import MODELS
+
+    _tensorflow_threads(case)
+    mixed = "mixed_bfloat16" if case.task == "training" else "bfloat16"
+    keras.config.set_dtype_policy("float32" if case.precision == "float32" else mixed)
+    config = MODELS[case.model]
+    backbone = keras_hub.models.ViTBackbone(
+        image_shape=(case.size, case.size, 3),
+        patch_size=config.patch,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        hidden_dim=config.hidden_size,
+        mlp_dim=config.mlp_dim,
+    )
+    model = keras_hub.models.ViTImageClassifier(backbone=backbone, num_classes=NUM_CLASSES, preprocessor=None)
+    if case.task == "inference":
+        forward, images = tf.function(lambda x: model(x, training=False), jit_compile=False), tf.constant(_images(case))
+        return lambda: forward(images).numpy()
+    model.compile(
+        keras.optimizers.AdamW(1e-4, weight_decay=0.1),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=False,
+    )
+    images, labels = _images(case), np.arange(case.batch)
+    return lambda: model.train_on_batch(images, labels)
+
+
+def transformers(case: Case) -> Call:
+    """The ViT of transformers on torch, with its fused attention."""
+    return _torch_call(case, _transformers_model(case), lambda model, images: model(images).logits)
+
+
+def transformers_compiled(case: Case) -> Call:
+    """The same under torch.compile."""
+    import torch
+
+    return _torch_call(case, torch.compile(_transformers_model(case)), lambda model, images: model(images).logits)
+
+
+def _transformers_model(case: Case):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    from keras_vit import MODELS
+
+    config = MODELS[case.model]
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            intermediate_size=config.mlp_dim,
+            patch_size=config.patch[0],
+            image_size=case.size,
+            num_labels=NUM_CLASSES,
+        )
+    )
+
+
+def timm(case: Case) -> Call:
+    """The model of timm on torch, with its fused attention."""
+    import timm
+
+    model = timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
+    return _torch_call(case, model, lambda model, images: model(images))
+
+
+def _torch_call(case: Case, model, forward) -> Call:
+    import torch
+
+    torch.set_num_threads(case.threads)
+    images = torch.tensor(_images(case).transpose(0, 3, 1, 2)).contiguous()
+    if case.task == "training":
+        return _torch_step(case, model.train(), forward, images)
+    dtype = getattr(torch, case.precision)
+    model, images = model.eval().to(dtype), images.to(dtype)
+
+    def call() -> object:
+        with torch.inference_mode():
+            return forward(model, images).float().numpy()
+
+    return call
+
+
+def _torch_step(case: Case, model, forward, images) -> Call:
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.1)
+    labels = torch.arange(case.batch)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.precision == "bfloat16"):
+            logits = forward(model, images)
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def _plain(case: Case, dtype: str = "float32", **options):
+    import keras_vit
+    from export.plain import plain
+
+    return plain(keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES), dtype, **options)
+
+
+def _images(case: Case) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1.0, 1.0, (case.batch, case.size, case.size, 3)).astype(np.float32)
+
+
+def _tensorflow_threads(case: Case) -> None:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(case.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(case.threads)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+PEERS = {
+    peer.__name__: peer
+    for peer in (
+        matrix_product,
+        keras_vit,
+        keras_vit_chunked,
+        keras_vit_saved_model,
+        keras_vit_onnx,
+        keras_vit_openvino,
+        keras_vit_tflite,
+        keras_vit_tflite_int8,
+        keras_hub,
+        transformers,
+        transformers_compiled,
+        timm,
+    )
+}

@@ -1,0 +1,68 @@
+"""The comparison with the peers: who takes part, in turn, and what is told of it."""
+
+import json
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks.case import Case
+from benchmarks.contest import Result, flops, hold
+from keras_vit import MODELS, UserError
+from keras_vit.costs import costs
+
+TINY = Case("inference", "testing", 2, size=32, threads=1)
+
+
+def test_everyone_runs_in_turn_and_who_cannot_is_reported():
+    ours, missing, limit = hold(TINY, ["keras_vit", "keras_hub", "matrix_product"], rounds=3)
+    assert (len(ours.seconds), len(limit.seconds)) == (3, 3)
+    assert ours.failure is limit.failure is None
+    assert min(*ours.seconds, ours.first_call, ours.prepare) > 0
+    assert ours.peak_bytes > 50e6
+    assert "keras_hub" in missing.failure
+    assert not missing.seconds
+    text = "\n".join(command.table(TINY, [ours, missing, limit]))
+    assert "| keras_hub | failed: ModuleNotFoundError" in text
+    assert "| 100% |" in text
+
+
+def test_a_training_step_of_ours_is_one(tmp_path):
+    (ours,) = hold(Case("training", "testing", 4, size=32, precision="bfloat16", threads=1), ["keras_vit"], rounds=2)
+    assert ours.failure is None
+    assert len(ours.seconds) == 2
+
+
+def test_the_work_of_a_call():
+    one = 2 * costs(MODELS["ViT-S_16"], (224, 224), num_classes=1000).multiply_adds
+    assert flops(Case("inference", "ViT-S_16", 8)) == 8 * one
+    assert flops(Case("training", "ViT-S_16", 1)) == 3 * one
+
+
+def test_a_table_compares_with_ours_and_with_the_limit():
+    case = Case("inference", "ViT-S_16", 8)
+    second = flops(case) / 100e9  # at 100 GFLOP/s
+    ours, other = (Result(name, (t, 2 * t, 3 * t), 1.0, 0.5, 10**9) for name, t in
+                   (("keras_vit", second / 2), ("timm", second)))  # fmt: skip
+    limit = Result("matrix_product", (2 * 3072**3 / 200e9,), 0.0, 0.0, 10**9)
+    rows = {line.split(" | ")[0].strip("| "): line for line in command.table(case, [ours, other, limit])}
+    assert "| 1.00x | 100 | 50% |" in rows["keras_vit"]
+    assert "| 2.00x | 50 | 25% |" in rows["timm"]
+
+
+def test_results_are_written_after_every_case(tmp_path, monkeypatch, capsys):
+    result = Result("keras_vit", (0.1,), 1.0, 0.5, 10**9)
+    monkeypatch.setattr(command, "hold", lambda case, peers, rounds: [result])
+    command.main(["--cases", "phone", "--rounds", "1", "--output", str(tmp_path / "speed")])
+    told = json.loads((tmp_path / "speed" / "results.json").read_text())
+    assert told["cases"][0]["results"][0]["seconds"] == [0.1]
+    assert "ViT-Ti_16, inference, batch 1, 224 px, float32, 1 thread" in (tmp_path / "speed/results.md").read_text()
+    assert "| keras_vit | 100.0 (100.0 to 100.0) |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--models", "BiT-R50x1"], "no comparison for 'BiT-R50x1'"), (["--rounds", "0"], "--rounds must be at least 1")],
+)
+def test_what_cannot_be_compared_is_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        command.main(options)
