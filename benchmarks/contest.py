@@ -67,7 +67,7 @@ class _Contestant:
 
     def __init__(self, peer: str, case: Case, stack: contextlib.ExitStack):
         self.peer, self.failure, self.seconds = peer, None, []
-        errors = stack.enter_context(tempfile.TemporaryFile("w+"))
+        errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 (the stack closes it)
         command = [sys.executable, "-m", "benchmarks.contestant", peer, case.to_json()]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
         self._errors, self._process = errors, stack.enter_context(subprocess.Popen(command, text=True, **pipes))
