@@ -16,7 +16,7 @@ FLOAT_TOLERANCE = 1e-4
 # may be: among few, a single picture between two classes says nothing.
 LARGEST_DISAGREEMENT = 0.02
 # Images in memory at once, at most, and pixels: what a large model computes in between is many times its weights.
-_BATCH, _BATCH_PIXELS = 64, 400_000
+_BATCH, _BATCH_PIXELS = 64, 200_000
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ card (README.md) and the verification report (report.md, report.json, report.png
 import contextlib
 import dataclasses
 import errno
+import gc
 import json
 import os
 import pathlib
@@ -89,6 +90,7 @@ def export_saved_model(
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(run_directory.labels_text(labels), encoding="utf-8")
         _write(plain(model, dtype), labels, labels_file, version, attention=attention, xla=xla)
+        gc.collect()  # the graphs just traced refer to each other in circles; the weights are about to be read again
         with disk_errors(version):
             found, facts = _verify(version, expected, dtype, max_disagreement)
         facts = {
