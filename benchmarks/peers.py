@@ -212,6 +212,7 @@ def transformers_compiled(case: Case) -> Call:
 
 
 def _transformers_model(case: Case):
+    _torchvision_of_any_build()
     from transformers import ViTConfig, ViTForImageClassification
 
     from keras_vit import MODELS
@@ -232,10 +233,25 @@ def _transformers_model(case: Case):
 
 def timm(case: Case) -> Call:
     """The model of timm on torch, with its fused attention."""
+    _torchvision_of_any_build()
     import timm
 
     model = timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
     return _torch_call(case, model, lambda model, images: model(images))
+
+
+def _torchvision_of_any_build() -> None:
+    """Both import torchvision, which fails when its operators are built for another torch; neither uses them here."""
+    import torch
+
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"):
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.define(f"_{name}_backward(Tensor x) -> Tensor")
+        for name in ("nms", "qnms", "deform_conv2d", "_deform_conv2d_backward"):
+            library.define(f"{name}(Tensor x) -> Tensor")
+        _torchvision_of_any_build.library = library  # what it defines goes with it
 
 
 def _torch_call(case: Case, model, forward) -> Call:
