@@ -252,6 +252,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_the_command_runs_on_jax_with_tensorflow_blocked_and_finds_the_same(tmp_path):
     (tmp_path / "images").mkdir()
     for name in ("colour.png", "photo.jpg"):
