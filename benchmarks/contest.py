@@ -44,7 +44,7 @@ def hold(case: Case, peers: Sequence[str], rounds: int) -> list[Result]:
     """Start everyone, let them run in turn, and collect what they did; one who fails is reported and left out."""
     with contextlib.ExitStack() as stack:
         # One is ready before the next one starts: preparing takes all cores, too.
-        contestants = [_Contestant(peer, case, stack) for peer in peers]
+        contestants = [Contestant(peer, case, stack) for peer in peers]
         for _ in range(rounds):
             for contestant in contestants:
                 contestant.run()
@@ -62,7 +62,7 @@ def rate(result: Result, case: Case) -> float:
     return getattr(PEERS[result.peer], "operations", 0) / result.median or flops(case) / result.median
 
 
-class _Contestant:
+class Contestant:
     """The process of a peer, which the stack ends."""
 
     def __init__(self, peer: str, case: Case, stack: contextlib.ExitStack):
@@ -70,20 +70,21 @@ class _Contestant:
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 (the stack closes it)
         command = [sys.executable, "-m", "benchmarks.contestant", peer, case.to_json()]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
-        self._errors, self._process = errors, stack.enter_context(subprocess.Popen(command, text=True, **pipes))
+        self._errors, self.process = errors, stack.enter_context(subprocess.Popen(command, text=True, **pipes))
         self.ready = self._answer()
 
     def run(self) -> None:
         if self.failure is None:
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # one who is gone does not answer either
+                self.process.stdin.write("\n")
+                self.process.stdin.flush()
             if answer := self._answer():
                 self.seconds.append(answer["seconds"])
 
     def end(self) -> Result:
         last = {}
         if self.failure is None:
-            self._process.stdin.close()
+            self.process.stdin.close()
             last = self._answer()
         return Result(
             self.peer,
@@ -95,10 +96,12 @@ class _Contestant:
         )
 
     def _answer(self) -> dict:
-        line = self._process.stdout.readline()
+        line = self.process.stdout.readline()
         if line:
             return json.loads(line)
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        code = self.process.wait()
         self._errors.seek(0)
-        self.failure = ([line.strip() for line in self._errors if line.strip()] or ["no word"])[-1][:200]
+        self.failure = ([line.strip() for line in self._errors if line.strip()] or [f"exit code {code}"])[-1][:200]
         return {}

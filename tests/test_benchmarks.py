@@ -1,10 +1,12 @@
 """The comparison with the peers: who takes part, in turn, and what is told of it."""
 
+import contextlib
 import json
 
 import pytest
 
 from benchmarks import __main__ as command
+from benchmarks import contest
 from benchmarks.case import Case
 from benchmarks.contest import Result, flops, hold
 from keras_vit import MODELS, UserError
@@ -30,6 +32,19 @@ def test_a_training_step_of_ours_is_one(tmp_path):
     (ours,) = hold(Case("training", "testing", 4, size=32, precision="bfloat16", threads=1), ["keras_vit"], rounds=2)
     assert ours.failure is None
     assert len(ours.seconds) == 2
+
+
+def test_who_is_killed_between_two_rounds_is_reported_and_stops_nobody():
+    with contextlib.ExitStack() as stack:
+        victim = contest.Contestant("matrix_product", TINY, stack)
+        victim.run()
+        victim.process.kill()
+        victim.process.wait()
+        victim.run()
+        victim.run()
+        result = victim.end()
+    assert len(result.seconds) == 1
+    assert result.failure
 
 
 def test_the_work_of_a_call():
