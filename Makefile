@@ -35,7 +35,7 @@ lint: setup
 bench: .venv-bench/installed
 	.venv-bench/bin/python -m benchmarks
 
-.venv-bench/installed: requirements.txt benchmarks/requirements.txt
+.venv-bench/installed: requirements.txt export/requirements-onnx.txt benchmarks/requirements.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	@touch $@

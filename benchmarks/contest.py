@@ -59,7 +59,7 @@ def flops(case: Case) -> int:
 
 def rate(result: Result, case: Case) -> float:
     """Operations per second."""
-    return getattr(PEERS[result.peer], "operations", 0) / result.median or flops(case) / result.median
+    return getattr(PEERS[result.peer], "operations", flops(case)) / result.median
 
 
 class Contestant:

@@ -5,7 +5,6 @@ step. Each runs in a process of its own, and imports its framework itself. All w
 right is for the tests to show.
 """
 
-import os
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -305,7 +304,6 @@ def _tensorflow_threads(case: Case) -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(case.threads)
     tf.config.threading.set_inter_op_parallelism_threads(case.threads)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 PEERS = {

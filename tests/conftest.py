@@ -20,6 +20,28 @@ TINY = ViTConfig(patch_size=(4, 6), hidden_size=12, num_layers=2, num_heads=3, m
 TINY_IMAGE = (12, 30)  # 3 rows and 5 columns of patches
 TINY_STEM = ResNetConfig((1, 2), 4, (8, 16), preactivation=False, num_groups=2)
 
+# For a process of its own: what an action returns, and by how many bytes the process grew meanwhile.
+WATCHED = """
+import threading, time
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def watched(action):
+    before, peak, done = resident(), [0], threading.Event()
+    def watch():
+        while not done.wait(0.001):
+            peak[0] = max(peak[0], resident())
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        result = action()
+    finally:
+        done.set()
+        watcher.join()
+    return result, peak[0] - before
+"""
+
 
 @pytest.fixture(autouse=True)
 def _seeded():

@@ -11,18 +11,16 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from conftest import TINY, TINY_IMAGE, randomize
+from conftest import TINY, TINY_IMAGE, WATCHED, randomize
 from keras_vit import UserError, chunk_attention
 
 # Peak memory of a call over what there was before it, in bytes, for all tokens at a time and for 64.
-_PEAKS = """
-import json, threading, time
-import numpy as np
+_PEAKS = (
+    WATCHED
+    + """
+import json
 import tensorflow as tf
 import keras_vit
-
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
 
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=16, num_layers=1, num_heads=4, mlp_dim=16)
 model = keras_vit.build(config, image_size=256, num_classes=3)  # 4,097 tokens: 268 MB of probabilities
@@ -32,18 +30,10 @@ for queries in (64, None):
     keras_vit.chunk_attention(model, queries)
     call = tf.function(lambda x: model(x, training=False))
     call.get_concrete_function(tf.TensorSpec((1, 256, 256, 3)))
-    before, peak, done = resident(), [0], threading.Event()
-    def watch():
-        while not done.wait(0.001):
-            peak[0] = max(peak[0], resident())
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    call(images)
-    done.set()
-    watcher.join()
-    peaks.append(peak[0] - before)
+    peaks.append(watched(lambda: call(images))[1])
 print(json.dumps(peaks))
 """
+)
 
 
 def tiny(**fields) -> keras.Model:

@@ -9,30 +9,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from conftest import FIXTURES
+from conftest import FIXTURES, WATCHED
 from keras_vit.npz import read_npz
 
 _CLASSES = 400_000  # of the head, which is then nearly all of the file: 77 MB as float32
-_LOAD = """
-import json, sys, threading, time
+_LOAD = (
+    WATCHED
+    + """
+import json, sys
 import keras_vit
-
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
-
-def watched(action):
-    before, peak, done = resident(), [0], threading.Event()
-    def watch():
-        while not done.wait(0.001):
-            peak[0] = max(peak[0], resident())
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        result = action()
-    finally:
-        done.set()
-        watcher.join()
-    return result, peak[0] - before
 
 keras_vit.from_checkpoint(sys.argv[1])  # what the first use of the backend takes
 found = {}
@@ -43,6 +28,7 @@ for path in sys.argv[2:]:
     del model
 print(json.dumps(found))
 """
+)
 
 
 @pytest.fixture(name="files", scope="module")
