@@ -6,6 +6,7 @@ from typing import Literal
 
 Precision = Literal["float32", "bfloat16"]
 Task = Literal["inference", "training"]
+Device = Literal["cpu", "gpu"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Case:
     precision: Precision = "float32"
     threads: int = 2
     """That everyone is given."""
+    device: Device = "cpu"
 
     @property
     def title(self) -> str:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 
 from benchmarks.case import NUM_CLASSES, Case
-from benchmarks.peers import PEERS
+from benchmarks.peers import SIDE
 from keras_vit import MODELS
 from keras_vit.costs import costs
 
@@ -59,7 +59,8 @@ def flops(case: Case) -> int:
 
 def rate(result: Result, case: Case) -> float:
     """Operations per second."""
-    return getattr(PEERS[result.peer], "operations", flops(case)) / result.median
+    operations = 2 * SIDE[case.device] ** 3 if result.peer == LIMIT else flops(case)
+    return operations / result.median
 
 
 class Contestant:

@@ -5,9 +5,13 @@ step. Each runs in a process of its own, and imports its framework itself. All w
 right is for the tests to show.
 """
 
+import contextlib
+import functools
+import multiprocessing
+import os
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -16,28 +20,33 @@ from benchmarks.case import NUM_CLASSES, Case
 Call = Callable[[], object]
 
 # Side of the square matrices whose product gives the machine's limit: large enough that nothing else counts.
-_SIDE = 3072
+SIDE = {"cpu": 3072, "gpu": 8192}
 _TIMM = {
     "ViT-Ti_16": "vit_tiny_patch16_{size}",
     "ViT-S_16": "vit_small_patch16_{size}",
     "ViT-B_16": "vit_base_patch16_{size}",
+    "ViT-L_16": "vit_large_patch16_{size}",
     "BiT-R50x1": "resnetv2_50x1_bit",
     "R50+ViT-B_16": "vit_base_r50_s16_{size}",
 }
 
 
 def matrix_product(case: Case) -> Call:
-    """The product of two large matrices by TensorFlow: 2 * side**3 operations."""
+    """The product of two large matrices by TensorFlow, on a GPU by torch: 2 * side**3 operations."""
+    side = SIDE[case.device]
+    if case.device == "gpu":
+        import torch
+
+        a, b = (torch.randn(side, side, device="cuda").to(getattr(torch, case.precision)) for _ in range(2))
+        return lambda: (a @ b)[0].sum().item()
+
     import tensorflow as tf
 
     _tensorflow_threads(case)
     dtype = tf.dtypes.as_dtype(case.precision)
-    a, b = (tf.cast(tf.random.stateless_normal((_SIDE, _SIDE), (0, i)), dtype) for i in range(2))
+    a, b = (tf.cast(tf.random.stateless_normal((side, side), (0, i)), dtype) for i in range(2))
     product = tf.function(lambda: tf.reduce_sum(tf.matmul(a, b)[0]))
     return lambda: product().numpy()
-
-
-matrix_product.operations = 2 * _SIDE**3
 
 
 def keras_vit(case: Case) -> Call:
@@ -88,22 +97,63 @@ def _our_step(case: Case) -> Call:
     return lambda: step((images, labels))["loss"].numpy()
 
 
+def keras_vit_jax(case: Case) -> Call:
+    """Our Keras model on the JAX backend of Keras; in training with Keras' AdamW."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")  # nobody else is on the device
+    import jax
+    import keras
+
+    import keras_vit
+
+    mixed = "mixed_bfloat16" if case.task == "training" else "bfloat16"
+    keras.config.set_dtype_policy("float32" if case.precision == "float32" else mixed)
+    model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
+    images = jax.device_put(_images(case))
+    weights = [variable.value for variable in model.trainable_variables]
+    if case.task == "training":
+        return _jax_step(case, model, weights, images)
+    forward = jax.jit(lambda weights, images: model.stateless_call(weights, [], images, training=False)[0])
+    images = images.astype(case.precision)
+    return lambda: np.asarray(forward(weights, images))
+
+
+def _jax_step(case: Case, model, weights: list, images) -> Call:
+    import jax
+    import keras
+
+    optimizer = keras.optimizers.AdamW(1e-4, weight_decay=0.1)
+    optimizer.build(model.trainable_variables)
+    labels = np.arange(case.batch) % NUM_CLASSES
+
+    def loss(weights: list, images):
+        logits, _ = model.stateless_call(weights, [], images, training=True)
+        logits = keras.ops.cast(logits, "float32")
+        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: tuple, images):
+        value, gradients = jax.value_and_grad(loss)(state[0], images)
+        return value, optimizer.stateless_apply(state[1], gradients, state[0])
+
+    state = (weights, [variable.value for variable in optimizer.variables])
+
+    def call() -> float:
+        nonlocal state
+        value, state = step(state, images)
+        jax.block_until_ready(state)
+        return float(value)
+
+    return call
+
+
 def keras_vit_saved_model(case: Case) -> Call:
     """Our SavedModel, as TF Serving has it, loaded afresh."""
     import tensorflow as tf
 
-    from export.saved_model import save
-    from export.signatures import Servable, signatures
-
     _tensorflow_threads(case)
-    with tempfile.TemporaryDirectory() as directory:
-        folder, labels = pathlib.Path(directory) / "model", pathlib.Path(directory) / "labels.txt"
-        labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
-        model = _plain(case, case.precision)
-        servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
-        save(servable, folder, signatures(model, servable.labels))
-        del model, servable
-        loaded = tf.saved_model.load(str(folder))
+    with _exported(_export_saved_model, case) as directory:
+        loaded = tf.saved_model.load(str(directory / "model"))
     images, forward = tf.constant(_images(case)), loaded.signatures["image_tensor"]
     return lambda: (loaded, forward(image=images)["logits"].numpy())
 
@@ -119,14 +169,10 @@ def keras_vit_openvino(case: Case) -> Call:
 
 
 def _our_file(case: Case, kind: str) -> Call:
-    import keras
-
     from export import runtimes
 
-    with tempfile.TemporaryDirectory() as directory:
-        runtimes.write(_plain(case, for_onnx=True), kind, pathlib.Path(directory), map(str, range(NUM_CLASSES)))
-        keras.utils.clear_session()
-        run = runtimes.open_file(pathlib.Path(directory) / runtimes.FILES[kind][0], kind, case.threads)
+    with _exported(_export_file, case, kind) as directory:
+        run = runtimes.open_file(directory / runtimes.FILES[kind][0], kind, case.threads)
     images = _images(case)
     return lambda: run(images)
 
@@ -144,16 +190,9 @@ def keras_vit_tflite_int8(case: Case) -> Call:
 def _our_tflite(case: Case, kind: str | None) -> Call:
     from ai_edge_litert.interpreter import Interpreter
 
-    from export.quantize import quantize
-    from export.tflite import convert
-
-    content = convert(_plain(case))
-    if kind is not None:
-        with tempfile.TemporaryDirectory() as directory:
-            file = pathlib.Path(directory) / "model.tflite"
-            file.write_bytes(content)
-            content = quantize(file, kind, [])
-    interpreter = Interpreter(model_content=bytes(content), num_threads=case.threads)
+    with _exported(_export_tflite, case, kind) as directory:
+        content = (directory / "model.tflite").read_bytes()
+    interpreter = Interpreter(model_content=content, num_threads=case.threads)
     interpreter.allocate_tensors()
     given, images = interpreter.get_input_details()[0]["index"], _images(case)
 
@@ -163,6 +202,49 @@ def _our_tflite(case: Case, kind: str | None) -> Call:
             interpreter.invoke()
 
     return forward
+
+
+@contextlib.contextmanager
+def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
+    """A directory with what `export(*arguments, directory)` writes there, in a process of its own.
+
+    What an exporter leaves in memory, gigabytes of it for ONNX, would be there while everyone is timed.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        process = multiprocessing.get_context("spawn").Process(target=export, args=(*arguments, directory))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"The export ended with {process.exitcode}.")
+        yield pathlib.Path(directory)
+
+
+def _export_saved_model(case: Case, directory: str) -> None:
+    from export.saved_model import save
+    from export.signatures import Servable, signatures
+
+    labels = pathlib.Path(directory) / "labels.txt"
+    labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
+    model = _plain(case, case.precision)
+    servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
+    save(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
+
+
+def _export_file(case: Case, kind: str, directory: str) -> None:
+    from export import runtimes
+
+    labels = [str(number) for number in range(NUM_CLASSES)]
+    runtimes.write(_plain(case, for_onnx=True), kind, pathlib.Path(directory), labels)
+
+
+def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
+    from export.quantize import quantize
+    from export.tflite import convert
+
+    file = pathlib.Path(directory) / "model.tflite"
+    file.write_bytes(convert(_plain(case)))
+    if kind is not None:
+        file.write_bytes(quantize(file, kind, []))
 
 
 def keras_hub(case: Case) -> Call:
@@ -232,11 +314,21 @@ def _transformers_model(case: Case):
 
 def timm(case: Case) -> Call:
     """The model of timm on torch, with its fused attention."""
+    return _torch_call(case, _timm_model(case), lambda model, images: model(images))
+
+
+def timm_compiled(case: Case) -> Call:
+    """The same under torch.compile."""
+    import torch
+
+    return _torch_call(case, torch.compile(_timm_model(case)), lambda model, images: model(images))
+
+
+def _timm_model(case: Case):
     _torchvision_of_any_build()
     import timm
 
-    model = timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
-    return _torch_call(case, model, lambda model, images: model(images))
+    return timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
 
 
 def _torchvision_of_any_build() -> None:
@@ -257,7 +349,9 @@ def _torch_call(case: Case, model, forward) -> Call:
     import torch
 
     torch.set_num_threads(case.threads)
-    images = torch.tensor(_images(case).transpose(0, 3, 1, 2)).contiguous()
+    device = "cuda" if case.device == "gpu" else "cpu"
+    images = torch.tensor(_images(case).transpose(0, 3, 1, 2)).contiguous().to(device)
+    model = model.to(device)
     if case.task == "training":
         return _torch_step(case, model.train(), forward, images)
     dtype = getattr(torch, case.precision)
@@ -265,7 +359,7 @@ def _torch_call(case: Case, model, forward) -> Call:
 
     def call() -> object:
         with torch.inference_mode():
-            return forward(model, images).float().numpy()
+            return forward(model, images).float().cpu().numpy()
 
     return call
 
@@ -274,15 +368,17 @@ def _torch_step(case: Case, model, forward, images) -> Call:
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.1)
-    labels = torch.arange(case.batch)
+    labels = torch.arange(case.batch, device=images.device) % NUM_CLASSES
 
     def step() -> float:
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=case.precision == "bfloat16"):
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=case.precision == "bfloat16"):
             logits = forward(model, images)
         loss = torch.nn.functional.cross_entropy(logits.float(), labels)
         loss.backward()
         optimizer.step()
+        if images.device.type == "cuda":
+            torch.cuda.synchronize()
         return loss.item()
 
     return step
@@ -312,6 +408,7 @@ PEERS = {
         matrix_product,
         keras_vit,
         keras_vit_chunked,
+        keras_vit_jax,
         keras_vit_saved_model,
         keras_vit_onnx,
         keras_vit_openvino,
@@ -321,5 +418,6 @@ PEERS = {
         transformers,
         transformers_compiled,
         timm,
+        timm_compiled,
     )
 }

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import contest
+from benchmarks import contest, gpu
 from benchmarks.case import Case
 from benchmarks.contest import Result, flops, hold
 from keras_vit import MODELS, UserError
@@ -81,3 +81,41 @@ def test_results_are_written_after_every_case(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_compared_is_refused(options, words):
     with pytest.raises(UserError, match=words):
         command.main(options)
+
+
+def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(monkeypatch):
+    tried = []
+
+    def hold_up_to_32(case, peers, rounds):
+        tried.append(case.batch)
+        return [Result(peers[0], (0.5,) if case.batch <= 32 else (), 1.0, 0.5, 0, None if case.batch <= 32 else "OOM")]
+
+    monkeypatch.setattr(gpu, "hold", hold_up_to_32)
+    case, result = gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "keras_vit_jax", 1)
+    assert (tried, case.batch, result.failure) == ([128, 64, 32], 32, None)
+
+
+def test_on_a_gpu_where_no_batch_fits_the_reason_is_told(monkeypatch):
+    monkeypatch.setattr(gpu, "hold", lambda case, peers, rounds: [Result(peers[0], (), 0.0, 0.0, 0, "OOM")])
+    case, result = gpu.largest(Case("training", "ViT-S_16", 32, device="gpu"), "keras_vit_jax", 1)
+    assert (case.batch, result.failure) == (8, "OOM")
+
+
+def test_on_a_gpu_rates_are_compared_whatever_the_batches(tmp_path, monkeypatch, capsys):
+    def hold_one(case, peers, rounds):
+        if peers[0] == "transformers_compiled":
+            return [Result(peers[0], (), 0.0, 0.0, 0, "OutOfMemory")]
+        return [
+            Result(peers[0], (case.batch / {"keras_vit_jax": 3000, "timm_compiled": 2000}.get(peers[0], 1),), 1, 1, 0)
+        ]
+
+    monkeypatch.setattr(gpu, "hold", hold_one)
+    options = ["--models", "ViT-S_16", "--sizes", "224", "--tasks", "inference", "--output", str(tmp_path / "gpu")]
+    gpu.main(options)
+    text = (tmp_path / "gpu/results.md").read_text()
+    assert "| keras_vit_jax | 2048 | 3,000 (3,000 to 3,000) | 1.00x |" in text
+    assert "| timm_compiled | 2048 | 2,000 (2,000 to 2,000) | 1.50x |" in text
+    assert "| transformers_compiled | failed: OutOfMemory |" in text
+    assert text.strip().endswith(capsys.readouterr().out.strip().splitlines()[-1])
+    with pytest.raises(UserError, match="no comparison for 'ViT-H_14'"):
+        gpu.Arguments(models=("ViT-H_14",))

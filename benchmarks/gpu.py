@@ -1,0 +1,120 @@
+"""Speed on one GPU in bfloat16: ours on the JAX backend of Keras beside timm and transformers under torch.compile.
+
+    KERAS_BACKEND=jax python -m benchmarks.gpu --output gpu-results
+
+Everyone has the GPU alone, in a process of its own, and the largest batch that fits into its memory, found by halving;
+the product of two large matrices runs before each case. Writes results.json and results.md. Needs JAX and torch, each
+with its GPU build, timm and transformers, but no TensorFlow.
+"""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import get_args
+
+from benchmarks.case import Case, Task
+from benchmarks.contest import LIMIT, Result, hold, rate
+from keras_vit import UserError, cli, run_directory
+
+_OURS = "keras_vit_jax"
+_PEERS = (_OURS, "timm_compiled", "transformers_compiled")
+# Images of ViT-S_16 at 224 pixels to begin with; other models and sizes begin with as many as have no more tokens x D.
+_FIRST_BATCH = {"inference": 2048, "training": 1024}
+_SHARE = {"ViT-S_16": 1, "ViT-B_16": 2, "ViT-L_16": 4}
+_SMALLEST_BATCH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Images per second on one GPU, in bfloat16."""
+
+    models: tuple[str, ...] = tuple(_SHARE)
+    """Of ViT-S_16, ViT-B_16 and ViT-L_16."""
+    sizes: tuple[int, ...] = (224, 384)
+    """Heights and widths in pixels."""
+    tasks: tuple[Task, ...] = get_args(Task)
+    """What to measure."""
+    rounds: int = 20
+    """Timed calls of each."""
+    output: pathlib.Path = pathlib.Path("gpu-results")
+    """Directory for results.json and results.md."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UserError(f"--rounds must be at least 1, but is {self.rounds}.")
+        unknown = [model for model in self.models if model not in _SHARE]
+        if unknown:
+            raise UserError(f"There is no comparison for {unknown[0]!r}; --models takes {', '.join(_SHARE)}.")
+
+
+def largest(case: Case, peer: str, rounds: int) -> tuple[Case, Result]:
+    """The result with the largest batch, from the case's own downwards, that does not fail; else the last failure."""
+    while True:
+        (result,) = hold(case, [peer], rounds)
+        if result.failure is None or case.batch // 2 < _SMALLEST_BATCH:
+            return case, result
+        case = dataclasses.replace(case, batch=case.batch // 2)
+
+
+def rows(found: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
+    """Markdown: a line for each peer, as fast as ours and as the matrix product."""
+    own = next((case.batch / r.median for case, r in found if r.peer == _OURS and r.failure is None), None)
+    lines = []
+    for case, result in found:
+        head = f"| {case.model} | {case.size} | {case.task} | {result.peer} |"
+        if result.failure is not None:
+            lines.append(f"{head} | failed: {result.failure.replace('|', '/')} | | | |")
+            continue
+        images = case.batch / result.median
+        spread = f"{case.batch / max(result.seconds):,.0f} to {case.batch / min(result.seconds):,.0f}"
+        ours = f"{own / images:.2f}x" if own is not None else ""
+        speed = rate(result, case)
+        share = f"{speed / limit:.0%}" if limit else ""
+        lines.append(f"{head} {case.batch} | {images:,.0f} ({spread}) | {ours} | {speed / 1e12:.0f} | {share} |")
+    return lines
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--models … --output DIR`"""
+    parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks.gpu")
+    output = run_directory.check_output(parsed.output)
+    head = f"{_gpu()}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
+    lines = [
+        f"# Speed on a GPU\n\n{head}\n",
+        "| model | px | task | | batch | images/s, median (least to most) | ours is | TFLOP/s | of the limit |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines), flush=True)
+    records = []
+    for model in parsed.models:
+        for size in parsed.sizes:
+            for task in parsed.tasks:
+                batch = max(_FIRST_BATCH[task] // (_SHARE[model] * (4 if size > 224 else 1)), _SMALLEST_BATCH)
+                case = Case(task, model, batch, size, "bfloat16", device="gpu")
+                (limit,) = hold(case, [LIMIT], parsed.rounds)
+                found = [largest(case, peer, parsed.rounds) for peer in _PEERS]
+                shown = rows(found, 0.0 if limit.failure else rate(limit, case))
+                print("\n".join(shown), flush=True)
+                lines += shown
+                pairs = [*found, (case, limit)]
+                records += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
+                document = json.dumps({"machine": head, "cases": records}, indent=1)
+                with run_directory.staged(output) as stage:  # after every case: a run cut short has left something
+                    (stage / "results.json").write_text(document + "\n", encoding="utf-8")
+                    (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _gpu() -> str:
+    """Its name, as the driver tells it."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "an unknown GPU"
+
+
+if __name__ == "__main__":
+    cli.run(main, any_backend=True)
