@@ -225,7 +225,7 @@ def _export_saved_model(case: Case, directory: str) -> None:
 
     labels = pathlib.Path(directory) / "labels.txt"
     labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
-    model = _plain(case, case.precision)
+    model = _plain(case, case.precision, fold_norms=True)
     servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
     save(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
 

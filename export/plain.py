@@ -1,5 +1,8 @@
 """The model as an artifact needs it: plain convolutions, one dtype, nothing that only training knows."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import keras
 import numpy as np
 from keras import ops
@@ -18,14 +21,22 @@ def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
     return _rebuilt(model, dtype)
 
 
-def plain(model: keras.Model, dtype: str = "float32", *, for_onnx: bool = False) -> keras.Model:
+def plain(
+    model: keras.Model, dtype: str = "float32", *, for_onnx: bool = False, fold_norms: bool = False
+) -> keras.Model:
     """The model in one dtype with its standardised convolutions baked into plain ones, equal to float rounding.
 
-    With `for_onnx`, what ONNX and its runtime get wrong is written in another way: see _ErfDense, _NearlyZeroPadding.
+    Args:
+        model: any of ours.
+        dtype: "float32" or "bfloat16".
+        for_onnx: write what ONNX and its runtime get wrong in another way: see _ErfDense, _NearlyZeroPadding.
+        fold_norms: put scale and offset of the norms into the dense layers behind them, for runtimes that compute a
+            norm operation by operation: TensorFlow goes over all tokens five times for what then takes it two.
     """
     rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
-    if rewritten or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
-        return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx)
+    folds = _norms_and_readers(model) if fold_norms else {}
+    if rewritten or folds or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
+        return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx, folds=folds)
     return in_dtype(model, dtype)
 
 
@@ -59,8 +70,42 @@ def _is_pool_padding(layer: keras.layers.Layer) -> bool:
     return layer.name == "resnet.root_block.pool_padding"
 
 
-def _rebuilt(model: keras.Model, dtype: str, *, bake: bool = False, for_onnx: bool = False) -> keras.Model:
-    """A copy with layers of the same names."""
+# The norms of an encoder block, and who reads them and nothing else.
+_READERS = {
+    "LayerNorm_0": [f"MultiHeadDotProductAttention_1.{projection}" for projection in ("query", "key", "value")],
+    "LayerNorm_2": ["MlpBlock_3.Dense_0"],
+}
+
+
+def _norms_and_readers(model: keras.Model) -> dict[str, list[str]]:
+    """The names of the norms in the encoder blocks of a model, and of the dense layers that read them."""
+    names = {layer.name for layer in model.layers}
+    found = {}
+    for name in sorted(names):
+        block, _, last = name.rpartition(".")
+        readers = [f"{block}.{reader}" for reader in _READERS.get(last, [])]
+        if readers and names.issuperset(readers):
+            found[name] = readers
+    return found
+
+
+def _folded(weights: list[np.ndarray], norm: keras.layers.LayerNormalization) -> list[np.ndarray]:
+    """Kernel (D, M) and bias (M,) of a dense layer that reads a norm, with the norm's scale and offset in them."""
+    gamma, beta = (np.asarray(weight.value, np.float64) for weight in (norm.gamma, norm.beta))
+    kernel, *bias = (weight.astype(np.float32) for weight in weights)  # models without a bias of q, k, v get one
+    return [(gamma[:, None] * kernel).astype(np.float32), (beta @ kernel + sum(bias)).astype(np.float32)]
+
+
+def _rebuilt(
+    model: keras.Model,
+    dtype: str,
+    *,
+    bake: bool = False,
+    for_onnx: bool = False,
+    folds: Mapping[str, list[str]] = MappingProxyType({}),
+) -> keras.Model:
+    """A copy with layers of the same names; `folds` are norms with the names of their readers."""
+    norm_of = {reader: norm for norm, readers in folds.items() for reader in readers}
 
     def bakes(layer: keras.layers.Layer) -> bool:
         return bake and isinstance(layer, StandardizedConv2D)
@@ -78,6 +123,10 @@ def _rebuilt(model: keras.Model, dtype: str, *, bake: bool = False, for_onnx: bo
                 name=layer.name,
             )
         config = {**layer.get_config(), "dtype": dtype}
+        if layer.name in folds:
+            config |= {"scale": False, "center": False}
+        if layer.name in norm_of:
+            config |= {"use_bias": True}
         if for_onnx and _is_exact_gelu(layer):
             return _ErfDense.from_config({**config, "activation": None})
         if for_onnx and _is_pool_padding(layer):
@@ -88,7 +137,13 @@ def _rebuilt(model: keras.Model, dtype: str, *, bake: bool = False, for_onnx: bo
         copy = keras.models.clone_model(model, clone_function=copied)
     for layer in model.layers:
         weights = [np.asarray(weight.value) for weight in layer.weights]
-        copy.get_layer(layer.name).set_weights([standardized(layer, weights[0])] if bakes(layer) else weights)
+        if bakes(layer):
+            weights = [standardized(layer, weights[0])]
+        elif layer.name in norm_of:
+            weights = _folded(weights, model.get_layer(norm_of[layer.name]))
+        elif layer.name in folds:
+            weights = []
+        copy.get_layer(layer.name).set_weights(weights)
     return copy
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import keras_vit
 from conftest import TINY, TINY_IMAGE, TINY_STEM, randomize
+from export.plain import plain
 from keras_vit import ConvStem, Preprocessing, ViTConfig
 
 _RELOAD = """
@@ -136,6 +137,17 @@ def test_every_kind_compiles_under_xla(name, tiny_images):
     model = tiny(name)
     compiled = tf.function(lambda x: model(x, training=False), jit_compile=True)
     np.testing.assert_allclose(compiled(tf.constant(tiny_images)), model(tiny_images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_stays_the_same_when_the_norms_of_its_blocks_are_folded(name, tiny_images):
+    model = tiny(name)
+    folded = plain(model, fold_norms=True)
+    np.testing.assert_allclose(folded(tiny_images), model(tiny_images), rtol=1e-4, atol=1e-4)
+    weights = {layer.name: len(layer.weights) for layer in folded.layers if ".LayerNorm_" in layer.name}
+    in_blocks = [name for name in weights if "encoderblock" in name]
+    assert not any(weights[name] for name in in_blocks)
+    assert bool(in_blocks) == isinstance(CONFORMANCE[name], ViTConfig)
 
 
 def test_every_field_of_the_configuration_is_varied_by_some_row():
