@@ -135,6 +135,18 @@ def test_what_is_computed_twice_gives_the_same_step(family):
     )
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
+    ends = {}
+    for form, helps in (("layers", False), ("fused", True)):
+        monkeypatch.setattr("training.trainer.helps", lambda helps=helps: helps)
+        ours = trainer(FAMILIES[family], rate=0.01)
+        for step in batches(3):
+            ours.train_on_batch(*step)
+        ends[form] = flat(ours.network.weights)
+    assert np.abs(ends["fused"] - ends["layers"]).max() < 1e-5
+
+
 def test_a_model_with_batch_normalization_is_not_computed_twice():
     with pytest.raises(UserError, match="batch normalization would count each batch twice; leave --remat out"):
         trainer(FAMILIES["convolutional stem"], remat=True)

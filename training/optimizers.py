@@ -36,7 +36,7 @@ class _AsThePapers:
         path = self._path[self._var_key(variable)]
         learning_rate = learning_rate * self._share.get(path, 1.0)
         if decay := self._decay.get(path, 0.0):
-            self.assign_sub(variable, variable * decay * learning_rate)
+            self.assign_sub(variable, variable * (decay * learning_rate))
         self._update(variable, gradient, learning_rate, self._get_variable_index(variable))
 
     def _all_reduce_sum_gradients(self, grads_and_vars):

@@ -15,16 +15,18 @@ from keras_vit import UserError
 _BLOCK = re.compile(r"Transformer\.encoderblock_\d+(\.column)?|(resnet\.)?block\d+\.unit\d+")
 
 
-def segments(network: keras.Model) -> list[keras.Model]:
-    """Models of the same layers, one behind the other, each of which ends with a block; the last ends with the head.
-
-    Raises UserError for a model with batch normalization, whose statistics would see each batch twice, and for one of
-    masked patches, which ends with something that no block passes on.
+def check_segments(network: keras.Model) -> None:
+    """Raises UserError for a model with batch normalization, whose statistics would see each batch twice, and for one
+    of masked patches, which ends with something that no block passes on.
     """
     if isinstance(network.output, dict):
         raise UserError("The prediction of masked patches keeps what is inside the blocks; leave --remat out.")
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in network.layers):
         raise UserError("A model with batch normalization would count each batch twice; leave --remat out.")
+
+
+def segments(network: keras.Model) -> list[keras.Model]:
+    """Models of the same layers, one behind the other, each of which ends with a block; the last ends with the head."""
     ends = [layer.output for layer in network.layers if _BLOCK.fullmatch(layer.name)]
     return [keras.Model(begin, end) for begin, end in zip([network.input, *ends], [*ends, network.output], strict=True)]
 

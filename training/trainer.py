@@ -14,8 +14,9 @@
 import keras
 import tensorflow as tf
 
+from training.fused import fused, helps
 from training.objectives import Objective
-from training.remat import rematerialized, segments
+from training.remat import check_segments, rematerialized, segments
 
 
 class Trainer(keras.Model):
@@ -54,7 +55,10 @@ class Trainer(keras.Model):
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
         # Moving statistics, of the one architecture that has them: torchvision's convolutional stem.
         self._statistics = [v for v in network.non_trainable_variables if v.name != "seed_generator_state"]
-        self._segments = segments(network) if remat else []
+        if remat:
+            check_segments(network)
+        self._trained = fused(network) if helps() else network
+        self._segments = segments(self._trained) if remat else []
         self.step = self._number("step", "int32")
         self._stop_seen = self._number("stop_seen", "float32")
         self.sums = [self._number("loss", "float32"), self._number("correct", "int32"), self._number("seen", "int32")]
@@ -156,7 +160,7 @@ class Trainer(keras.Model):
         variables = self.network.trainable_variables
         with tf.GradientTape() as tape:
             with keras.StatelessScope(values) as scope:
-                network = rematerialized(self._segments, values) if self._segments else self.network
+                network = rematerialized(self._segments, values) if self._segments else self._trained
                 outputs = network(images, training=True)
             losses, sums = self._objective.measure(images, labels, outputs, tf.ones(images.shape[:1]))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
