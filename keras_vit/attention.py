@@ -80,8 +80,8 @@ def attention_probabilities(query, key, num_heads: int, offset_logits=None):
     The query is scaled before the product, as flax does; the softmax is float32 whatever the compute dtype.
     `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
     """
-    query = ops.transpose(_split_heads(query, num_heads), (0, 2, 1, 3))  # (B, H, N, d)
-    key = ops.transpose(_split_heads(key, num_heads), (0, 2, 3, 1))  # (B, H, d, M)
+    query = ops.transpose(split_heads(query, num_heads), (0, 2, 1, 3))  # (B, H, N, d)
+    key = ops.transpose(split_heads(key, num_heads), (0, 2, 3, 1))  # (B, H, d, M)
     query = query * (query.shape[-1] ** -0.5)
     logits = ops.matmul(query, key)  # (B, H, N, M)
     if offset_logits is not None:
@@ -89,9 +89,10 @@ def attention_probabilities(query, key, num_heads: int, offset_logits=None):
     return ops.cast(ops.softmax(ops.cast(logits, "float32"), axis=-1), query.dtype)
 
 
-def _split_heads(tokens, num_heads: int):
+def split_heads(tokens, num_heads: int):
+    """Tokens (B, N, D) -> (B, N, H, d)."""
     width = tokens.shape[-1] // num_heads
-    return ops.reshape(tokens, (-1, tokens.shape[1], num_heads, width))  # (B, N, H, d)
+    return ops.reshape(tokens, (-1, tokens.shape[1], num_heads, width))
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -116,12 +117,13 @@ class DotProductAttention(keras.layers.Layer):
         if self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]:
             return self._in_chunks(query, key, value)
         probabilities = attention_probabilities(query, key, self.num_heads, offset_logits)  # (B, H, N, M)
+        return self.mixed(probabilities, value, training)
+
+    def mixed(self, probabilities, value, training=None):
+        """The mean of the values (B, M, D) by probabilities (B, H, N, M), some of them dropped: (B, N, D)."""
         if self.dropout is not None:
             probabilities = self.dropout(probabilities, training=training)
-        return self._mixed(probabilities, value)
-
-    def _mixed(self, probabilities, value):
-        value = ops.transpose(_split_heads(value, self.num_heads), (0, 2, 1, 3))  # (B, H, M, d)
+        value = ops.transpose(split_heads(value, self.num_heads), (0, 2, 1, 3))  # (B, H, M, d)
         mixed = ops.transpose(ops.matmul(probabilities, value), (0, 2, 1, 3))  # (B, N, H, d)
         return ops.reshape(mixed, (-1, mixed.shape[1], value.shape[1] * value.shape[3]))  # (B, N, D)
 
@@ -132,7 +134,7 @@ class DotProductAttention(keras.layers.Layer):
         chunks = ops.reshape(ops.pad(query, ((0, 0), (0, missing), (0, 0))), (-1, size, query.shape[2]))
         chunks = ops.reshape(chunks, (-1, (num_queries + missing) // size, size, query.shape[2]))
         # The gradient computes a chunk again: kept for it, all chunks together would take the memory of the whole.
-        mix = keras.remat(lambda c, key, value: self._mixed(attention_probabilities(c, key, self.num_heads), value))
+        mix = keras.remat(lambda c, key, value: self.mixed(attention_probabilities(c, key, self.num_heads), value))
         mixed = ops.map(lambda c: mix(c, key, value), ops.transpose(chunks, (1, 0, 2, 3)))  # (N / c, B, c, D)
         mixed = ops.reshape(ops.transpose(mixed, (1, 0, 2, 3)), (-1, num_queries + missing, query.shape[2]))
         return mixed[:, :num_queries]
@@ -177,7 +179,7 @@ class RelativePositions(keras.layers.Layer):
     def call(self, query):
         num_tokens, reach = query.shape[1], self.embedding.shape[0]  # N, 2 N - 1
         keys = ops.cast(self.embedding, query.dtype)  # row r is for p_key - p_query = r - (N - 1)
-        query = ops.transpose(_split_heads(query, self.num_heads), (0, 2, 1, 3))  # (B, H, N, d)
+        query = ops.transpose(split_heads(query, self.num_heads), (0, 2, 1, 3))  # (B, H, N, d)
         logits = ops.matmul(query * (keys.shape[-1] ** -0.5), ops.transpose(keys))  # (B, H, N, 2 N - 1)
         # Every query's row begins one step further left: written with one column more, read again with the old width.
         logits = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1))), (-1, self.num_heads, 2 * num_tokens**2))

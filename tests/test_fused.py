@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from scipy import special
 
+from keras_vit.attention import attention
 from keras_vit.layers import TokenDense
 from training.fused import fused
 
@@ -110,6 +111,41 @@ def test_in_bfloat16_it_is_no_less_exact_than_the_layers_themselves(layer):
     theirs = _off(_value_and_gradients(network, tokens, upstream), exact)
     assert max(ours) < 0.005
     assert sum(ours) <= sum(theirs) + 1e-6
+
+
+def test_in_bfloat16_the_gradient_of_a_bias_is_that_of_thousands_of_rows():
+    """TensorFlow's own is a tenth off."""
+    network = _network(TokenDense(8, dtype="mixed_bfloat16"), 4)
+    tokens, upstream = np.ones((600, 5, 4)), _in_bfloat16(np.random.default_rng(1).normal(0.1, 1, (600, 5, 8)))
+    *_, bias = _value_and_gradients(fused(network), tokens, upstream)
+    np.testing.assert_allclose(bias, upstream.sum((0, 1)), rtol=0.01)
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.5])
+def test_attention_and_its_gradients_are_those_of_the_layer(dropped):
+    tokens = keras.Input((5, 16))
+    network = keras.Model(tokens, attention(tokens, tokens, num_heads=2, name="attention", dropout_rate=dropped))
+    _randomised(network)
+    rng = np.random.default_rng(1)
+    given, upstream = rng.normal(0, 1, (3, 5, 16)), rng.normal(0, 1, (3, 5, 16))
+    results = []
+    for model in (network, fused(network)):
+        for seed in network.non_trainable_variables:
+            seed.assign([3, 4])
+        results.append(_value_and_gradients(model, given, upstream))
+    largest = max(np.abs(x).max() for x in results[0])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6 * largest)
+
+
+@pytest.mark.parametrize("side", [12, 14])
+def test_patches_and_their_gradients_are_those_of_the_convolution(side):
+    images = keras.Input((side, side, 3))
+    network = _randomised(keras.Model(images, keras.layers.Conv2D(8, (4, 6), strides=(4, 6))(images)))
+    rng = np.random.default_rng(1)
+    given, upstream = rng.normal(0, 1, (2, side, side, 3)), rng.normal(0, 1, (2, 3, 2, 8))
+    exact = _value_and_gradients(network, given, upstream)
+    assert max(_off(_value_and_gradients(fused(network), given, upstream), exact)) < 2e-6
 
 
 def test_the_network_itself_stays_as_it_is():

@@ -1,9 +1,10 @@
-"""The network in the form that a CPU trains fastest: GELU and LayerNorm each as one pass over memory.
+"""The network in the form that a CPU trains fastest.
 
-TensorFlow computes both operation by operation, eight passes over the tokens for a GELU and as many for its gradient,
-and between large matrix products memory is what a step waits for. Here the passes are merged by XLA, each with a
-gradient of its own; the products stay those of oneDNN, which XLA's do not reach on a CPU. Inside, the arithmetic is
-float32 whatever the layers compute with.
+TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by operation, eight passes over the tokens
+for a GELU and as many for its gradient, and between large matrix products memory is what a step waits for. Here each of
+them is one pass, merged by XLA; the products stay those of oneDNN, which XLA's do not reach on a CPU. Inside a pass the
+arithmetic is float32 whatever the layers compute with. Patches are embedded by a product, for oneDNN's gradient of the
+convolution takes ten times as long in bfloat16.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from keras_vit.attention import DotProductAttention, split_heads
 from keras_vit.layers import TokenDense
 
 # sqrt(2 / pi) and the cubic term of the tanh form ("Gaussian Error Linear Units", arXiv 1606.08415).
@@ -25,16 +27,20 @@ def helps() -> bool:
 
 def fused(network: keras.Model) -> keras.Model:
     """The same layers with the same weights, called in another way; the numbers are equal to float rounding."""
-    kernels = {"gelu_tanh": _bias_gelu(_gelu_tanh), "gelu_erf": _bias_gelu(_gelu_erf)}
-    norm = _layer_norm()
+    add_bias = {None: _bias_add, "gelu_tanh": _bias_gelu(_gelu_tanh), "gelu_erf": _bias_gelu(_gelu_erf)}
+    norm, probabilities = _layer_norm(), _attention_probabilities()
 
     def wrapped(layer):
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation without weights, such as a slice
-        if isinstance(layer, TokenDense) and layer.activation in kernels:
-            return _Dense(layer, kernels[layer.activation])
+        if isinstance(layer, TokenDense) and layer.use_bias and layer.activation in add_bias:
+            return _Dense(layer, add_bias[layer.activation])
         if isinstance(layer, keras.layers.LayerNormalization):
             return _Norm(layer, norm)
+        if isinstance(layer, DotProductAttention):
+            return _Attention(layer, probabilities)
+        if isinstance(layer, keras.layers.Conv2D) and _side_by_side(layer):
+            return _Patches(layer)
         return _Wrapped(layer)
 
     return keras.models.clone_model(network, clone_function=wrapped)
@@ -56,15 +62,15 @@ class _Wrapped(keras.layers.Layer):
 
 
 class _Dense(_Wrapped):
-    """A dense layer on tokens, its bias and GELU in one."""
+    """A dense layer on tokens, its bias and activation in one."""
 
-    def __init__(self, layer: TokenDense, bias_gelu: Callable):
+    def __init__(self, layer: TokenDense, add_bias: Callable):
         super().__init__(layer)
-        self._bias_gelu = bias_gelu
+        self._add_bias = add_bias
 
     def call(self, tokens):
         flat = tf.reshape(tokens, (-1, tokens.shape[-1]))  # (B * N, D)
-        flat = self._bias_gelu(tf.matmul(flat, self.layer.kernel), tf.convert_to_tensor(self.layer.bias))
+        flat = self._add_bias(tf.matmul(flat, self.layer.kernel), tf.convert_to_tensor(self.layer.bias))
         return tf.reshape(flat, (-1, *tokens.shape[1:-1], self.layer.units))  # (B, N, units)
 
 
@@ -80,8 +86,55 @@ class _Norm(_Wrapped):
         return self._layer_norm(tokens, gamma, beta, self.layer.epsilon, self.compute_dtype)
 
 
+class _Attention(_Wrapped):
+    """Attention among all tokens; in chunks or with relative positions it is as ever."""
+
+    def __init__(self, layer: DotProductAttention, probabilities: Callable):
+        super().__init__(layer)
+        self._probabilities = probabilities
+
+    def call(self, query, key, value, offset_logits=None, training=None):
+        if offset_logits is not None or self.layer.queries_at_a_time is not None:
+            return self.layer(query, key, value, offset_logits, training=training)
+        heads = (tf.transpose(split_heads(tokens, self.layer.num_heads), (0, 2, 1, 3)) for tokens in (query, key))
+        return self.layer.mixed(self._probabilities(*heads), value, training)
+
+
+def _side_by_side(layer: keras.layers.Conv2D) -> bool:
+    return layer.kernel_size == layer.strides != (1, 1) and layer.padding == "valid"
+
+
+class _Patches(_Wrapped):
+    """A convolution whose windows lie side by side."""
+
+    def call(self, images):
+        (height, width), (rows, columns) = self.layer.kernel_size, self.layer.compute_output_shape(images.shape)[1:3]
+        images = images[:, : rows * height, : columns * width]
+        windows = tf.reshape(images, (-1, rows, height, columns, width, images.shape[-1]))
+        windows = tf.reshape(tf.transpose(windows, (0, 1, 3, 2, 4, 5)), (-1, height * width * images.shape[-1]))
+        patches = tf.matmul(windows, tf.reshape(self.layer.kernel, (windows.shape[-1], self.layer.filters)))
+        patches = _bias_add(patches, tf.convert_to_tensor(self.layer.bias))
+        return tf.reshape(patches, (-1, rows, columns, self.layer.filters))
+
+
+@tf.custom_gradient
+def _bias_add(products, bias):
+    """The sum of products (N, M) and bias (M,).
+
+    TensorFlow's gradient by the bias adds up thousands of rows in the numbers of the products. A product adds up in
+    float32.
+    """
+
+    def gradient(upstream):
+        if upstream.dtype == tf.float32:
+            return upstream, tf.raw_ops.BiasAddGrad(out_backprop=upstream)
+        return upstream, tf.matmul(tf.ones((1, tf.shape(upstream)[0]), upstream.dtype), upstream)[0]
+
+    return tf.nn.bias_add(products, bias), gradient
+
+
 def _bias_gelu(gelu: Callable) -> Callable:
-    """gelu(products + bias) of products (N, M) and bias (M,), where `gelu` gives the value and the slope at x."""
+    """The GELU of products (N, M) + bias (M,), where `gelu` gives the value and the slope at x."""
 
     @_compiled
     def value(products, bias):
@@ -118,18 +171,18 @@ def _layer_norm() -> Callable:
     @_compiled
     def value(tokens, gamma, beta, epsilon, dtype):
         x = _rows(tokens)
-        mean = _row_means(x)
-        inverse = tf.math.rsqrt(_row_means(tf.square(x - mean)) + epsilon)
+        mean = _row_sums(x) / x.shape[-1]
+        inverse = tf.math.rsqrt(_row_sums(tf.square(x - mean)) / x.shape[-1] + epsilon)
         normed = (x - mean) * inverse * _float32(gamma) + _float32(beta)
-        return tf.cast(tf.reshape(normed, tokens.shape), dtype), mean, inverse
+        return tf.cast(tf.reshape(normed, tf.shape(tokens)), dtype), mean, inverse
 
     @_compiled
     def gradient(tokens, gamma, mean, inverse, upstream):
         normed, upstream = (_rows(tokens) - mean) * inverse, _rows(upstream)
-        scaled = upstream * _float32(gamma)
-        through = inverse * (scaled - _row_means(scaled) - normed * _row_means(scaled * normed))
+        scaled, width = upstream * _float32(gamma), tokens.shape[-1]
+        through = inverse * (scaled - _row_sums(scaled) / width - normed * (_row_sums(scaled * normed) / width))
         of_weights = (tf.cast(tf.reduce_sum(x, axis=0), gamma.dtype) for x in (upstream * normed, upstream))
-        return tf.cast(tf.reshape(through, tokens.shape), tokens.dtype), *of_weights
+        return _like(through, tokens), *of_weights
 
     def layer_norm(tokens, gamma, beta, epsilon, dtype):
         @tf.custom_gradient
@@ -142,13 +195,42 @@ def _layer_norm() -> Callable:
     return layer_norm
 
 
+def _attention_probabilities() -> Callable:
+    """softmax(q k / sqrt(d)) of queries (B, H, N, d) and keys (B, H, M, d), in float32 inside: (B, H, N, M)."""
+
+    @_compiled
+    def of_logits(probabilities, upstream, scale):
+        weighted = _rows(probabilities) * _rows(upstream)
+        through = scale * (weighted - _rows(probabilities) * _row_sums(weighted))
+        return _like(through, probabilities)
+
+    @tf.custom_gradient
+    def attention_probabilities(query, key):
+        scale = query.shape[-1] ** -0.5
+        logits = tf.matmul(query * scale, key, transpose_b=True)
+        probabilities = tf.cast(tf.nn.softmax(_float32(logits)), query.dtype)
+
+        def gradient(upstream):
+            scaled = of_logits(probabilities, upstream, scale)
+            return tf.matmul(scaled, key), tf.matmul(scaled, query, transpose_a=True)
+
+        return probabilities, gradient
+
+    return attention_probabilities
+
+
 def _rows(tokens):
+    """(..., D) -> (N, D) float32."""
     return tf.reshape(_float32(tokens), (-1, tokens.shape[-1]))
 
 
-def _row_means(x):
-    """Means of the rows of (N, D), as (N, 1): by a product, for XLA adds up a row number by number."""
-    return tf.matmul(x, tf.fill((x.shape[-1], 1), 1.0 / x.shape[-1]))
+def _row_sums(x):
+    """Sums of the rows of (N, D), as (N, 1): by a product, for XLA adds up a row number by number."""
+    return tf.matmul(x, tf.ones((x.shape[-1], 1)))
+
+
+def _like(rows, tokens):
+    return tf.cast(tf.reshape(rows, tf.shape(tokens)), tokens.dtype)
 
 
 def _float32(x):
