@@ -19,6 +19,20 @@ if TYPE_CHECKING:
     from keras_vit.posemb import resize_position_embedding
     from keras_vit.preprocess import Preprocessing
     from keras_vit.saving import save_checkpoint
+else:
+    __getattr__ = public_names(
+        globals(),
+        {
+            "attention": ["chunk_attention"],
+            "checkpoint": ["LoadReport", "adapt", "from_checkpoint", "load_checkpoint"],
+            "description": ["Description", "describe"],
+            "finding": ["find_checkpoint"],
+            "models": ["build", "config_of", "feature_map", "intermediates", "preprocessing_of"],
+            "posemb": ["resize_position_embedding"],
+            "preprocess": ["Preprocessing"],
+            "saving": ["save_checkpoint"],
+        },
+    )
 
 __all__ = [
     "MODELS",
@@ -44,20 +58,6 @@ __all__ = [
     "resize_position_embedding",
     "save_checkpoint",
 ]
-
-__getattr__ = public_names(
-    globals(),
-    {
-        "attention": ["chunk_attention"],
-        "checkpoint": ["LoadReport", "adapt", "from_checkpoint", "load_checkpoint"],
-        "description": ["Description", "describe"],
-        "finding": ["find_checkpoint"],
-        "models": ["build", "config_of", "feature_map", "intermediates", "preprocessing_of"],
-        "posemb": ["resize_position_embedding"],
-        "preprocess": ["Preprocessing"],
-        "saving": ["save_checkpoint"],
-    },
-)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """The shell side of every command: typed dataclasses in, one sentence and exit code 2 for a user's mistake.
 
-The module of a command declares its arguments and has a `main` that parses them; what does the work, and TensorFlow and
-Keras with it, is imported there, when they are right.
+The module of a command declares its arguments and has a `main` that parses them; what does the work with TensorFlow and
+Keras is in another module, which `main` imports when they are right.
 """
 
 import contextlib

@@ -15,7 +15,7 @@ from conftest import FIXTURES, GOLDEN, randomize
 from keras_vit import Preprocessing, UserError, ViTConfig
 from training import features, fewshot, knn, least_squares, linear_probe, logistic_regression, nearest_neighbors
 from training.features import Features
-from training.fewshot import LeastSquares, few_shot, shots_of
+from training.least_squares import LeastSquares, few_shot, shots_of
 from training.run import Run
 from training.sources import DataArguments, array_split, digits
 

@@ -17,7 +17,7 @@ from tensorflow.python.tools import saved_model_cli
 import keras_vit
 from conftest import official, randomize
 from export import as_saved_model, image_files, parity, warmup
-from export.saved_model import export_saved_model
+from export.as_saved_model import export_saved_model
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.run_directory import Samples
 

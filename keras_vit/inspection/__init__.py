@@ -30,6 +30,31 @@ if TYPE_CHECKING:
     from keras_vit.inspection.observe import FIGURES, Findings, available_figures, inspect
     from keras_vit.inspection.relevance import features_and_gradients
     from keras_vit.inspection.report import write
+else:
+    __getattr__ = public_names(
+        globals(),
+        {
+            "arrays": [
+                "attention_rollout",
+                "attention_to_patches",
+                "class_relevance",
+                "mean_attention_distance",
+                "patch_distances",
+                "patch_tokens",
+                "position_similarity",
+                "principal_filters",
+                "resize_map",
+                "root_filters",
+                "token_norms",
+                "unfold_axial",
+            ],
+            "images": ["Picture", "decode", "read_pictures"],
+            "measures": ["neighbourhood", "weight_per_pixel"],
+            "observe": ["FIGURES", "Findings", "available_figures", "inspect"],
+            "relevance": ["features_and_gradients"],
+            "report": ["write"],
+        },
+    )
 
 __all__ = [
     "FIGURES",
@@ -56,31 +81,6 @@ __all__ = [
     "weight_per_pixel",
     "write",
 ]
-
-__getattr__ = public_names(
-    globals(),
-    {
-        "arrays": [
-            "attention_rollout",
-            "attention_to_patches",
-            "class_relevance",
-            "mean_attention_distance",
-            "patch_distances",
-            "patch_tokens",
-            "position_similarity",
-            "principal_filters",
-            "resize_map",
-            "root_filters",
-            "token_norms",
-            "unfold_axial",
-        ],
-        "images": ["Picture", "decode", "read_pictures"],
-        "measures": ["neighbourhood", "weight_per_pixel"],
-        "observe": ["FIGURES", "Findings", "available_figures", "inspect"],
-        "relevance": ["features_and_gradients"],
-        "report": ["write"],
-    },
-)
 
 
 def __dir__() -> list[str]:
