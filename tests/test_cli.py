@@ -21,12 +21,12 @@ from keras_vit import UserError, cli, convert
 from training.recipes import RECIPES
 
 ROOT = pathlib.Path(__file__).parent.parent
-COMMANDS = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+COMMANDS = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"): path
     for room in ("keras_vit", "training", "export", "benchmarks")
-    for path in (ROOT / room).rglob("*.py")
+    for path in sorted((ROOT / room).rglob("*.py"))
     if "\n    cli.run(main)\n" in path.read_text()
-)
+}
 PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
 
 
@@ -177,9 +177,11 @@ def test_help_and_a_wrong_option_wait_for_nothing(command):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_all_commands_are_found():
-    assert {"training.pretrain", "keras_vit.inspection", "export.serving.kit", "benchmarks"} <= set(COMMANDS)
+def test_all_commands_are_found_and_all_but_these_require_tensorflow():
     assert len(COMMANDS) == 21
+    assert {name for name, path in COMMANDS.items() if "    cli.require_tensorflow()\n" not in path.read_text()} == {
+        "benchmarks.gpu", "export.serving.kit", "keras_vit.convert", "keras_vit.inspection", "training.launch"
+    }  # fmt: skip
 
 
 def test_a_reader_that_goes_away_stops_a_command_silently():

@@ -113,7 +113,7 @@ def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, t
 def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeypatch):
     run = as_tflite.run_tflite
     monkeypatch.setattr(
-        tflite, "run_tflite", lambda file, *given: run(file, *given) * (-1 if "int8" in file.name else 1)
+        as_tflite, "run_tflite", lambda file, *given: run(file, *given) * (-1 if "int8" in file.name else 1)
     )
     with pytest.raises(UserError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
         as_tflite.export_tflite(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])

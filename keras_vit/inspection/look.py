@@ -8,7 +8,7 @@ from keras_vit import run_directory
 from keras_vit.checkpoint import adapt, from_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.finding import find_checkpoint
-from keras_vit.inspection.__main__ import Arguments
+from keras_vit.inspection.arguments import Arguments
 from keras_vit.inspection.images import read_pictures
 from keras_vit.inspection.observe import FIGURES, inspect
 from keras_vit.inspection.page import sentences
