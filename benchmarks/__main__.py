@@ -116,6 +116,7 @@ def processor() -> str:
 def main(arguments: Sequence[str]) -> None:
     """`--cases … --output DIR`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks")
+    cli.require_tensorflow()
     output = run_directory.check_output(parsed.output)
     head = f"{processor()}, {parsed.threads} threads, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
     lines, records = ["# Speed beside the peers", "", head, ""], []

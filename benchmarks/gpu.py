@@ -117,4 +117,4 @@ def _gpu() -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, any_backend=True)
+    cli.run(main)

@@ -7,14 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from export.arguments import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
 from keras_vit.run_directory import SAMPLES, Samples
 
 # Largest difference of a logit that float32 arithmetic in another order explains.
 FLOAT_TOLERANCE = 1e-4
-# Share of images that an artifact with rounded weights may put in another class than the model does. One image always
-# may be: among few, a single picture between two classes says nothing.
-LARGEST_DISAGREEMENT = 0.02
 # Images in memory at once, at most, and pixels: what a large model computes in between is many times its weights.
 _BATCH, _BATCH_PIXELS = 64, 200_000
 

@@ -21,13 +21,12 @@ import pathlib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 from ai_edge_quantizer import calibrator, qtyping, quantizer, recipe, recipe_manager
 from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
-Format = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int8", "int16x8"]
+from export.tflite import Format
 
 # Formats whose ranges come from calibration images, with the bits of their activations.
 STATIC = {"int8": 8, "int16x8": 16}

@@ -15,15 +15,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import keras
 import numpy as np
 
 from export import report
+from export.onnx import Format
 from keras_vit import UserError, preprocessing_of
 
-Format = Literal["onnx", "openvino"]
 # Answers (B, H, W, C) float32 with logits (B, K).
 Runner = Callable[[np.ndarray], np.ndarray]
 

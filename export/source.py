@@ -9,33 +9,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from export.arguments import SourceArguments
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
 from keras_vit.run_directory import Samples
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif"}
 # Pictures that are made up where there are none, and their sides in sides of the model's input.
 _MADE_UP, _MADE_UP_SIDES = 16, (1.0, 1.5, 0.7)
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceArguments:
-    """The model to export: one of --run and --checkpoint."""
-
-    run: str | None = None
-    """Run directory."""
-    checkpoint: str | None = None
-    """Checkpoint file or folder, address, or official name such as augreg:B_16."""
-    labels: str | None = None
-    """Text file with a class in each line, in the order of a checkpoint's logits. A run has its own."""
-    images: str | None = None
-    """Folder of image files to check a checkpoint's export on; those in folders named as a class give accuracy, too.
-    Default: 16 made-up pictures. A run has its own."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels of a checkpoint's model; default: as stored."""
-    num_heads: int | None = None
-    """Attention heads, where a checkpoint does not tell them."""
-    num_groups: int | None = None
-    """Groups of GroupNorm, where a checkpoint does not tell them."""
 
 
 @dataclasses.dataclass(frozen=True)

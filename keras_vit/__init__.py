@@ -1,23 +1,38 @@
 """Vision Transformers for Keras 3: models, checkpoints, and what can be seen in them.
 
-Runs on the TensorFlow, JAX and torch backends of Keras and imports none of them itself.
+Runs on the TensorFlow, JAX and torch backends of Keras and imports none of them itself. Keras comes with the first name
+that needs it.
 """
 
-from keras_vit.quiet import native_stderr_silenced
+from typing import TYPE_CHECKING
 
-with native_stderr_silenced():
-    import keras as _keras  # noqa: F401  (first import of the backend)
-
-from keras_vit.attention import chunk_attention
-from keras_vit.checkpoint import LoadReport, adapt, from_checkpoint, load_checkpoint
 from keras_vit.config import MODELS, ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
-from keras_vit.describe import Description, describe
+from keras_vit.deferred import public_names, register_layers_with_keras
 from keras_vit.errors import UserError
-from keras_vit.finding import find_checkpoint
-from keras_vit.models import build, config_of, feature_map, intermediates, preprocessing_of
-from keras_vit.posemb import resize_position_embedding
-from keras_vit.preprocess import Preprocessing
-from keras_vit.saving import save_checkpoint
+
+if TYPE_CHECKING:
+    from keras_vit.attention import chunk_attention
+    from keras_vit.checkpoint import LoadReport, adapt, from_checkpoint, load_checkpoint
+    from keras_vit.description import Description, describe
+    from keras_vit.finding import find_checkpoint
+    from keras_vit.models import build, config_of, feature_map, intermediates, preprocessing_of
+    from keras_vit.posemb import resize_position_embedding
+    from keras_vit.preprocess import Preprocessing
+    from keras_vit.saving import save_checkpoint
+else:
+    __getattr__ = public_names(
+        globals(),
+        {
+            "attention": ["chunk_attention"],
+            "checkpoint": ["LoadReport", "adapt", "from_checkpoint", "load_checkpoint"],
+            "description": ["Description", "describe"],
+            "finding": ["find_checkpoint"],
+            "models": ["build", "config_of", "feature_map", "intermediates", "preprocessing_of"],
+            "posemb": ["resize_position_embedding"],
+            "preprocess": ["Preprocessing"],
+            "saving": ["save_checkpoint"],
+        },
+    )
 
 __all__ = [
     "MODELS",
@@ -43,3 +58,10 @@ __all__ = [
     "resize_position_embedding",
     "save_checkpoint",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+register_layers_with_keras()

@@ -1,4 +1,8 @@
-"""The shell side of every command: typed dataclasses in, one sentence and exit code 2 for a user's mistake."""
+"""The shell side of every command: typed dataclasses in, one sentence and exit code 2 for a user's mistake.
+
+The module of a command declares its arguments and has a `main` that parses them; what does the work with TensorFlow and
+Keras is in another module, which `main` imports when they are right.
+"""
 
 import contextlib
 import errno
@@ -8,8 +12,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-
-import keras
 
 from keras_vit.errors import UserError
 
@@ -78,14 +80,22 @@ def _one_sentence(boxes: str) -> str:
     return f"{text}; --help lists all options."
 
 
-def run(command: Callable[[Sequence[str]], None], *, any_backend: bool = False) -> None:
-    """Call a command with the shell's arguments and leave the process with its exit code.
+def require_tensorflow() -> None:
+    """Raise UserError unless Keras, which this imports, has the TensorFlow backend."""
+    import keras
 
-    Unless it runs on `any_backend` of Keras, another one than TensorFlow is refused.
-    """
+    if keras.backend.backend() != "tensorflow":
+        raise UserError(
+            f"Training and export need the TensorFlow backend of Keras, but it is {keras.backend.backend()}; "
+            "set KERAS_BACKEND=tensorflow."
+        )
+
+
+def run(command: Callable[[Sequence[str]], None]) -> None:
+    """Call a command with the shell's arguments and leave the process with its exit code."""
     sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show stops nothing
     try:
-        _call(command, any_backend)
+        _call(command)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # nobody reads any more: `| head`
@@ -93,13 +103,8 @@ def run(command: Callable[[Sequence[str]], None], *, any_backend: bool = False) 
         sys.exit(128 + signal.SIGPIPE)
 
 
-def _call(command: Callable[[Sequence[str]], None], any_backend: bool) -> None:
+def _call(command: Callable[[Sequence[str]], None]) -> None:
     try:
-        if not any_backend and keras.backend.backend() != "tensorflow":
-            raise UserError(
-                f"Training and export need the TensorFlow backend of Keras, but it is {keras.backend.backend()}; "
-                "set KERAS_BACKEND=tensorflow."
-            )
         command(sys.argv[1:])
     except UserError as mistake:
         print(" ".join(str(mistake).split()), file=sys.stderr)

@@ -18,6 +18,7 @@ Classifier = Literal["token", "gap", "map", "unpooled", "none"]
 Gelu = Literal["tanh", "erf"]
 PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "none"]
 PositionInjection = Literal["input", "every-layer", "shared"]
+Resize = Literal["stretch", "crop", "resize-small"]
 
 
 @dataclasses.dataclass(frozen=True)

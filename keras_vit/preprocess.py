@@ -6,15 +6,13 @@ are 0..255 until `normalize`. Official values: vit_jax `input_pipeline.py` (plai
 
 import dataclasses
 import operator
-from typing import Literal
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.config import Resize
 from keras_vit.errors import UserError
-
-Resize = Literal["stretch", "crop", "resize-small"]
 
 # ITU-R BT.601 luma, the weights of PIL's convert("L") and of libjpeg.
 _LUMA = (0.299, 0.587, 0.114)

@@ -8,12 +8,15 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import keras
 import numpy as np
 
 from keras_vit.errors import UserError
 from keras_vit.npz import read_npz, write_npz
+
+if TYPE_CHECKING:
+    import keras
 
 CONFIG, LABELS, MODEL, SAMPLES = "config.json", "labels.txt", "model.keras", "samples.npz"
 # Training images for what must not see the evaluation images.
@@ -30,15 +33,17 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     return run / name
 
 
-def load(run: str | os.PathLike) -> tuple[keras.Model, tuple[str, ...]]:
+def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
     """The trained model of a run and the names of its classes. Raises UserError unless they belong together."""
     model, labels = load_model(run), load_labels(run)
     check_classes(model, labels)
     return model, labels
 
 
-def load_model(run: str | os.PathLike) -> keras.Model:
+def load_model(run: str | os.PathLike) -> "keras.Model":
     """The trained model of a run, or of a .keras file."""
+    import keras  # here, so that what needs no model need not wait for it
+
     path = pathlib.Path(run)
     path = path if path.suffix == ".keras" and path.is_file() else find(path, MODEL)
     try:
@@ -66,7 +71,7 @@ def labels_text(labels: Sequence[str]) -> str:
     return "".join(f"{label}\n" for label in labels)
 
 
-def check_classes(model: keras.Model, labels: Sequence[str]) -> None:
+def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
     """Raise UserError unless the model classifies images into as many classes as there are labels."""
     shape = model.output_shape
     if not {"head", "resnet.head.conv2d"} & {layer.name for layer in model.layers}:

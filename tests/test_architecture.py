@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import keras_vit.inspection
+
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted(path for room in ("keras_vit", "training", "export") for path in (ROOT / room).rglob("*.py"))
 FORBIDDEN = {
@@ -42,6 +44,19 @@ def test_rooms_import_only_what_they_may_know(path):
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_every_module_says_what_it_is(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("package", [keras_vit, keras_vit.inspection], ids=lambda package: package.__name__)
+def test_a_package_gives_all_its_names_and_only_then_imports_keras(package):
+    code = f"import {package.__name__} as package, sys; before = 'keras' in sys.modules; listed = dir(package)\n"
+    code += f"names = {{}}; exec('from {package.__name__} import *', names); print(before, *listed); print(*names)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    (before, *listed), names = (line.split() for line in done.stdout.splitlines())
+    assert before == "False"
+    assert set(package.__all__) <= set(listed)
+    assert {*package.__all__, "__builtins__"} == set(names)
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'nothing'"):
+        package.nothing  # noqa: B018
 
 
 def test_importing_everything_prints_nothing():

@@ -15,10 +15,18 @@ import export.saved_model
 import export.tflite
 import training.evaluate
 import training.pretrain
-from keras_vit import UserError, cli
+import training.study
+from conftest import FIXTURES
+from keras_vit import UserError, cli, convert
 from training.recipes import RECIPES
 
 ROOT = pathlib.Path(__file__).parent.parent
+COMMANDS = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"): path
+    for room in ("keras_vit", "training", "export", "benchmarks")
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if "\n    cli.run(main)\n" in path.read_text()
+}
 PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
 
 
@@ -118,18 +126,62 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_pa
     assert printed.endswith("; give another path, or mend this.\n")
 
 
-def test_another_backend_is_refused_before_anything_is_done(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (training.pretrain, PRETRAIN),
+        (training.study, ["head", "--data", "digits", "--workdir", "runs/never"]),
+        (training.evaluate, ["--run", "nowhere", "--data", "digits"]),
+        (export.saved_model, ["--run", "nowhere", "--output", "x"]),
+        (export.tflite, ["--run", "nowhere", "--output", "x"]),
+    ],
+)
+def test_another_backend_is_refused_before_anything_is_done(command, arguments, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    assert stopped(pytest.fail, capsys).startswith(
+    assert stopped(lambda _: command.main(arguments), capsys).startswith(
         "Training and export need the TensorFlow backend of Keras, but it is jax;"
     )
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_needs_no_tensorflow_runs_on_any_backend(monkeypatch):
+def test_a_command_that_needs_no_tensorflow_runs_on_any_backend(monkeypatch, tmp_path):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    called = []
-    cli.run(called.append, any_backend=True)
-    assert called == [sys.argv[1:]]
+    convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / "x.npz"), "--layout", "npz"])
+    assert (tmp_path / "x.npz").is_file()
+
+
+# In a process of its own: the exit codes of a command, and which of the modules that take long are there then.
+_AT_THE_DOOR = """
+import runpy, sys
+command, codes = sys.argv[1], []
+for arguments in ["--help"], ["--no-such-option"]:
+    sys.argv[1:], code = arguments, 0
+    try:
+        runpy.run_module(command, run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        code = stop.code or 0
+    codes.append(code)
+slow = "tensorflow keras jax torch sklearn scipy matplotlib pandas tensorflow_datasets ai_edge_quantizer ai_edge_litert"
+print(*codes, *({*slow.split(), "onnx", "onnxruntime", "openvino", "tf2onnx", "PIL"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_and_a_wrong_option_wait_for_nothing(command):
+    command = [sys.executable, "-c", _AT_THE_DOOR, command]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    help_text, _, last = done.stdout.rstrip("\n").rpartition("\n")
+    assert last == "0 2"
+    assert "--help" in help_text
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_all_commands_are_found_and_all_but_these_require_tensorflow():
+    assert len(COMMANDS) == 21
+    assert {name for name, path in COMMANDS.items() if "    cli.require_tensorflow()\n" not in path.read_text()} == {
+        "benchmarks.gpu", "export.serving.kit", "keras_vit.convert", "keras_vit.inspection", "training.launch"
+    }  # fmt: skip
 
 
 def test_a_reader_that_goes_away_stops_a_command_silently():

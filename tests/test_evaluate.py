@@ -14,11 +14,11 @@ import tensorflow as tf
 
 import keras_vit
 from conftest import randomize
-from export import saved_model, tflite
+from export import as_saved_model, as_tflite
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.npz import read_npz
 from keras_vit.run_directory import Samples
-from training import evaluate
+from training import evaluate, evaluation
 from training.evaluate_models import InputArguments
 from training.examples import Split
 from training.run import Run
@@ -30,7 +30,7 @@ NAMES = ("ant", "bee", "cat")
 
 def test_the_numbers_are_those_counted_by_hand():
     logits = np.log([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [0.5, 0.4, 0.1]])
-    metrics = evaluate.measure(logits, np.array([0, 0, 1, 2, 1]), NAMES)
+    metrics = evaluation.measure(logits, np.array([0, 0, 1, 2, 1]), NAMES)
     assert (metrics["num_examples"], metrics["num_correct"], metrics["accuracy"]) == (5, 4, 0.8)
     assert metrics["log_loss"] == pytest.approx(-np.log([0.7, 0.6, 0.8, 0.6, 0.4]).mean())
     assert metrics["confusion"] == [[2, 0, 0], [1, 1, 0], [0, 0, 1]]
@@ -41,14 +41,14 @@ def test_the_numbers_are_those_counted_by_hand():
 
 
 def test_a_class_without_images_does_not_break_the_report():
-    metrics = evaluate.measure(np.eye(3)[[0, 1]], np.array([0, 1]), NAMES)
+    metrics = evaluation.measure(np.eye(3)[[0, 1]], np.array([0, 1]), NAMES)
     assert metrics["classes"]["cat"]["num_examples"] == 0
     assert metrics["accuracy"] == 1.0
 
 
 def test_top_five_counts_the_five_highest():
     logits = np.tile(np.arange(7.0), (7, 1))
-    metrics = evaluate.measure(logits, np.arange(7), tuple("abcdefg"))
+    metrics = evaluation.measure(logits, np.arange(7), tuple("abcdefg"))
     assert metrics["top5_accuracy"] == pytest.approx(5 / 7)
 
 
@@ -66,12 +66,12 @@ def _run(tmp_path) -> Run:
 @pytest.fixture(name="no_data")
 def _no_data(monkeypatch):
     """Data must not even be opened, which may take as long as the evaluation."""
-    monkeypatch.setattr(evaluate, "open_source", lambda arguments: pytest.fail("the data were opened"))
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments: pytest.fail("the data were opened"))
 
 
 @pytest.mark.parametrize("batch_size", [1000, 7])
 def test_every_image_counts_once_whatever_the_batch(run, batch_size):
-    metrics = evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), batch_size))
+    metrics = evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), batch_size))
     assert metrics["num_examples"] == 360
     split = digits().evaluation
     images = np.stack([split.example(index)[0] for index in range(360)])
@@ -83,7 +83,7 @@ def test_every_image_counts_once_whatever_the_batch(run, batch_size):
 
 def test_the_report_is_written_in_all_forms(run, tmp_path):
     output = tmp_path / "report"
-    evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(output)))
+    evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(output)))
     pictures = {"confusion.png", "reliability.png", "mistakes.png"}
     assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", *pictures}
     assert all(f"]({name})" in (output / "evaluation.md").read_text() for name in pictures)
@@ -95,47 +95,47 @@ def test_the_report_is_written_in_all_forms(run, tmp_path):
 
 def test_data_of_other_classes_are_refused(run, monkeypatch):
     source = dataclasses.replace(digits(), labels=("zero", *"123456789"))
-    monkeypatch.setattr(evaluate, "open_source", lambda arguments: source)
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments: source)
     with pytest.raises(UserError, match="tells apart 10 classes and the data have 10, of which 0, zero differ"):
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
+        evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
 
 
 def test_an_unfinished_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="There is no file, folder or official checkpoint"):
-        evaluate.evaluate(evaluate.Arguments(str(tmp_path / "none"), DataArguments("digits")))
+        evaluation.evaluate(evaluate.Arguments(str(tmp_path / "none"), DataArguments("digits")))
     with pytest.raises(UserError, match="is no finished run: it has no model.keras"):
-        evaluate.evaluate(evaluate.Arguments(str(tmp_path), DataArguments("digits")))
+        evaluation.evaluate(evaluate.Arguments(str(tmp_path), DataArguments("digits")))
 
 
 def test_a_broken_model_file_is_refused(run):
     run.model_file.write_bytes(run.model_file.read_bytes()[:1000])
     with pytest.raises(UserError, match="cannot be read as a Keras model"):
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
+        evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_an_empty_batch_is_refused(run, batch_size, no_data):
     with pytest.raises(UserError, match=f"--batch-size must be at least 1 image, but is {batch_size}"):
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), batch_size))
+        evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), batch_size))
 
 
 @pytest.mark.parametrize("output", ["file", "file/report"])
 def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_path, no_data):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file is a file; --output takes a directory"):
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / output)))
+        evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / output)))
 
 
 def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
     Run(tmp_path / "other").start({"command": "other"}, NAMES)
     with pytest.raises(UserError, match="other is another run than .*run; give --output a directory of its own"):
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / "other")))
+        evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / "other")))
 
 
 def test_the_report_may_go_to_the_run_itself_and_replace_an_older_one(run):
     for output in (None, str(run.path / ".." / "run")):
         (run.path / "evaluation.md").write_text("old")
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=output))
+        evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=output))
         assert "| accuracy |" in (run.path / "evaluation.md").read_text()
 
 
@@ -143,16 +143,18 @@ def test_a_report_is_whole_or_not_there(run, tmp_path, monkeypatch):
     def full(matrix, names, path):
         raise OSError("disk full")
 
-    monkeypatch.setattr(evaluate, "draw_confusion", full)
+    monkeypatch.setattr(evaluation, "draw_confusion", full)
     with pytest.raises(OSError, match="disk full"):
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / "a" / "b")))
+        evaluation.evaluate(
+            evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / "a" / "b"))
+        )
     assert list(tmp_path.iterdir()) == [run.path]
 
 
 def test_a_model_of_another_number_of_classes_is_refused(run, no_data):
     (run.path / "labels.txt").write_text("ant\nbee\ncat\n")
     with pytest.raises(UserError, match=r"output has shape \(None, 10\), but there are 3 labels"):
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
+        evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
 
 
 # The numbers
@@ -168,7 +170,7 @@ def _made_up(count: int = 900, classes: int = 7) -> tuple[np.ndarray, np.ndarray
 
 def test_every_measure_is_scikit_learns():
     logits, labels, names = _made_up()
-    found, said = evaluate.measure(logits, labels, names), logits.argmax(-1)
+    found, said = evaluation.measure(logits, labels, names), logits.argmax(-1)
     exponentials = np.exp(logits.astype(np.float64))
     probabilities = exponentials / exponentials.sum(-1, keepdims=True)
     of_class = {"labels": range(7), "average": None, "zero_division": 0.0}
@@ -190,7 +192,7 @@ def test_every_measure_is_scikit_learns():
 
 def test_intervals_hold_the_measures_and_are_those_of_the_binomial():
     logits, labels, names = _made_up()
-    found, intervals = (function(logits, labels, names) for function in (evaluate.measure, evaluate.intervals))
+    found, intervals = (function(logits, labels, names) for function in (evaluation.measure, evaluation.intervals))
     for name in ("accuracy", "top5_accuracy", "log_loss", "macro_f1", "macro_recall"):
         assert intervals[name][0] < found[name] < intervals[name][1]
     for name in names[:-1]:
@@ -202,12 +204,12 @@ def test_intervals_hold_the_measures_and_are_those_of_the_binomial():
 
 def test_every_accepted_label_counts_and_images_without_one_do_not():
     logits, labels = np.eye(3)[[0, 1, 2, 0, 1]], np.array([0, 0, 2, 0, 1])
-    found = evaluate.measure_real(logits, labels, [[0], [0, 1], [], [2], [1]])
+    found = evaluation.measure_real(logits, labels, [[0], [0, 1], [], [2], [1]])
     assert found == {"num_examples": 4, "num_left_out": 1, "num_correct": 3, "accuracy": 0.75}
     with pytest.raises(UserError, match="accepts no label of any image"):
-        evaluate.measure_real(logits, labels, [[]] * 5)
+        evaluation.measure_real(logits, labels, [[]] * 5)
     with pytest.raises(UserError, match="Only 20% of the images have their own label.*in another order"):
-        evaluate.measure_real(logits, labels, [[1], [2], [0], [1], [1]])
+        evaluation.measure_real(logits, labels, [[1], [2], [0], [1], [1]])
 
 
 @pytest.mark.parametrize(
@@ -223,16 +225,16 @@ def test_every_accepted_label_counts_and_images_without_one_do_not():
 def test_a_file_that_does_not_tell_accepted_labels_is_refused(text, complaint, tmp_path):
     (tmp_path / "real.json").write_text(text)
     with pytest.raises(UserError, match=complaint):
-        evaluate.read_real_labels(str(tmp_path / "real.json"), Split(3, lambda index: None), 3)
+        evaluation.read_real_labels(str(tmp_path / "real.json"), Split(3, lambda index: None), 3)
     with pytest.raises(UserError, match="There is no file"):
-        evaluate.read_real_labels(str(tmp_path / "none.json"), Split(3, lambda index: None), 3)
+        evaluation.read_real_labels(str(tmp_path / "none.json"), Split(3, lambda index: None), 3)
 
 
 def test_accepted_labels_follow_the_numbers_of_imagenets_files(tmp_path):
     (tmp_path / "real.json").write_text("[[0], [1, 2], [], [2]]")
     files = ("b/ILSVRC2012_val_00000004.JPEG", "a/ILSVRC2012_val_00000002.JPEG")
     split = Split(2, lambda index: None, files.__getitem__)
-    assert evaluate.read_real_labels(str(tmp_path / "real.json"), split, 3) == [[2], [1, 2]]
+    assert evaluation.read_real_labels(str(tmp_path / "real.json"), split, 3) == [[2], [1, 2]]
 
 
 # The models
@@ -250,8 +252,8 @@ def _made(tmp_path_factory) -> pathlib.Path:
     keras_vit.save_checkpoint(model, folder / "weights.npz", layout="npz")
     images = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), np.uint8)
     samples = Samples(tuple(tf.io.encode_png(image).numpy() for image in images), np.arange(9))
-    saved_model.export_saved_model(model, tuple("0123456789"), samples, folder / "served")
-    tflite.export_tflite(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
+    as_saved_model.export_saved_model(model, tuple("0123456789"), samples, folder / "served")
+    as_tflite.export_tflite(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
     return folder
 
 
@@ -260,9 +262,9 @@ def _few_digits(monkeypatch) -> Source:
     """The first 33 evaluation images of the digits in the place of all."""
     source = digits()
     few = dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
-    monkeypatch.setattr(evaluate, "open_source", lambda arguments: few)
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments: few)
     for picture in ("draw_confusion", "draw_reliability", "draw_mistakes"):  # which another test looks at
-        monkeypatch.setattr(evaluate, picture, lambda *_: None)
+        monkeypatch.setattr(evaluation, picture, lambda *_: None)
     return few
 
 
@@ -271,7 +273,7 @@ def _evaluated(model: pathlib.Path, output: pathlib.Path, **options) -> tuple[di
     arguments = evaluate.Arguments(
         str(model), DataArguments("digits"), 10, str(output), save_predictions=True, **options
     )
-    return evaluate.evaluate(arguments), read_npz(output / "predictions.npz")
+    return evaluation.evaluate(arguments), read_npz(output / "predictions.npz")
 
 
 def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
@@ -316,7 +318,7 @@ def test_what_an_exported_model_cannot_be_told_is_refused(made, few_digits, tmp_
         with pytest.raises(UserError, match=complaint):
             _evaluated(model, tmp_path / "report", **options)
     with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
-        evaluate.evaluate(evaluate.Arguments(str(phone), DataArguments("digits")))
+        evaluation.evaluate(evaluate.Arguments(str(phone), DataArguments("digits")))
 
 
 def test_a_damaged_export_is_refused(made, few_digits, tmp_path):
@@ -341,7 +343,7 @@ def test_logits_that_are_no_numbers_are_refused(run):
     model.layers[-1].bias.assign(np.full(10, np.nan))
     run.save_model(model)
     with pytest.raises(UserError, match="numbers that are not finite for 360 of 360 images"):
-        evaluate.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
+        evaluation.evaluate(evaluate.Arguments(str(run.path), DataArguments("digits")))
 
 
 def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
@@ -359,12 +361,12 @@ def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
 def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
     """Also where an older one had."""
     for picture in ("draw_confusion", "draw_reliability"):
-        monkeypatch.setattr(evaluate, picture, lambda *_: None)
+        monkeypatch.setattr(evaluation, picture, lambda *_: None)
     source, (_, predictions) = digits(), _evaluated(made / "run", tmp_path / "out")
     said = predictions["logits"].argmax(-1)
     images = np.stack([source.evaluation.example(index)[0] for index in range(360)])
     right = dataclasses.replace(source, evaluation=array_split(images, said, source.labels))
-    monkeypatch.setattr(evaluate, "open_source", lambda arguments: right)
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments: right)
     assert (tmp_path / "out" / "mistakes.png").is_file()
     assert _evaluated(made / "run", tmp_path / "out")[0]["worst_mistakes"] == []
     assert not (tmp_path / "out" / "mistakes.png").exists()
@@ -373,7 +375,7 @@ def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
 
 _IN_REPLICAS = """
 import sys, numpy as np
-from training import evaluate
+from training import evaluate, evaluation
 from training.sources import DataArguments, Source, array_split
 from training.strategies import StrategyArguments
 
@@ -383,15 +385,15 @@ def source(arguments):
     split = array_split(images, labels, tuple("0123456789"))
     return Source(tuple("0123456789"), split, split)
 
-evaluate.open_source = source
-evaluate.draw_confusion = evaluate.draw_reliability = evaluate.draw_mistakes = lambda *_: None
+evaluation.open_source = source
+evaluation.draw_confusion = evaluation.draw_reliability = evaluation.draw_mistakes = lambda *_: None
 run, output = sys.argv[1:]
 for name, batch_size, place in (
     ("three", 300, StrategyArguments("mirrored", 3)),  # first, for devices are divided before they are used
     ("one", 2003, StrategyArguments("single")),
 ):
     data = DataArguments("digits")
-    evaluate.evaluate(
+    evaluation.evaluate(
         evaluate.Arguments(run, data, batch_size, f"{output}/{name}", save_predictions=True, place=place)
     )
 """

@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 import keras_vit
 from conftest import randomize
-from export import parity, saved_model, tflite
+from export import as_saved_model, as_tflite, parity, saved_model, tflite
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.npz import write_npz
 from keras_vit.run_directory import Samples
@@ -38,7 +38,7 @@ def build(name: str = "token", channels: int = 3) -> keras.Model:
 @pytest.fixture(autouse=True)
 def _not_natively(monkeypatch):
     """TensorFlow's C++ library takes seconds to load; tests/test_served.py has it."""
-    monkeypatch.setattr(saved_model, "run_natively", lambda *_: {})
+    monkeypatch.setattr(as_saved_model, "run_natively", lambda *_: {})
 
 
 @pytest.fixture(name="samples", scope="module")
@@ -55,7 +55,7 @@ def _samples() -> Samples:
 
 @pytest.mark.parametrize(("name", "channels"), [("gap", 1), ("map", 3)])
 def test_a_saved_model_is_the_model(name, channels, samples, tmp_path):
-    path, difference = saved_model.export_saved_model(build(name, channels), LABELS, samples, tmp_path / "served")
+    path, difference = as_saved_model.export_saved_model(build(name, channels), LABELS, samples, tmp_path / "served")
     assert path == tmp_path / "served" / "1"
     assert difference.max_abs_diff <= 1e-4
     assert difference.num_images == 9
@@ -66,7 +66,7 @@ def test_a_saved_model_is_the_model(name, channels, samples, tmp_path):
 def test_versions_count_up(samples, tmp_path):
     model = build()
     for version in ("1", "2"):
-        assert saved_model.export_saved_model(model, LABELS, samples, tmp_path)[0].name == version
+        assert as_saved_model.export_saved_model(model, LABELS, samples, tmp_path)[0].name == version
 
 
 def test_epsilon_survives_in_the_served_graph_and_when_frozen(samples, tmp_path):
@@ -78,7 +78,7 @@ def test_epsilon_survives_in_the_served_graph_and_when_frozen(samples, tmp_path)
     )
     images = np.random.default_rng(0).uniform(-1, 1, (4, *SIZE, 3)).astype(np.float32)
     expected = np.asarray(model(images))
-    path, _ = saved_model.export_saved_model(model, LABELS, samples, tmp_path)
+    path, _ = as_saved_model.export_saved_model(model, LABELS, samples, tmp_path)
     loaded = tf.saved_model.load(path)  # owns the variables that the signature reads
     served = loaded.signatures["image_tensor"]
     np.testing.assert_allclose(served(image=tf.constant(images))["logits"], expected, atol=1e-4)
@@ -94,9 +94,9 @@ def test_epsilon_survives_in_the_served_graph_and_when_frozen(samples, tmp_path)
 def test_an_artifact_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
     with pytest.raises(UserError, match="logits of the SavedModel differ from the model's by up to"):
-        saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served")
+        as_saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served")
     with pytest.raises(UserError, match="logits of the float32 TFLite file differ"):
-        tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"])
+        as_tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,17 +106,17 @@ def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, t
         parity, "decode", lambda *given: decode(*given) + (0.0 if tf.executing_eagerly() else 9.0)
     )  # in the graph alone
     with pytest.raises(UserError, match="SavedModel's probabilities of encoded images differ from the model's by"):
-        saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served")
+        as_saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeypatch):
-    run = tflite.run_tflite
+    run = as_tflite.run_tflite
     monkeypatch.setattr(
-        tflite, "run_tflite", lambda file, *given: run(file, *given) * (-1 if "int8" in file.name else 1)
+        as_tflite, "run_tflite", lambda file, *given: run(file, *given) * (-1 if "int8" in file.name else 1)
     )
     with pytest.raises(UserError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
-        tflite.export_tflite(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])
+        as_tflite.export_tflite(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,7 +145,7 @@ def test_a_not_a_number_is_a_difference(samples):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_tflite_files_are_the_model(name, samples, tmp_path):
     model = build(name)
-    written = tflite.export_tflite(model, LABELS, samples, tmp_path, ["float32"])
+    written = as_tflite.export_tflite(model, LABELS, samples, tmp_path, ["float32"])
     path, difference = written["float32"]
     assert difference.max_abs_diff <= 1e-4
     assert path.stat().st_size > 4 * model.count_params()
@@ -161,7 +161,7 @@ def operators(path) -> set[str]:
 
 
 def test_a_phone_needs_no_flex_no_custom_and_no_shape_operator(samples, tmp_path):
-    path, _ = tflite.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])["float32"]
+    path, _ = as_tflite.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])["float32"]
     found = operators(path)
     assert "FULLY_CONNECTED" in found
     assert not found & {"SHAPE", "PACK", "GATHER", "REDUCE_PROD", "CUSTOM", "READ_VARIABLE", "VAR_HANDLE"}
@@ -173,7 +173,7 @@ def test_int8_is_smaller_and_agrees(samples, tmp_path):
     for weight in model.weights:
         if weight.path.startswith("head"):
             weight.assign(np.random.default_rng(0).normal(size=weight.shape))
-    written = tflite.export_tflite(model, LABELS, samples, tmp_path, ["float32", "int8-dynamic"])
+    written = as_tflite.export_tflite(model, LABELS, samples, tmp_path, ["float32", "int8-dynamic"])
     (exact, _), (small, difference) = written["float32"], written["int8-dynamic"]
     assert small.stat().st_size < 0.6 * exact.stat().st_size
     assert difference.agreement == 1.0
@@ -183,28 +183,28 @@ def test_int8_is_smaller_and_agrees(samples, tmp_path):
 def test_a_file_without_its_weights_is_noticed(tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"0" * 1000)
     with pytest.raises(UserError, match="too few for its weights"):
-        tflite._require_weights(tmp_path / "x.tflite", 100_000, 1.0)
+        as_tflite._require_weights(tmp_path / "x.tflite", 100_000, 1.0)
 
 
 def test_a_file_that_was_not_quantised_is_noticed(tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"0" * 10_000_000)
     with pytest.raises(UserError, match="weights were not quantised"):
-        tflite._require_weights(tmp_path / "x.tflite", 10_000_000, 0.25)
+        as_tflite._require_weights(tmp_path / "x.tflite", 10_000_000, 0.25)
 
 
 def test_labels_of_another_number_are_refused(samples, tmp_path):
     with pytest.raises(UserError, match=r"output has shape \(None, 7\), but there are 2 labels"):
-        saved_model.export_saved_model(build(), ("a", "b"), samples, tmp_path / "served")
+        as_saved_model.export_saved_model(build(), ("a", "b"), samples, tmp_path / "served")
     with pytest.raises(UserError, match="there are 2 labels"):
-        tflite.export_tflite(build(), ("a", "b"), samples, tmp_path / "phone", ["float32"])
+        as_tflite.export_tflite(build(), ("a", "b"), samples, tmp_path / "phone", ["float32"])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
     (tmp_path / "x").write_text("mine")
     for export in (
-        lambda: saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "x"),
-        lambda: tflite.export_tflite(build(), LABELS, samples, tmp_path / "x", ["float32"]),
+        lambda: as_saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "x"),
+        lambda: as_tflite.export_tflite(build(), LABELS, samples, tmp_path / "x", ["float32"]),
     ):
         with pytest.raises(UserError, match="is a file; --output takes a directory"):
             export()
@@ -212,7 +212,7 @@ def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
 
 def test_no_format_is_refused(samples, tmp_path):
     with pytest.raises(UserError, match="--formats takes at least one of float32, float16, .*, but none is given"):
-        tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", [])
+        as_tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,7 +224,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 
 def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     model, phone = build(), tmp_path / "phone"
-    tflite.export_tflite(model, LABELS, samples, phone, ["int8-dynamic"])
+    as_tflite.export_tflite(model, LABELS, samples, phone, ["int8-dynamic"])
     before = {path.name: path.read_bytes() for path in phone.iterdir()}
     assert before.keys() == {"model-int8-dynamic.tflite", "labels.txt", "export.sha256", *REPORT}
 
@@ -232,19 +232,19 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     other.get_layer("head").set_weights([2 * weight for weight in other.get_layer("head").get_weights()])
     for stranger, labels in ((other, LABELS), (model, LABELS[::-1])):
         with pytest.raises(UserError, match="phone already holds the export of another model .export.sha256"):
-            tflite.export_tflite(stranger, labels, samples, phone, ["float32"])
+            as_tflite.export_tflite(stranger, labels, samples, phone, ["float32"])
     assert {path.name: path.read_bytes() for path in phone.iterdir()} == before
 
-    tflite.export_tflite(build(), LABELS, samples, phone, ["float32", "int8-dynamic"])
+    as_tflite.export_tflite(build(), LABELS, samples, phone, ["float32", "int8-dynamic"])
     assert {path.name for path in phone.iterdir()} == {*before, "model-float32.tflite"}
 
 
 def test_files_of_an_unknown_model_are_refused(samples, tmp_path):
     (tmp_path / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")  # of this very run
-    tflite.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
+    as_tflite.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
     (tmp_path / "export.sha256").unlink()
     with pytest.raises(UserError, match="already holds the export of another model .model-float32.tflite."):
-        tflite.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
+        as_tflite.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
 
 
 def test_samples_are_prepared_a_batch_at_a_time(samples):
@@ -331,8 +331,8 @@ def test_a_full_disk_is_an_error_of_the_disk_and_leaves_nothing(samples, tmp_pat
 
     monkeypatch.setattr(tf.saved_model, "save", full)
     for export in (
-        lambda: saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served"),
-        lambda: tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"]),
+        lambda: as_saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served"),
+        lambda: as_tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"]),
     ):
         with pytest.raises(OSError, match="No space left on device") as caught:
             export()

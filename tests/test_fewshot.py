@@ -13,9 +13,9 @@ import tensorflow as tf
 import keras_vit
 from conftest import FIXTURES, GOLDEN, randomize
 from keras_vit import Preprocessing, UserError, ViTConfig
-from training import features, fewshot, knn, linear_probe
+from training import features, fewshot, knn, least_squares, linear_probe, logistic_regression, nearest_neighbors
 from training.features import Features
-from training.fewshot import LeastSquares, few_shot, shots_of
+from training.least_squares import LeastSquares, few_shot, shots_of
 from training.run import Run
 from training.sources import DataArguments, array_split, digits
 
@@ -105,7 +105,7 @@ def test_features_that_are_no_numbers_are_refused():
 
 def test_nearest_neighbors_vote_as_scikit_learns(clusters):
     train, evaluation = clusters
-    rows = knn.nearest_neighbors(train, evaluation, 3, neighbors=(1, 20), temperature=0.07)
+    rows = nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(1, 20), temperature=0.07)
     for row in rows:
         reference = sklearn.neighbors.KNeighborsClassifier(
             row["neighbors"], metric="cosine", weights=lambda distances: np.exp((1.0 - distances) / 0.07)
@@ -113,23 +113,23 @@ def test_nearest_neighbors_vote_as_scikit_learns(clusters):
         assert row["accuracy"] == pytest.approx(reference.score(evaluation.values, evaluation.labels), abs=1e-12)
     assert rows[0]["accuracy"] != rows[1]["accuracy"]
     with pytest.raises(UserError, match="120 training images, fewer than 121 neighbours; give smaller --neighbors"):
-        knn.nearest_neighbors(train, evaluation, 3, neighbors=(121,))
+        nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(121,))
 
 
 def test_the_linear_probe_is_logistic_regression_on_standardised_features(clusters):
     train, evaluation = clusters
-    found = linear_probe.linear_probe(train, evaluation, (0.1,))
+    found = logistic_regression.linear_probe(train, evaluation, (0.1,))
     scaler = sklearn.preprocessing.StandardScaler().fit(train.values)
     reference = sklearn.linear_model.LogisticRegression(C=0.1).fit(scaler.transform(train.values), train.labels)
     assert found["accuracy"] == reference.score(scaler.transform(evaluation.values), evaluation.labels)
     assert found["converged"]
     assert not found["tried"]
-    swept = linear_probe.linear_probe(train, evaluation, (1e-6, 0.1))
+    swept = logistic_regression.linear_probe(train, evaluation, (1e-6, 0.1))
     assert [row["c"] for row in swept["tried"]] == [1e-6, 0.1]
-    assert not linear_probe.linear_probe(train, evaluation, (1000.0,), max_iterations=2)["converged"]
+    assert not logistic_regression.linear_probe(train, evaluation, (1000.0,), max_iterations=2)["converged"]
     few = Features(train.values[::20], train.labels[::20])
     with pytest.raises(UserError, match="6 training images are too few to hold a tenth of them out.*give one --c"):
-        linear_probe.linear_probe(few, evaluation, (0.1, 1.0))
+        logistic_regression.linear_probe(few, evaluation, (0.1, 1.0))
 
 
 @pytest.fixture(name="run")
@@ -149,13 +149,13 @@ def _arguments(command, run: Run, tmp_path, **options):
 
 
 def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, monkeypatch, capsys):
-    rows = fewshot.fewshot(_arguments(fewshot, run, tmp_path, shots=(1, 5)))
+    rows = least_squares.fewshot(_arguments(fewshot, run, tmp_path, shots=(1, 5)))
     assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
     assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2
     monkeypatch.setattr(features, "outputs", lambda *_, **__: pytest.fail("features were computed again"))
-    knn.knn(_arguments(knn, run, tmp_path, neighbors=(1,)))
-    linear_probe.probe(_arguments(linear_probe, run, tmp_path, c=(0.1,)))
+    nearest_neighbors.knn(_arguments(knn, run, tmp_path, neighbors=(1,)))
+    logistic_regression.probe(_arguments(linear_probe, run, tmp_path, c=(0.1,)))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
 
@@ -214,14 +214,14 @@ def test_random_weights_are_others_and_always_the_same(run, tmp_path):
 def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
         arguments = dataclasses.replace(_arguments(fewshot, run, tmp_path), run=str(run.model_file))
-        fewshot.fewshot(arguments)
+        least_squares.fewshot(arguments)
     for option in ({"shots": (0,)}, {"seeds": 0}, {"l2": 0.0}, {"batch_size": 0}):
         with pytest.raises(UserError, match="--" + next(iter(option)).replace("_", "-")):
-            fewshot.fewshot(_arguments(fewshot, run, tmp_path, **option))
+            least_squares.fewshot(_arguments(fewshot, run, tmp_path, **option))
     one = dataclasses.replace(digits(), labels=("zero",))
     monkeypatch.setattr(features, "open_source", lambda arguments: one)
     with pytest.raises(UserError, match="The data have one class, 'zero'; at least two are needed"):
-        fewshot.fewshot(_arguments(fewshot, run, tmp_path))
+        least_squares.fewshot(_arguments(fewshot, run, tmp_path))
 
 
 def test_a_model_of_tokens_has_no_features_of_an_image():

@@ -10,8 +10,8 @@ import pytest
 import keras_vit
 from conftest import FIXTURES
 from keras_vit import UserError, run_directory
-from training import finetune, pretrain
-from training.finetune import official_checkpoint
+from training import finetune, finetuning, pretrain, pretraining
+from training.finetuning import official_checkpoint
 from training.recipes import find_recipe
 from training.run import Run
 from training.sources import DataArguments
@@ -25,7 +25,7 @@ def _upstream(tmp_path_factory) -> Run:
     recipe = dataclasses.replace(find_recipe("digits"), model=MODEL, epochs=1, batch_size=200)
     recipe = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, warmup_steps=2))
     folder = tmp_path_factory.mktemp("runs") / "upstream"
-    return pretrain.pretrain(
+    return pretraining.pretrain(
         pretrain.Arguments(source=DataArguments("digits"), workdir=str(folder), recipe=recipe), "tiny"
     )
 
@@ -37,7 +37,7 @@ def untrained(monkeypatch, *command: str) -> keras.Model:
     def train(arguments, recipe, setting, make_model, **_):
         made.append(make_model(len(setting.source.labels)))
 
-    monkeypatch.setattr(finetune, "run_training", train)
+    monkeypatch.setattr(finetuning, "run_training", train)
     finetune.main([*COMMAND, *command])
     return made[0]
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 import keras_vit
-from export import parity, quantize, tflite, tflite_file
+from export import as_tflite, parity, quantize, tflite_file
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.run_directory import CALIBRATION, Samples
 
@@ -43,7 +43,7 @@ def build(config=CONFIG, channels: int = 3) -> keras.Model:
 def _phone(tmp_path_factory):
     """All formats of one model, and what the export returned."""
     place = tmp_path_factory.mktemp("phone")
-    written = tflite.export_tflite(
+    written = as_tflite.export_tflite(
         build(), LABELS, pictures(1, 24), place, FORMATS, calibration=pictures(2, 24), max_disagreement=0.1
     )
     return place, written
@@ -186,11 +186,13 @@ def row(agreement: float, accuracy: float | None, latency: float) -> dict:
 
 def test_the_recommended_format_is_the_fastest_that_is_worth_having():
     rows = {"float32": row(1.0, 0.9, 9.0), "float16": row(1.0, 0.9, 5.0), "int8": row(0.98, 0.9, 1.0)}
-    assert tflite.recommend(rows, 0.9).startswith("Recommended: float16, the fastest on one thread (5 ms, 1,000 bytes)")
-    assert tflite.recommend(rows, 0.9).endswith("Not worth having for this model: int8.")
-    assert "Recommended: float32" in tflite.recommend(rows | {"float16": row(1.0, 0.89, 5.0)}, 0.9)
-    assert "Recommended: float16" in tflite.recommend(rows | {"float16": row(1.0, None, 5.0)}, None)
-    assert tflite.recommend({"int8": row(0.9, 0.9, 1.0)}, 0.9) == (
+    assert as_tflite.recommend(rows, 0.9).startswith(
+        "Recommended: float16, the fastest on one thread (5 ms, 1,000 bytes)"
+    )
+    assert as_tflite.recommend(rows, 0.9).endswith("Not worth having for this model: int8.")
+    assert "Recommended: float32" in as_tflite.recommend(rows | {"float16": row(1.0, 0.89, 5.0)}, 0.9)
+    assert "Recommended: float16" in as_tflite.recommend(rows | {"float16": row(1.0, None, 5.0)}, None)
+    assert as_tflite.recommend({"int8": row(0.9, 0.9, 1.0)}, 0.9) == (
         "None of these formats keeps the model's classes well enough; take float32."
     )
 
@@ -199,7 +201,7 @@ def test_pixels_can_be_the_input_of_every_format(tmp_path):
     """A picture of the model's own size goes in as it is."""
     kinds = ("float32", "int8-dynamic", "int8")
     exact = pictures(3, 12)
-    written = tflite.export_tflite(
+    written = as_tflite.export_tflite(
         build(), LABELS, exact, tmp_path, kinds, calibration=exact, uint8_input=True, max_disagreement=0.1
     )
     assert written["float32"][1].max_abs_diff <= 1e-4
@@ -213,7 +215,7 @@ def test_pixels_can_be_the_input_of_every_format(tmp_path):
 
 def test_any_batch_on_request(tmp_path):
     model = build()
-    written = tflite.export_tflite(
+    written = as_tflite.export_tflite(
         model, LABELS, pictures(4, 5), tmp_path, ("float32", "int8-dynamic"), dynamic_batch=True
     )
     path = written["float32"][0]
@@ -236,7 +238,9 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_becomes_a_file(name, tmp_path):
-    written = tflite.export_tflite(build(FAMILIES[name], channels=1), LABELS, pictures(5, 6, 1), tmp_path, ("float32",))
+    written = as_tflite.export_tflite(
+        build(FAMILIES[name], channels=1), LABELS, pictures(5, 6, 1), tmp_path, ("float32",)
+    )
     path, found = written["float32"]
     assert found.max_abs_diff <= 1e-4
     assert not {"SHAPE", "PACK", "GATHER", "CUSTOM"} & set(tflite_file.operators(path))
@@ -248,48 +252,48 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_float32(tmp_path):
         model = build()
     finally:
         keras.config.set_dtype_policy("float32")
-    written = tflite.export_tflite(model, LABELS, pictures(6, 6), tmp_path, ("float32", "int8-dynamic"))
+    written = as_tflite.export_tflite(model, LABELS, pictures(6, 6), tmp_path, ("float32", "int8-dynamic"))
     assert written["float32"][1].max_abs_diff <= 1e-4
     assert Interpreter(model_path=str(written["float32"][0])).get_output_details()[0]["dtype"] == np.float32
 
 
 def test_what_a_format_needs_is_said_before_anything_is_converted(tmp_path, monkeypatch):
-    monkeypatch.setattr(tflite, "convert", pytest.fail)
+    monkeypatch.setattr(as_tflite, "convert", pytest.fail)
     for formats, options, words in (
         (["float32", "int8"], {}, "int8 needs representative images to fix its ranges; give --calibration FOLDER"),
         (["int16x8"], {"calibration": pictures(7, 2), "dynamic_batch": True}, "int16x8 has ranges for one image at a"),
         ([], {}, "--formats takes at least one of"),
     ):
         with pytest.raises(UserError, match=words):
-            tflite.export_tflite(build(), LABELS, pictures(7, 2), tmp_path / "x", formats, **options)
+            as_tflite.export_tflite(build(), LABELS, pictures(7, 2), tmp_path / "x", formats, **options)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_calibration_images_are_training_images_and_as_many_as_asked(tmp_path):
     pictures(8, 6).save(tmp_path / CALIBRATION)
-    assert tflite.read_calibration(str(tmp_path), None, 4, LABELS).encoded == pictures(8, 6).encoded[:4]
+    assert as_tflite.read_calibration(str(tmp_path), None, 4, LABELS).encoded == pictures(8, 6).encoded[:4]
     with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; give that number, or more"):
-        tflite.read_calibration(str(tmp_path), None, 7, LABELS)
+        as_tflite.read_calibration(str(tmp_path), None, 7, LABELS)
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
-        tflite.read_calibration(str(tmp_path), None, 0, LABELS)
+        as_tflite.read_calibration(str(tmp_path), None, 0, LABELS)
     (tmp_path / CALIBRATION).unlink()
     with pytest.raises(UserError, match=r"keeps no training images \(calibration.npz\) .* give --calibration FOLDER"):
-        tflite.read_calibration(str(tmp_path), None, 1, LABELS)
+        as_tflite.read_calibration(str(tmp_path), None, 1, LABELS)
     with pytest.raises(UserError, match="A checkpoint has no images to fix"):
-        tflite.read_calibration(None, None, 1, LABELS)
+        as_tflite.read_calibration(None, None, 1, LABELS)
     (tmp_path / "bee").mkdir()
     for number, content in enumerate(pictures(9, 3).encoded):
         (tmp_path / "bee" / f"{number}.png").write_bytes(content)
-    found = tflite.read_calibration(None, str(tmp_path), 2, LABELS)
+    found = as_tflite.read_calibration(None, str(tmp_path), 2, LABELS)
     assert (len(found.encoded), found.labels.tolist()) == (2, [3, 3])
 
 
 def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, monkeypatch):
     content = phone[1]["float32"][0].read_bytes()
-    monkeypatch.setattr(tflite, "convert", lambda *_, **__: content)
-    monkeypatch.setattr(tflite, "run_tflite", lambda file, expected, _: -expected.logits)
+    monkeypatch.setattr(as_tflite, "convert", lambda *_, **__: content)
+    monkeypatch.setattr(as_tflite, "run_tflite", lambda file, expected, _: -expected.logits)
     with pytest.raises(UserError, match="float16 TFLite file disagrees with the model on 24 of 24 images"):
-        tflite.export_tflite(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
+        as_tflite.export_tflite(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(UserError, match="--max-disagreement is a share of images, 0 to 1, but is"):
             parity.check_share(share)

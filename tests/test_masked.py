@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.masked import CorruptPatches, masked_patch_model
-from training import finetune, pretrain
+from training import finetune, pretrain, pretraining
 from training.objectives import MaskedPatches
 from training.recipes import RECIPES
 from training.run import Run
@@ -32,7 +32,7 @@ RECIPE = dataclasses.replace(
 @pytest.fixture(name="finished", scope="module")
 def _finished(tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("runs") / "masked"
-    return pretrain.pretrain(
+    return pretraining.pretrain(
         pretrain.Arguments(source=DataArguments("digits"), workdir=str(folder), recipe=RECIPE), "tiny-masked"
     )
 
@@ -213,7 +213,7 @@ def test_a_run_is_fine_tuned_to_classes(finished, tmp_path):
 def test_pixels_have_no_accuracy(tmp_path):
     recipe = dataclasses.replace(RECIPE, target="patch-pixels", epochs=None, steps=3)
     arguments = pretrain.Arguments(source=DataArguments("digits"), workdir=str(tmp_path / "run"), recipe=recipe)
-    records = pretrain.pretrain(arguments, "tiny-pixels").metrics()
+    records = pretraining.pretrain(arguments, "tiny-pixels").metrics()
     assert {"loss", "val_loss"} <= records[-1].keys()
     assert not {"accuracy", "val_accuracy"} & records[-1].keys()
     assert (tmp_path / "run" / "curves.png").is_file()

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import keras_vit
 from conftest import TINY, TINY_IMAGE, TINY_STEM, randomize
-from export import onnx, ownership, parity, runtimes
+from export import as_onnx, onnx, ownership, parity, runtimes
 from export.plain import plain
 from export.source import made_up
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of, run_directory
@@ -139,15 +139,15 @@ def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch):
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     model = build()
     with pytest.raises(UserError, match="--formats takes at least one of onnx, openvino, but none is given"):
-        onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", [])
+        as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", [])
     with pytest.raises(UserError, match="there are 2 labels"):
-        onnx.export_onnx(model, ("a", "b"), samples_of(model), tmp_path / "x")
+        as_onnx.export_onnx(model, ("a", "b"), samples_of(model), tmp_path / "x")
     headless = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=0)
     with pytest.raises(UserError, match="has no classes to serve"):
-        onnx.export_onnx(headless, LABELS, samples_of(model), tmp_path / "x")
+        as_onnx.export_onnx(headless, LABELS, samples_of(model), tmp_path / "x")
     monkeypatch.setattr(runtimes, "_MOST_WEIGHT_BYTES", 4 * model.count_params() - 1)
     with pytest.raises(UserError, match=r"an ONNX file holds at most [\d,]+; export a SavedModel"):
-        onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", ["openvino", "onnx"])
+        as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", ["openvino", "onnx"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,7 +169,7 @@ def test_a_directory_with_files_of_an_unknown_model_is_refused(name, tmp_path):
 def test_a_file_is_the_model_for_any_batch(name, kind, tmp_path):
     need(kind)
     model = build(name)
-    written = onnx.export_onnx(model, LABELS, samples_of(model), tmp_path, [kind])
+    written = as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path, [kind])
     path, found = written[kind]
     assert path == tmp_path / runtimes.FILES[kind][0]
     assert found.max_abs_diff <= 1e-4
@@ -191,7 +191,7 @@ def test_a_model_of_mixed_precision_is_exported_in_float32(kind, tmp_path):
         model = build("gap, exact GELU")
     finally:
         keras.config.set_dtype_policy("float32")
-    _, found = onnx.export_onnx(model, LABELS, samples_of(model), tmp_path, [kind])[kind]
+    _, found = as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path, [kind])[kind]
     assert found.max_abs_diff <= 1e-4
 
 
@@ -218,7 +218,7 @@ def test_the_onnx_file_says_what_it_takes_and_gives(tmp_path):
     import onnxruntime
 
     model = build()
-    path, _ = onnx.export_onnx(model, LABELS, samples_of(model), tmp_path)["onnx"]
+    path, _ = as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path)["onnx"]
     session = onnxruntime.InferenceSession(path)
     ends = [(end.name, end.shape, end.type) for end in (*session.get_inputs(), *session.get_outputs())]
     assert ends == [
@@ -234,7 +234,7 @@ def test_the_report_has_both_formats(tmp_path):
     need("onnx")
     need("openvino")
     model = build()
-    onnx.export_onnx(model, LABELS, samples_of(model), tmp_path, ["onnx", "openvino", "onnx"])
+    as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path, ["onnx", "openvino", "onnx"])
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert list(report["formats"]) == ["onnx", "openvino"]
     for kind, row in report["formats"].items():
@@ -268,7 +268,7 @@ def test_a_file_that_differs_is_not_kept(kind, tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(runtimes, "open_file", wrong_at(wrong))
         with pytest.raises(UserError, match=words):
-            onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "a" / "x", [kind])
+            as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "a" / "x", [kind])
         assert list(tmp_path.iterdir()) == []
 
 
@@ -284,7 +284,7 @@ def test_no_file_is_kept_when_the_second_format_fails(tmp_path, monkeypatch):
         ),
     )
     with pytest.raises(UserError, match="logits of the openvino file differ"):
-        onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", ["onnx", "openvino"])
+        as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", ["onnx", "openvino"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -297,20 +297,20 @@ def test_a_larger_batch_is_checked_where_there_is_one_image(tmp_path, monkeypatc
         return lambda images: (sizes.append(len(images)), runner(images))[1]
 
     monkeypatch.setattr(runtimes, "open_file", opening)
-    onnx.export_onnx(model, LABELS, samples_of(model, 1), tmp_path)
+    as_onnx.export_onnx(model, LABELS, samples_of(model, 1), tmp_path)
     assert {1, 5} <= set(sizes)
 
 
 def test_files_of_two_models_are_never_mixed(tmp_path):
     need("onnx")
     model, other = build(), build()
-    onnx.export_onnx(model, LABELS, samples_of(model), tmp_path)
+    as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other.get_layer("head").set_weights([2 * weight for weight in other.get_layer("head").get_weights()])
     with pytest.raises(UserError, match="already holds the export of another model .export.sha256"):
-        onnx.export_onnx(other, LABELS, samples_of(model), tmp_path)
+        as_onnx.export_onnx(other, LABELS, samples_of(model), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    onnx.export_onnx(model, LABELS, samples_of(model), tmp_path)  # the same once more
+    as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path)  # the same once more
 
 
 def test_openvino_by_itself_may_compute_in_less_precision_and_the_report_says_so(tmp_path, monkeypatch):
@@ -319,7 +319,7 @@ def test_openvino_by_itself_may_compute_in_less_precision_and_the_report_says_so
     monkeypatch.setattr(
         runtimes, "own_precision", lambda file: ("bf16", lambda images: np.eye(7, dtype=np.float32)[[3] * len(images)])
     )
-    onnx.export_onnx(model, LABELS, samples_of(model), tmp_path, ["openvino"])
+    as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path, ["openvino"])
     [note] = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["notes"]
     assert "Without it OpenVINO computes in bf16 on this processor: logits differ from the model's by up to" in note
     assert note in (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -350,5 +350,5 @@ def test_a_tolerance_is_that_of_every_float32_export(tmp_path, monkeypatch):
     model = build()
     monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
     with pytest.raises(UserError, match="logits of the onnx file differ from the model's by up to"):
-        onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "x")
+        as_onnx.export_onnx(model, LABELS, samples_of(model), tmp_path / "x")
     assert list(tmp_path.iterdir()) == []

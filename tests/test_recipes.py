@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from training import evaluate, pretrain
+from training import evaluate, evaluation, pretrain, pretraining
 from training.recipes import find_recipe
 from training.sources import DataArguments
 
@@ -20,5 +20,5 @@ TFDS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "tfds"
 def test_a_recipe_reaches_its_accuracy(recipe, data, least, tmp_path):
     source = DataArguments(f"tfds:{data}", str(TFDS))
     arguments = pretrain.Arguments(source=source, workdir=str(tmp_path / "run"), recipe=find_recipe(recipe))
-    pretrain.pretrain(arguments, recipe)
-    assert evaluate.evaluate(evaluate.Arguments(str(tmp_path / "run"), source))["accuracy"] >= least
+    pretraining.pretrain(arguments, recipe)
+    assert evaluation.evaluate(evaluate.Arguments(str(tmp_path / "run"), source))["accuracy"] >= least

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training import shard
+from training import shard, sharding
 from training.data import training_batches
 from training.examples import bad_labels_named, typical_size
 from training.recipes import find_recipe
@@ -39,7 +39,7 @@ def _folder(tmp_path_factory) -> pathlib.Path:
 
 
 def sharded(folder: pathlib.Path, output: pathlib.Path, shards: int = 3, **arguments) -> Source:
-    shard.shard(shard.Arguments(DataArguments(f"folder:{folder}", **arguments), str(output), shards))
+    sharding.shard(shard.Arguments(DataArguments(f"folder:{folder}", **arguments), str(output), shards))
     return open_source(DataArguments(f"tfrecord:{output}/*.tfrecord"))
 
 
@@ -79,7 +79,7 @@ def test_any_png_trains_from_a_folder_and_from_records(folder, shards, capfd):
 
 
 def test_arrays_become_png(tmp_path):
-    shard.shard(shard.Arguments(DataArguments("digits"), str(tmp_path / "out"), 2))
+    sharding.shard(shard.Arguments(DataArguments("digits"), str(tmp_path / "out"), 2))
     records, digits = open_source(DataArguments(f"tfrecord:{tmp_path}/out/*")), open_source(DataArguments("digits"))
     assert (records.train.num_examples, records.labels) == (1437, digits.labels)
     image, label = records.train.example(tf.constant(0, tf.int64))

@@ -41,6 +41,34 @@ def test_a_users_script_trains_saves_and_reloads_in_a_fresh_process(tmp_path):
     np.testing.assert_allclose(np.load(paths[2]), model.predict(images, verbose=0), atol=1e-6)
 
 
+_KNOWN = """
+import sys
+exec(sys.argv[1])
+known = set(keras.saving.get_custom_objects())
+import keras_vit.models, keras_vit.masked
+assert known == set(keras.saving.get_custom_objects()) != set()
+assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys.meta_path)
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import keras; import keras_vit",
+        "import keras_vit; from keras import ops; import keras",
+        "import keras_vit, tensorflow, keras",
+        "import keras_vit.layers, keras",
+        "from keras_vit.merging import assign; import keras",
+    ],
+)
+def test_keras_knows_our_layers_in_whatever_order_they_are_imported(imports):
+    silent = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", _KNOWN, imports], env=silent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if not imports.startswith("import keras;"):
+        assert done.stderr == ""
+
+
 # One row for each way a model can be built; each must survive every column below.
 CONFORMANCE = {
     "token": TINY,

@@ -6,7 +6,8 @@ import pytest
 
 from conftest import FIXTURES, GOLDEN
 from keras_vit import UserError
-from training.schedules import LearningRate, Schedule
+from training.learning_rate import LearningRate
+from training.schedules import Schedule
 
 CASES = GOLDEN["lr_schedules"]["cases"]
 RECORDED = np.load(FIXTURES / "lr_schedules.io.npz")

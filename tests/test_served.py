@@ -16,8 +16,8 @@ from tensorflow.python.tools import saved_model_cli
 
 import keras_vit
 from conftest import official, randomize
-from export import image_files, parity, saved_model, warmup
-from export.saved_model import export_saved_model
+from export import as_saved_model, image_files, parity, warmup
+from export.as_saved_model import export_saved_model
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.run_directory import Samples
 
@@ -98,7 +98,7 @@ def test_examples_are_classified_under_the_names_that_the_classify_call_wants(se
     assert answer.keys() == {"classes", "scores"}
     assert answer["classes"].numpy().tolist() == best["labels"].numpy().tolist()
     np.testing.assert_allclose(answer["scores"], best["scores"], atol=1e-6)
-    assert saved_model._signature_definitions(served[1])["classify"].method_name == "tensorflow/serving/classify"
+    assert as_saved_model._signature_definitions(served[1])["classify"].method_name == "tensorflow/serving/classify"
 
 
 def test_any_batch_is_served_even_an_empty_one(served):
@@ -133,7 +133,7 @@ def test_the_report_has_the_cpp_loaders_numbers_and_the_card_everything_else(ser
     assert report["num_images"] == 9
     assert report["accuracy"] == report["keras_accuracy"]
     assert report["max_abs_diff"] <= 1e-5
-    assert report["bytes"] <= saved_model.directory_bytes(served[1])
+    assert report["bytes"] <= as_saved_model.directory_bytes(served[1])
     assert report["operators"]["DecodeImage"] == 1  # all signatures share one function that decodes
     assert (served[1] / "report.png").read_bytes().startswith(b"\x89PNG")
     assert "| max_abs_diff |" in (served[1] / "report.md").read_text()
@@ -157,13 +157,13 @@ def test_a_library_that_computes_something_else_is_noticed(served, expected, mon
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(UserError, match="by the C\\+\\+ loader differ from the model's by 1"):
-        saved_model.run_natively(served[1], other, 1e-4)
+        as_saved_model.run_natively(served[1], other, 1e-4)
     assert len(answers) == 2
     monkeypatch.setattr(
         subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "no such op")
     )
     with pytest.raises(UserError, match="C\\+\\+ loader cannot run the SavedModel .no such op."):
-        saved_model.run_natively(served[1], expected, 1e-4)
+        as_saved_model.run_natively(served[1], expected, 1e-4)
 
 
 def test_the_command_line_tool_of_tensorflow_lists_named_inputs_and_outputs(served, capsys):
@@ -315,7 +315,7 @@ def test_whatever_comes_in_is_answered_or_refused_by_its_number(served, samples,
 
 
 def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_model, "run_natively", lambda *_: {})
+    monkeypatch.setattr(as_saved_model, "run_natively", lambda *_: {})
     model = keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7)
     model.get_layer("head").set_weights([3 * w.numpy() for w in served[0].get_layer("head").weights])
     path, found = export_saved_model(model, LABELS, samples, tmp_path, dtype="bfloat16")
@@ -328,7 +328,7 @@ def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path, monke
 
 @pytest.mark.slow
 def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_model, "run_natively", lambda *_: {})
+    monkeypatch.setattr(as_saved_model, "run_natively", lambda *_: {})
     path, found = export_saved_model(served[0], LABELS, samples, tmp_path, xla=True)
     assert found.max_abs_diff <= 1e-4
     assert b"_XlaMustCompile" in (path / "saved_model.pb").read_bytes()

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_vit
 from conftest import randomize
-from export import saved_model, tflite
+from export import as_saved_model, saved_model, tflite
 from export.source import SourceArguments, open_source
 from keras_vit import UserError, ViTConfig
 
@@ -51,7 +51,7 @@ def test_without_pictures_some_are_made_up_that_are_not_alike(place):
 
 
 def test_both_commands_take_a_checkpoint(place, monkeypatch, capsys):
-    monkeypatch.setattr(saved_model, "run_natively", lambda *_: {})
+    monkeypatch.setattr(as_saved_model, "run_natively", lambda *_: {})
     arguments = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
     saved_model.main([*arguments, "--output", str(place / "served")])
     report = json.loads((place / "served" / "1" / "report.json").read_text())

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_vit import ResNetConfig, UserError, run_directory
 from keras_vit.costs import costs
-from training import fewshot, study, trial
+from training import least_squares, study, study_runs, trial
 from training.examples import Split, random_subset
 from training.features import features_of
 from training.recipes import RECIPES
@@ -120,7 +120,7 @@ def test_a_study_leaves_runs_numbers_table_and_figure(done):
 
 def test_a_finished_study_is_told_again_without_training(done, capsys, monkeypatch):
     before = (done / "results.json").read_text()
-    monkeypatch.setattr(study, "_run_all", None)
+    monkeypatch.setattr(study_runs, "_run_all", None)
     study.main(["head", "--data", "digits", *TINY, "--seeds", "1", "--workdir", str(done)])
     assert (done / "results.json").read_text() == before
     assert "3 of 3 runs are there." in capsys.readouterr().out
@@ -139,12 +139,12 @@ def test_the_few_shot_accuracy_is_that_of_the_command(done, tmp_path):
     preprocessing = RECIPES["study-small"].preprocessing(1)
     preprocessing = dataclasses.replace(preprocessing, image_size=(8, 8))
     train, evaluation = features_of(model, source, preprocessing=preprocessing, batch_size=64, cache=tmp_path)
-    expected = fewshot.few_shot(train, evaluation, source.labels, shots=[2], seeds=3)
+    expected = least_squares.few_shot(train, evaluation, source.labels, shots=[2], seeds=3)
     assert trial.few_shot_accuracy(run, source, 2) == pytest.approx(expected[0]["mean"], abs=1e-9)
 
 
 def test_intervals_are_student_s():
-    summary = study._summary([0.90, 0.92, 0.97])
+    summary = study_runs._summary([0.90, 0.92, 0.97])
     half = 4.302653 * np.std([0.90, 0.92, 0.97], ddof=1) / math.sqrt(3)  # t(0.975, 2) of any table
     np.testing.assert_allclose(summary["interval"], [0.93 - half, 0.93 + half], rtol=1e-6)
 

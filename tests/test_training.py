@@ -17,7 +17,7 @@ import tensorflow as tf
 import keras_vit
 from conftest import randomize
 from keras_vit import UserError, ViTConfig
-from training import command, fit, pretrain, states
+from training import command, fit, pretrain, pretraining, states
 from training import run as run_module
 from training.recipes import RECIPES, find_recipe
 from training.run import Run, write_text
@@ -36,7 +36,7 @@ def arguments(workdir: pathlib.Path, recipe=RECIPE, **changed) -> pretrain.Argum
 
 @pytest.fixture(name="finished", scope="module")
 def _finished(tmp_path_factory) -> Run:
-    return pretrain.pretrain(arguments(tmp_path_factory.mktemp("runs") / "finished"), "tiny")
+    return pretraining.pretrain(arguments(tmp_path_factory.mktemp("runs") / "finished"), "tiny")
 
 
 def test_a_run_leaves_everything_that_belongs_to_it(finished):
@@ -79,11 +79,11 @@ def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_pa
 
     monkeypatch.setattr(states, "save", save_and_stop)
     with pytest.raises(Interrupted):
-        pretrain.pretrain(arguments(tmp_path / "run"), "tiny")
+        pretraining.pretrain(arguments(tmp_path / "run"), "tiny")
     monkeypatch.setattr(states, "save", save)
     assert not (tmp_path / "run" / "model.keras").exists()
 
-    run = pretrain.pretrain(arguments(tmp_path / "run"), "tiny")
+    run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny")
     for here, there in zip(
         *(keras.models.load_model(r.model_file).get_weights() for r in (run, finished)), strict=True
     ):
@@ -134,7 +134,7 @@ def _trained(tmp_path_factory) -> Run:
     run = Run(tmp_path_factory.mktemp("runs") / "trained")
     with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interrupted):
         monkeypatch.setattr(Run, "save_model", killed)
-        pretrain.pretrain(arguments(run.path), "tiny")
+        pretraining.pretrain(arguments(run.path), "tiny")
     return run
 
 
@@ -150,7 +150,7 @@ def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
     run.metrics_file.unlink()
     if left is not None:
         run.metrics_file.write_text(left)
-    pretrain.pretrain(arguments(run.path), "tiny")
+    pretraining.pretrain(arguments(run.path), "tiny")
     assert run.metrics() == trained.metrics()
     assert run.model_file.is_file()
 
@@ -169,7 +169,7 @@ def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tm
     step, progress, arrays = states.newest(run.states_folder)
     states.save(run.states_folder, step + 1, progress, damage(arrays))
     with pytest.raises(UserError, match=f"is of another version .* cannot go on; remove {run.path} to begin anew"):
-        pretrain.pretrain(arguments(run.path), "tiny")
+        pretraining.pretrain(arguments(run.path), "tiny")
     assert not run.model_file.exists()
 
 
@@ -201,13 +201,13 @@ def test_a_run_does_not_go_on_with_other_classes(labels, words, tmp_path):
 
 
 def test_another_seed_gives_another_model(finished, tmp_path):
-    run = pretrain.pretrain(arguments(tmp_path / "run", seed=1), "tiny")
+    run = pretraining.pretrain(arguments(tmp_path / "run", seed=1), "tiny")
     assert run.metrics()[-1]["loss"] != finished.metrics()[-1]["loss"]
 
 
 def test_a_finished_run_is_left_alone(finished, capsys):
     before = finished.model_file.stat().st_mtime_ns
-    pretrain.pretrain(arguments(finished.path), "tiny")
+    pretraining.pretrain(arguments(finished.path), "tiny")
     assert finished.model_file.stat().st_mtime_ns == before
     assert "nothing to do" in capsys.readouterr().out
 
@@ -215,7 +215,7 @@ def test_a_finished_run_is_left_alone(finished, capsys):
 def test_the_directory_of_another_run_is_refused_with_the_differences(finished):
     other = dataclasses.replace(RECIPE, learning_rate=0.5, model=dataclasses.replace(MODEL, mlp_dim=24))
     with pytest.raises(UserError) as caught:
-        pretrain.pretrain(arguments(finished.path, other), "tiny")
+        pretraining.pretrain(arguments(finished.path, other), "tiny")
     assert "recipe.learning_rate (there 0.002, here 0.5)" in str(caught.value)
     assert "recipe.model.mlp_dim (there 20, here 24)" in str(caught.value)
 
@@ -223,7 +223,7 @@ def test_the_directory_of_another_run_is_refused_with_the_differences(finished):
 def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="exists and is no run directory"):
-        pretrain.pretrain(arguments(tmp_path), "tiny")
+        pretraining.pretrain(arguments(tmp_path), "tiny")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -240,7 +240,7 @@ def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
 )
 def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
     with pytest.raises(UserError, match=words):
-        pretrain.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, **fields)), "tiny")
+        pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, **fields)), "tiny")
     assert not (tmp_path / "run").exists()
 
 
@@ -260,7 +260,7 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
 def test_an_impossible_place_or_seed_leaves_nothing(workdir, seed, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words):
-        pretrain.pretrain(arguments(workdir, seed=seed), "tiny")
+        pretraining.pretrain(arguments(workdir, seed=seed), "tiny")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -269,7 +269,7 @@ def built_model(monkeypatch, tmp_path, **changed) -> keras.Model:
     models = []
     monkeypatch.setattr(command, "train", lambda trainer, *_, **__: models.append(trainer.network))
     monkeypatch.setattr(Run, "metrics", lambda run: [{"val_accuracy": 0.5}])
-    pretrain.pretrain(dataclasses.replace(arguments(tmp_path / "run"), **changed), "tiny")
+    pretraining.pretrain(dataclasses.replace(arguments(tmp_path / "run"), **changed), "tiny")
     return models[0]
 
 
@@ -296,14 +296,14 @@ def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_
 def test_a_diverged_run_is_no_finished_run(tmp_path):
     with pytest.raises(UserError, match="loss or a weight was no number any more at step [1-7], so training stopped"):
         recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, schedule=Schedule(warmup_steps=0))
-        pretrain.pretrain(arguments(tmp_path / "run", recipe), "tiny")
+        pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert not (tmp_path / "run" / "model.keras").exists()
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (14, 2)])
 def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs, tmp_path):
     recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
-    run = pretrain.pretrain(arguments(tmp_path / "run", recipe), "tiny")
+    run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert len(run.metrics()) == epochs
     step, _, arrays = states.newest(run.states_folder)
     assert step == arrays["step/00000"] == steps
@@ -312,7 +312,7 @@ def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs
 
 def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finished, tmp_path):
     execution = fit.Execution(evaluate_every=8)
-    run = pretrain.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
+    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [8, 16, 21]
     ends = [states.newest(each.states_folder)[2] for each in (finished, run)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
@@ -456,7 +456,7 @@ assert not {name for name in sys.modules if name.split(".")[0] == "training"}
 
 
 def test_the_model_of_a_run_is_loaded_by_whoever_has_keras_vit_alone(tmp_path):
-    run = pretrain.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
+    run = pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
     root = pathlib.Path(__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root)}
     subprocess.run([sys.executable, "-c", _LOADED, str(run.model_file)], check=True, env=environment)

@@ -12,9 +12,10 @@ import tensorflow_datasets as tfds
 import keras_vit
 from conftest import randomize
 from keras_vit import Preprocessing, UserError, ViTConfig
-from training import vtab
+from training import vtab, vtab_runs
 from training.examples import Split
-from training.vtab_tasks import TASKS, open_builder, task_source
+from training.vtab_sources import RULES, open_builder, task_source
+from training.vtab_tasks import TASKS
 
 BY_NAME = {task.name: task for task in TASKS}
 
@@ -50,7 +51,7 @@ def test_splits_are_those_of_vtabs_code(name, num_train, val, test):
 
 
 def _label(name: str, **features) -> int:
-    return int(BY_NAME[name].rule.label(features))
+    return int(RULES[name].label(features))
 
 
 def test_labels_are_those_of_vtabs_code():
@@ -66,12 +67,12 @@ def test_labels_are_those_of_vtabs_code():
     assert [_label("dsprites-orientation", label_orientation=tf.constant(k)) for k in (2, 3, 39)] == [0, 1, 15]
     assert _label("smallnorb-azimuth", label_azimuth=tf.constant(17)) == 17
     assert _label("smallnorb-elevation", label_elevation=tf.constant(8)) == 8
-    assert [len(task.rule.names) for task in TASKS if task.rule] == [8, 6, 16, 16, 4, 18, 9]
+    assert [len(rule.names) for rule in RULES.values()] == [8, 6, 16, 16, 4, 18, 9]
 
 
 def test_what_would_change_the_class_is_not_augmented():
     arguments = vtab.Arguments(checkpoint="x", workdir="y")
-    recipes = {task.name: vtab.task_recipe(task, arguments, 0.01, 2500) for task in TASKS}
+    recipes = {task.name: vtab_runs.task_recipe(task, arguments, 0.01, 2500) for task in TASKS}
     assert {name for name, recipe in recipes.items() if not recipe.flip} == {
         "dsprites-location", "dsprites-orientation", "smallnorb-azimuth"
     }  # fmt: skip
@@ -131,7 +132,7 @@ def test_black_and_white_pixels_become_0_and_255(tmp_path, monkeypatch):
 
 def test_a_split_is_repeated_as_often_as_a_run_needs():
     split = Split(7, lambda index: (tf.zeros(1), index), "image {}".format)
-    longer = vtab.repeated(split, 15)
+    longer = vtab_runs.repeated(split, 15)
     assert longer.num_examples == 21
     assert [int(longer.read(tf.constant(index))[1]) for index in (0, 6, 7, 20)] == [0, 6, 0, 6]
     assert longer.name(8) == "image 1"
@@ -154,7 +155,7 @@ def _arguments(tmp_path, prepared) -> vtab.Arguments:
 
 
 def test_what_is_prepared_is_run_and_the_rest_is_named(arguments, tmp_path, capsys):
-    summary = vtab.vtab(arguments)
+    summary = vtab_runs.vtab(arguments)
     told = json.loads((tmp_path / "vtab" / "vtab.json").read_text())
     assert told == {"checkpoint": arguments.checkpoint, **summary}
     assert (list(summary["tasks"]), summary["complete"], summary["mean"]) == (
@@ -178,10 +179,10 @@ def test_the_setting_that_is_best_on_val200_is_trained_on_all_and_tested(argumen
         accuracy = {0.1: 0.5, 0.2: 0.75}[recipe.learning_rate] - (0.25 if recipe.steps == 3 else 0.0)
         return types.SimpleNamespace(metrics=lambda: [{"val_accuracy": accuracy}])
 
-    monkeypatch.setattr(vtab.finetune, "finetune", finetuned)
+    monkeypatch.setattr(vtab_runs, "finetune", finetuned)
     (tmp_path / "vtab").mkdir()
     arguments = dataclasses.replace(arguments, learning_rates=(0.1, 0.2), steps=(3, 4))
-    row = vtab.vtab(arguments)["tasks"]["svhn"]
+    row = vtab_runs.vtab(arguments)["tasks"]["svhn"]
     assert asked == [
         (0.1, 3, 200, "lr0.1-steps3"), (0.1, 4, 200, "lr0.1-steps4"), (0.2, 3, 200, "lr0.2-steps3"),
         (0.2, 4, 200, "lr0.2-steps4"), (0.2, 4, 33, "final"),
@@ -192,7 +193,7 @@ def test_the_setting_that_is_best_on_val200_is_trained_on_all_and_tested(argumen
 def test_means_are_by_group():
     found = {name: {"group": BY_NAME[name].group, "accuracy": accuracy}
              for name, accuracy in (("dtd", 0.5), ("svhn", 0.7), ("dmlab", 0.3))}  # fmt: skip
-    summary = vtab.summarize(found, {})
+    summary = vtab_runs.summarize(found, {})
     assert summary["groups"]["natural"] == {"num_tasks": 2, "mean": pytest.approx(0.6)}
     assert summary["groups"]["structured"] == {"num_tasks": 1, "mean": pytest.approx(0.3)}
     assert summary["mean"] == pytest.approx(0.5)
@@ -200,8 +201,8 @@ def test_means_are_by_group():
 
 def test_unknown_tasks_and_absent_data_are_refused(arguments, tmp_path):
     with pytest.raises(UserError, match="VTAB has no task 'clevr'; the nearest names are clevr-"):
-        vtab.vtab(dataclasses.replace(arguments, tasks=("clevr",)))
+        vtab_runs.vtab(dataclasses.replace(arguments, tasks=("clevr",)))
     with pytest.raises(UserError, match="None of the 4 tasks is prepared in .*none; prepare some by the commands"):
-        vtab.vtab(dataclasses.replace(arguments, data_dir=str(tmp_path / "none")))
+        vtab_runs.vtab(dataclasses.replace(arguments, data_dir=str(tmp_path / "none")))
     with pytest.raises(UserError, match="--learning-rates and --steps take at least one each"):
-        vtab.vtab(dataclasses.replace(arguments, steps=()))
+        vtab_runs.vtab(dataclasses.replace(arguments, steps=()))

@@ -1,4 +1,4 @@
-"""What the commands that train have in common: their arguments, and the way from these to a finished run."""
+"""What the commands that train have in common: the way from their arguments to a finished run."""
 
 import contextlib
 import dataclasses
@@ -7,41 +7,22 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated
 
 import keras
 import tensorflow as tf
-import tyro
 
 from keras_vit import UserError, preprocessing_of
 from keras_vit.config import ModelConfig
 from keras_vit.run_directory import CALIBRATION, SAMPLES
+from training.arguments import TrainingArguments
 from training.data import save_samples
-from training.fit import Execution, build_trainer, check_batch, total_steps, train
+from training.fit import build_trainer, check_batch, total_steps, train
 from training.keeper import Stopped
 from training.plan import describe_plan, draw_learning_rate
 from training.recipe import Recipe
 from training.run import Run
-from training.sources import DataArguments, Source, open_source
-from training.strategies import CONTINUE_LATER, StrategyArguments, check_alike, is_chief, open_strategy
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingArguments:
-    """What every command that trains takes."""
-
-    source: Annotated[DataArguments, tyro.conf.arg(name="")]
-    workdir: str
-    """Run directory: new, or that of the same command, which then continues. Several workers share it."""
-    seed: int = 0
-    """Seed of initial weights, order, augmentation and dropout."""
-    deterministic: bool = False
-    """Repeat bit for bit on a CPU, some per cent slower."""
-    dry_run: bool = False
-    """Print the whole configuration, the steps, learning rate, operations and memory of the run, and stop."""
-    place: Annotated[StrategyArguments, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyArguments)
-    execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Execution)
-
+from training.sources import Source, open_source
+from training.strategies import CONTINUE_LATER, check_alike, is_chief, open_strategy
 
 # What may change when a run continues: where and how it is computed, not what.
 _CHANGEABLE = ("workdir", "place", "execution", "dry_run")

@@ -10,17 +10,16 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import export.saved_model
-import export.tflite
-from export.parity import Parity, as_table
-from keras_vit import cli, run_directory
-from keras_vit.run_directory import Samples
-from training import evaluate, pretrain
-from training.fit import Execution
+from keras_vit import cli
+from training.arguments import DataArguments, Execution
+from training.evaluate import Arguments as EvaluateArguments
+from training.pretrain import Arguments as PretrainArguments
 from training.recipes import find_recipe
-from training.run import write_text
-from training.sources import DataArguments
+
+if TYPE_CHECKING:
+    from export.parity import Parity
 
 _FORMATS = ("float32", "int8-dynamic")
 # Ten epochs: so short a run would spend a part of its time on the evaluations.
@@ -39,9 +38,16 @@ class Arguments:
 
 def demo(arguments: Arguments) -> dict:
     """Walk the whole way and return the summary."""
+    from export.as_saved_model import directory_bytes, export_saved_model
+    from export.as_tflite import export_tflite
+    from keras_vit import run_directory
+    from training.evaluation import evaluate
+    from training.pretraining import pretrain
+    from training.run import write_text
+
     data = DataArguments("digits")
-    run = pretrain.pretrain(
-        pretrain.Arguments(
+    run = pretrain(
+        PretrainArguments(
             source=data,
             workdir=arguments.workdir,
             recipe=find_recipe("digits"),
@@ -50,21 +56,21 @@ def demo(arguments: Arguments) -> dict:
         ),
         "digits",
     )
-    metrics = evaluate.evaluate(evaluate.Arguments(arguments.workdir, data))
+    metrics = evaluate(EvaluateArguments(arguments.workdir, data))
 
     model, labels = run_directory.load(run.path)
-    samples = Samples.load(run_directory.find(run.path, run_directory.SAMPLES))
-    served, served_parity = export.saved_model.export_saved_model(model, labels, samples, run.path / "saved_model")
-    files = export.tflite.export_tflite(model, labels, samples, run.path / "tflite", _FORMATS)
+    samples = run_directory.Samples.load(run_directory.find(run.path, run_directory.SAMPLES))
+    served, served_parity = export_saved_model(model, labels, samples, run.path / "saved_model")
+    files = export_tflite(model, labels, samples, run.path / "tflite", _FORMATS)
 
-    def entry(path: pathlib.Path, size: int, parity: Parity) -> dict:
+    def entry(path: pathlib.Path, size: int, parity: "Parity") -> dict:
         return {"path": str(path.relative_to(run.path)), "bytes": size, "max_abs_diff": parity.max_abs_diff}
 
     summary = {
         "parameters": model.count_params(),
         "test_accuracy": metrics["accuracy"],
         "train_seconds": round(sum(record["seconds"] for record in run.metrics()), 1),
-        "saved_model": entry(served, export.saved_model.directory_bytes(served), served_parity),
+        "saved_model": entry(served, directory_bytes(served), served_parity),
         "tflite": {
             name: entry(path, path.stat().st_size, parity) | {"accuracy": parity.accuracy}
             for name, (path, parity) in files.items()
@@ -81,6 +87,8 @@ def demo(arguments: Arguments) -> dict:
 
 def _table(summary: dict, model_bytes: int, served_accuracy: float) -> str:
     """The summary for the terminal."""
+    from export.parity import as_table
+
     rows = [
         ("Keras model", "model.keras", f"{model_bytes:,}", "", f"{summary['test_accuracy']:.4f}"),
         _row("SavedModel", summary["saved_model"], served_accuracy),
@@ -95,7 +103,9 @@ def _row(name: str, part: dict, accuracy: float) -> tuple[str, ...]:
 
 def main(arguments: Sequence[str]) -> None:
     """`--workdir DIR`"""
-    demo(cli.parse(Arguments, arguments, prog="python -m training.demo"))
+    parsed = cli.parse(Arguments, arguments, prog="python -m training.demo")
+    cli.require_tensorflow()
+    demo(parsed)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -12,45 +12,16 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.finding import find_checkpoint
-from keras_vit.preprocess import Resize
 from keras_vit.quiet import native_stderr_silenced
+from training.arguments import InputArguments, StrategyArguments
 from training.data import evaluation_batches
 from training.examples import Split, bad_labels_named
-from training.strategies import StrategyArguments, open_strategy
+from training.strategies import open_strategy
 
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 _SAVED_MODEL = "saved_model.pb"
 _FROM_BYTES, _FROM_TENSOR = "image_bytes", "image_tensor"
-
-
-@dataclasses.dataclass(frozen=True)
-class InputArguments:
-    """What a model is given, where it does not tell that or other than it tells."""
-
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to take a Keras model or a checkpoint to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, where a checkpoint does not tell them."""
-    resize: Resize | None = None
-    """How pictures are brought to the model's size; default as the model tells, stretch where it does not."""
-    crop_from: int | None = None
-    """For --resize resize-small: length of the smaller side before the centre is cut out, in pixels."""
-    value_range: tuple[float, float] | None = None
-    """What 0 and 255 become; default as the model tells, -1 1 where it does not."""
-
-    def preprocessing(self, own: Preprocessing) -> Preprocessing:
-        """A model's own, but for what was given."""
-        changes = {"value_range": self.value_range} if self.value_range is not None else {}
-        if self.resize is not None or self.crop_from is not None:
-            changes |= {"resize": self.resize or own.resize, "crop_from": self.crop_from}
-        return dataclasses.replace(own, **changes)
-
-    def refuse(self, names: Iterable[str], kind: str) -> None:
-        """Raise UserError for an option that means nothing to a kind of model."""
-        for name in names:
-            if getattr(self, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} means nothing to {kind}; leave it out.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import tensorflow as tf
@@ -22,8 +21,6 @@ from keras_vit.quiet import native_stderr_silenced
 
 # How a graph says that a stored label is no class; `bad_labels_named` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
-
-OnBadImage = Literal["stop", "skip"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,47 +9,22 @@ import hashlib
 import json
 import os
 import pathlib
-from typing import Annotated
 
 import keras
 import numpy as np
 import tensorflow as tf
-import tyro
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.finding import CACHE_VARIABLE
 from keras_vit.npz import read_npz, write_npz
 from keras_vit.preprocess import to_channels
+from training.arguments import FeatureArguments
 from training.evaluate_models import OUTPUT_NEEDED, load_model, outputs
-from training.sources import DataArguments, Source, Split, bad_labels_named, open_source
+from training.sources import Source, Split, bad_labels_named, open_source
 
 # What is computed once per example for its fingerprint, in one go.
 _FINGERPRINT_BATCH = 1024
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureArguments:
-    """Of which model and data."""
-
-    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
-    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
-    source: Annotated[DataArguments, tyro.conf.arg(name="")]
-    output: str | None = None
-    """Directory of the report; default the run directory."""
-    random_weights: bool = False
-    """Take the model with fresh random weights (seed 0) instead of its own: what its architecture alone gives."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to take the model to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, where the checkpoint does not tell them."""
-    crop_from: int | None = None
-    """Stretch pictures to a square of this side in pixels and cut out the centre, as the papers do (256 for models of
-    224); default the model's own preprocessing."""
-    batch_size: int = 256
-    """Images per forward pass."""
-    cache: str | None = None
-    """Directory of computed features; default features/ in KERAS_VIT_CACHE, else in ~/.cache/keras_vit."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 
 from keras_vit import run_directory
-from training.features import FeatureArguments, FeatureSet
+from training.arguments import FeatureArguments
+from training.features import FeatureSet
 from training.tables import markdown_table
 
 

@@ -1,10 +1,8 @@
 """From a model, a recipe and a source to a trained run directory: compile, fit, save, continue."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
 
 import keras
 import matplotlib.figure
@@ -14,47 +12,20 @@ from tensorflow.python.framework.config import is_op_determinism_enabled  # no p
 
 import keras_vit
 from keras_vit import UserError, preprocessing_of
+from training.arguments import Execution
 from training.data import evaluation_batches, steps_per_epoch, training_batches
 from training.inspect_callback import InspectEpochs
 from training.keeper import Keeper
+from training.learning_rate import LearningRate
 from training.optimizers import make_optimizer
 from training.recipe import Recipe
 from training.run import Run, written_whole
-from training.schedules import LearningRate
 from training.sources import Source, bad_labels_named
 from training.strategies import check_alike, distributed, is_chief, lost_workers_named, several_workers
 from training.trainer import Trainer
 
 # Evaluation needs no gradients, so its batches may be larger than those of training.
 _EVALUATION_BATCH = 500
-
-Precision = Literal["float32", "bfloat16", "float16"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """How a run is computed."""
-
-    precision: Precision = "float32"
-    """Numbers that layers compute with; weights and the update are float32 in any case, float16 scales the loss."""
-    evaluate_every: int | None = None
-    """Steps between two evaluations, each with its line in metrics.jsonl; default those of an epoch."""
-    checkpoint_every: int | None = None
-    """Steps between two saved states; default those of the evaluations alone."""
-    xla: Literal["auto", "on", "off"] = "auto"
-    """Compile the step by XLA: auto where it helps, on a single GPU."""
-    steps_per_execution: int = 1
-    """Steps between two returns to Python; more help where a step is short, above all on a TPU."""
-    remat: bool = False
-    """Compute each encoder block a second time for its gradient rather than keep what is inside: less memory."""
-
-    inspect_every: int | None = None
-    """Epochs between two looks inside the model, written to the run directory and TensorBoard; default none."""
-
-    def __post_init__(self) -> None:
-        for field in ("evaluate_every", "checkpoint_every", "steps_per_execution", "inspect_every"):
-            if getattr(self, field) is not None and getattr(self, field) < 1:
-                raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
 
 
 def total_steps(recipe: Recipe, source: Source) -> int:

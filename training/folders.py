@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.examples import OnBadImage, Source, Split, decoding_problem, problems_of, reason
+from training.arguments import OnBadImage
+from training.examples import Source, Split, decoding_problem, problems_of, reason
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 EVALUATION_NAMES = ("test", "val", "valid", "validation")

@@ -1,15 +1,11 @@
 """What a model is trained for: from its outputs to a loss for each example, and to what metrics are made of."""
 
-from typing import Literal
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing
-
-Loss = Literal["softmax", "sigmoid"]
-Target = Literal["classes", "patch-colour", "patch-4x4", "patch-pixels"]
+from training.recipe import Loss, Target
 
 # Levels of a channel: 3 bits.
 _LEVELS = 8

@@ -11,9 +11,9 @@ import numpy as np
 from keras_vit import ViTConfig
 from keras_vit.config import ModelConfig
 from keras_vit.costs import costs
+from training.learning_rate import LearningRate
 from training.objectives import Classification, MaskedPatches
 from training.recipe import Recipe
-from training.schedules import LearningRate
 from training.sources import Source
 
 # Numbers that the optimizer keeps for each weight.

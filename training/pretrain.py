@@ -7,18 +7,15 @@ to end (SIGTERM), it saves one and leaves with exit code 75.
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
 import tyro
 
 from keras_vit import UserError, cli
-from training.command import Setting, TrainingArguments, continued_later, open_setting, run_training, tell_plan
-from training.recipe import with_given_duration
-from training.recipes import RECIPES, PretrainRecipe, find_recipe
-from training.run import Run
-from training.sources import DataArguments
+from training.arguments import DataArguments, TrainingArguments
+from training.recipe import PretrainRecipe, with_given_duration
+from training.recipes import RECIPES, find_recipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,18 +23,6 @@ class Arguments(TrainingArguments):
     """Train a model from scratch by a recipe, whose fields are options."""
 
     recipe: Annotated[PretrainRecipe, tyro.conf.arg(name="")]
-
-
-def pretrain(arguments: Arguments, recipe_name: str, setting: Setting | None = None) -> Run:
-    """Train a model and return its run, or tell the plan of it.
-
-    Data and devices are those that the arguments name, unless a setting is given.
-    """
-    recipe, setting = arguments.recipe, setting or open_setting(arguments)
-    if arguments.dry_run:
-        tell_plan(arguments, recipe, setting, recipe.model, recipe.channels, recipe_name)
-        return Run(pathlib.Path(arguments.workdir))
-    return run_training(arguments, recipe, setting, recipe.build, command="pretrain", recipe_name=recipe_name)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -56,6 +41,11 @@ def main(arguments: Sequence[str]) -> None:
         default=Arguments(source=DataArguments(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
     parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
+    cli.require_tensorflow()
+
+    from training.command import continued_later
+    from training.pretraining import pretrain
+
     with continued_later():
         pretrain(parsed, arguments[0])
 

@@ -5,19 +5,23 @@ The named ones are in `recipes.py` (from scratch) and `finetune_recipes.py`. Any
 
 import dataclasses
 import math
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-import keras
 import tyro
 
 import keras_vit
-from keras_vit import Preprocessing, ResNetConfig, UserError, ViTConfig
-from keras_vit.masked import masked_patch_model
-from keras_vit.preprocess import Resize
-from training.objectives import Classification, Loss, MaskedPatches, Objective, Target
-from training.optimizers import OptimizerKind
+from keras_vit import ResNetConfig, UserError, ViTConfig
+from keras_vit.config import Resize
 from training.schedules import Schedule
 
+if TYPE_CHECKING:
+    import keras
+
+    from training.objectives import Objective
+
+OptimizerKind = Literal["adamw", "sgd"]
+Loss = Literal["softmax", "sigmoid"]
+Target = Literal["classes", "patch-colour", "patch-4x4", "patch-pixels"]
 MixupPartner = Literal["next", "opposite"]
 
 # Of the fields that say how long a run is, the first one that is given counts.
@@ -143,13 +147,15 @@ class Recipe:
                 f"{self.crop_from}."
             )
 
-    def preprocessing(self, channels: int, value_range=(-1.0, 1.0)) -> Preprocessing:
+    def preprocessing(self, channels: int, value_range=(-1.0, 1.0)) -> "keras_vit.Preprocessing":
         """What the trained model will expect of an image."""
         crop_from = self.crop_from if self.resize == "resize-small" else None
-        return Preprocessing(self.image_size, channels, self.resize, value_range, crop_from)
+        return keras_vit.Preprocessing(self.image_size, channels, self.resize, value_range, crop_from)
 
-    def objective(self) -> Objective:
+    def objective(self) -> "Objective":
         """What the model is trained for."""
+        from training.objectives import Classification  # here, as below, so that a recipe is read without TensorFlow
+
         return Classification(self.loss, self.label_smoothing)
 
     def num_steps(self, num_examples: int) -> int:
@@ -199,17 +205,21 @@ class PretrainRecipe(Recipe):
             if getattr(self, field):
                 raise UserError(f"The recipe's {field} is for labels; with --target {self.target} leave it 0.")
 
-    def objective(self) -> Objective:
+    def objective(self) -> "Objective":
         """What the model is trained for."""
         if self.target == "classes":
             return super().objective()
+        from training.objectives import MaskedPatches
+
         return MaskedPatches(self.target, self.preprocessing(self.channels), self.model.patch)
 
-    def build(self, num_classes: int) -> keras.Model:
+    def build(self, num_classes: int) -> "keras.Model":
         """The model that is trained."""
         preprocessing = self.preprocessing(self.channels)
         if self.target == "classes":
             return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name="vit")
+        from keras_vit.masked import masked_patch_model
+
         return masked_patch_model(
             self.model, preprocessing, outputs=self.objective().num_outputs, corruption=self.corruption, name="vit"
         )

@@ -11,8 +11,7 @@ import re
 
 from keras_vit import MODELS, UserError, ViTConfig
 from keras_vit.errors import nearest
-from training.objectives import Target
-from training.recipe import PretrainRecipe, Recipe
+from training.recipe import PretrainRecipe, Recipe, Target
 from training.schedules import Schedule
 
 __all__ = ["RECIPES", "PretrainRecipe", "Recipe", "augreg", "find_recipe"]

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.run_directory import LABELS
-from training.examples import OnBadImage, Source, Split, bad_labels_named, checked_label, without_bad
+from training.arguments import OnBadImage
+from training.examples import Source, Split, bad_labels_named, checked_label, without_bad
 from training.folders import EVALUATION_NAMES
 
 _HEADER, _FOOTER = 12, 4

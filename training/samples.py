@@ -10,13 +10,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
-import numpy as np
-import tensorflow as tf
 import tyro
 
-from keras_vit import UserError, cli, run_directory
-from keras_vit.run_directory import Samples
-from training.sources import DataArguments, bad_labels_named, open_source
+from keras_vit import cli
+from training.arguments import DataArguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,26 +27,14 @@ class Arguments:
     """Images at most, taken in an evenly mixed order."""
 
 
-def write_samples(arguments: Arguments) -> None:
-    """Write both files."""
-    if arguments.count < 1:
-        raise UserError(f"--count must be at least 1 image, but is {arguments.count}.")
-    output = run_directory.check_output(arguments.output)
-    source = open_source(arguments.source)
-    split = source.evaluation
-    chosen = np.random.default_rng(0).permutation(split.num_examples)[: arguments.count]
-    with bad_labels_named(source.train, source.evaluation):
-        examples = [split.example(tf.constant(index, tf.int64)) for index in chosen]
-    encoded = tuple(tf.io.encode_png(image).numpy() for image, _ in examples)
-    with run_directory.staged(output) as stage:
-        Samples(encoded, np.array([int(label) for _, label in examples])).save(stage / run_directory.SAMPLES)
-        (stage / run_directory.LABELS).write_text(run_directory.labels_text(source.labels), encoding="utf-8")
-    print(f"{len(encoded)} images in {output / run_directory.SAMPLES}.")
-
-
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
-    write_samples(cli.parse(Arguments, arguments, prog="python -m training.samples"))
+    parsed = cli.parse(Arguments, arguments, prog="python -m training.samples")
+    cli.require_tensorflow()
+
+    from training.sampling import write_samples
+
+    write_samples(parsed)
 
 
 if __name__ == "__main__":

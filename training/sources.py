@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import nearest
-from training.examples import OnBadImage, Source, Split, bad_labels_named, checked_label
+from training.arguments import DataArguments
+from training.examples import Source, Split, bad_labels_named, checked_label
 from training.folders import EVALUATION_NAMES, folder
 from training.records import Records, tfrecord
 
@@ -29,24 +30,6 @@ _TAKEN = {
     "folder": ("on_bad_image",),
     "tfrecord": ("on_bad_image",),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class DataArguments:
-    """Where the images come from."""
-
-    data: str
-    """digits, tfds:NAME[:CONFIG], folder:PATH of class folders or of train and test with class folders, or
-    tfrecord:GLOB of the files that training.shard writes."""
-    data_dir: str | None = None
-    """Directory of prepared TFDS data sets; default TFDS' own."""
-    train_split: str = "train"
-    """TFDS split to train on, such as train[:90%]."""
-    eval_split: str | None = None
-    """TFDS split to evaluate on; default test, else validation."""
-    on_bad_image: OnBadImage = "stop"
-    """What cannot be decoded in a folder or in TFRecord files: name it and stop, or name, count and skip it. To skip in
-    TFRecord files, all of them are read once."""
 
 
 def open_source(arguments: DataArguments) -> Source:

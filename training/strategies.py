@@ -1,7 +1,6 @@
 """Where a model is trained: one device, several, several machines, a TPU. All of tf.distribute's set-up is here."""
 
 import contextlib
-import dataclasses
 import faulthandler
 import json
 import os
@@ -10,13 +9,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import tensorflow as tf
 
 from keras_vit import UserError
-
-StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
+from training.arguments import StrategyArguments, StrategyKind
 
 # Exit code of a run that stopped before its end, by SIGTERM or because a worker was lost: the same command continues.
 # sysexits.h calls it EX_TEMPFAIL.
@@ -31,26 +28,6 @@ _LOST = (
     tf.errors.CancelledError,
     tf.errors.InternalError,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class StrategyArguments:
-    """Where to compute."""
-
-    strategy: StrategyKind = "auto"
-    """single: the first GPU, else the CPU. mirrored: all GPUs of this machine. multi-worker: the machines of TF_CONFIG
-    or of a SLURM job. tpu: a Cloud TPU. auto: what there is of these, the largest first."""
-    replicas: int | None = None
-    """Devices for mirrored; default all GPUs. Without any GPU the CPU is split into so many, to try things out."""
-    tpu: str = "local"
-    """Name or grpc:// address of the Cloud TPU; local on a TPU VM."""
-    worker_timeout: int = 600
-    """Seconds to wait for another worker, at the start and in a step; more than saving and evaluating take."""
-
-    def __post_init__(self) -> None:
-        for field in ("replicas", "worker_timeout"):
-            if getattr(self, field) is not None and getattr(self, field) < 1:
-                raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
 
 
 def open_strategy(arguments: StrategyArguments) -> tf.distribute.Strategy:

@@ -8,38 +8,20 @@ same number of steps, once for each seed; measured are its accuracy on the evalu
 of its frozen features. Killed, the same command goes on and ends with the same table.
 """
 
-import concurrent.futures
 import dataclasses
-import json
-import multiprocessing
-import os
-import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
-import numpy as np
-import tensorflow as tf
-import tqdm
 import tyro
-from scipy import stats
 
 from keras_vit import UserError, cli
-from keras_vit.costs import costs
 from keras_vit.errors import nearest
-from keras_vit.run_directory import check_output
-from training.fewshot import check_shots
+from training.arguments import DataArguments
 from training.recipe import PretrainRecipe, with_given_duration
 from training.recipes import find_recipe
-from training.run import write_text, written_whole
-from training.sources import DataArguments, open_source
-from training.studies import STUDIES, Point, check_base, data_size
-from training.study_figures import draw
-from training.tables import markdown_table
-from training.trial import Trial, labels_of, run_trial
+from training.studies import STUDIES
 
 _DEFAULT_RECIPE = "study-small"
-# Processes at most unless --jobs says more: each takes most of a gigabyte.
-_MOST_JOBS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,145 +47,6 @@ class Arguments:
                 raise UserError(f"--{field} must be at least 1, but is {getattr(self, field)}.")
 
 
-def study(name: str, arguments: Arguments) -> list[dict]:
-    """Run what is missing, write results.json, results.md and figure.png, and return the rows."""
-    check_base(arguments.recipe)
-    if arguments.train_images is not None and name != "data-size":
-        raise UserError(f"--train-images means nothing to the study {name}; leave it out.")
-    workdir = check_output(arguments.workdir)
-    source = open_source(arguments.source)
-    check_shots(labels_of(source.train), source.labels, [arguments.shots])
-    num_examples = source.train.num_examples
-    if arguments.train_images is None:
-        points = STUDIES[name].grid(arguments.recipe, num_examples)
-    else:
-        points = data_size(arguments.recipe, num_examples, sorted(set(arguments.train_images)))
-    trials = [
-        Trial(point, seed, arguments.source, arguments.shots, workdir / "runs" / f"{point.name}-seed{seed}")
-        for point in points
-        for seed in range(arguments.seeds)
-    ]
-    measured = _measured(trials, arguments.jobs)
-    rows = [
-        _row(point, len(source.labels), measured[i * arguments.seeds : (i + 1) * arguments.seeds])
-        for i, point in enumerate(points)
-    ]
-    _report(name, arguments, rows)
-    return rows
-
-
-def _measured(trials: list[Trial], jobs: int | None) -> list[dict]:
-    """Of every trial what was measured, before or now."""
-    known = {trial.folder: found for trial in trials if (found := trial.measured())}
-    missing = [trial for trial in trials if trial.folder not in known]
-    if known:
-        print(f"{len(known)} of {len(trials)} runs are there.")
-    if missing:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        if jobs is None:
-            jobs = 1 if tf.config.list_physical_devices("GPU") else min(cores, _MOST_JOBS)
-        jobs = min(jobs, len(missing))
-        known |= _run_all(missing, jobs, max(cores // jobs, 1))
-    return [known[trial.folder] for trial in trials]
-
-
-def _run_all(trials: list[Trial], jobs: int, threads: int) -> dict[pathlib.Path, dict]:
-    # A fresh process for each: TensorFlow gives no memory back, and threads are set once.
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1)
-    found = {}
-    try:
-        running = {pool.submit(run_trial, trial, threads): trial for trial in trials}
-        progress = tqdm.tqdm(concurrent.futures.as_completed(running), "Runs", len(running), unit="run", disable=None)
-        for done in progress:
-            trial = running[done]
-            found[trial.folder] = result = _result(done, trial)
-            progress.write(
-                f"{trial.folder.name}: accuracy {result['accuracy']:.4f}, {trial.shots}-shot {result['few_shot']:.4f}, "
-                f"{result['seconds']:.0f} s"
-            )
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-    return found
-
-
-def _result(done: concurrent.futures.Future, trial: Trial) -> dict:
-    log = trial.folder.with_suffix(".log")
-    try:
-        return done.result()
-    except concurrent.futures.BrokenExecutor:
-        raise UserError(
-            f"The process of {trial.folder.name} or of one beside it was killed, by want of memory perhaps; its last "
-            f"words are in {log}: repeat the command to go on, with fewer --jobs."
-        ) from None
-    except UserError as mistake:
-        raise UserError(f"{trial.folder.name}: {mistake}") from mistake
-
-
-def _row(point: Point, num_classes: int, measured: list[dict]) -> dict:
-    """A point of the table: means and 95 % intervals over the seeds, in which Student's t makes up for few of them."""
-    recipe = point.recipe
-    cost = costs(recipe.model, recipe.image_size, num_classes=num_classes, channels=recipe.channels)
-    curves = np.array([found["curve"] for found in measured])  # (seeds, evaluations, 2)
-    return {
-        "name": point.name,
-        "line": point.line,
-        "setting": point.setting,
-        "train_images": point.train_images,
-        "parameters": cost.parameters,
-        "forward_flops": cost.flops,
-        "training_flops": 3 * cost.flops * recipe.steps * recipe.batch_size,
-        "accuracy": _summary([found["accuracy"] for found in measured]),
-        "few_shot": _summary([found["few_shot"] for found in measured]),
-        "curve": [[int(step), float(value)] for step, value in curves.mean(axis=0)],
-    }
-
-
-def _summary(values: list[float]) -> dict:
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return {"values": values, "mean": mean, "interval": None}
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return {"values": values, "mean": mean, "interval": [mean - float(half), mean + float(half)]}
-
-
-def _report(name: str, arguments: Arguments, rows: list[dict]) -> None:
-    declared, workdir = STUDIES[name], pathlib.Path(arguments.workdir)
-    told = {"study": name, "data": arguments.source.data, "recipe": dataclasses.asdict(arguments.recipe), "rows": rows}
-    write_text(workdir / "results.json", json.dumps(told, indent=2) + "\n")
-    with written_whole(workdir / "figure.png") as temporary:
-        draw(name, declared.title, arguments.source.data, arguments.shots, rows, temporary)
-    header = ("", "setting", "parameters", "forward FLOPs", "accuracy, %", f"{arguments.shots}-shot, %")
-    cells = [
-        (
-            row["line"],
-            row["setting"],
-            f"{row['parameters']:,}",
-            f"{row['forward_flops']:,}",
-            _told(row["accuracy"]),
-            _told(row["few_shot"]),
-        )
-        for row in rows
-    ]
-    table = markdown_table(header, cells)
-    steps, batch = arguments.recipe.steps, arguments.recipe.batch_size
-    page = (
-        f"# {declared.title}\n\nAfter {declared.source} of arXiv 2010.11929, on {arguments.source.data}: every model "
-        f"from scratch, {steps:,} steps of {batch} images, {arguments.seeds} seeds. Accuracy on all evaluation images, "
-        f"and of least squares on the frozen features of {arguments.shots} training images of each class; means"
-        + (" and 95 % intervals over the seeds" if arguments.seeds > 1 else "")
-        + f".\n\n{table}\n\n![{declared.title}](figure.png)\n"
-    )
-    write_text(workdir / "results.md", page)
-    print(f"{table}\nReport in {workdir / 'results.md'}.")
-
-
-def _told(summary: dict) -> str:
-    if summary["interval"] is None:
-        return f"{100 * summary['mean']:.2f}"
-    return f"{100 * summary['mean']:.2f} ± {100 * (summary['interval'][1] - summary['mean']):.2f}"
-
-
 def main(arguments: Sequence[str]) -> None:
     """`STUDY --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -222,7 +65,12 @@ def main(arguments: Sequence[str]) -> None:
         prog=f"python -m training.study {name} --recipe {recipe_name}",
         default=Arguments(source=DataArguments(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
-    study(name, dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named)))
+    parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
+    cli.require_tensorflow()
+
+    from training.study_runs import study
+
+    study(name, parsed)
 
 
 if __name__ == "__main__":

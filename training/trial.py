@@ -13,16 +13,17 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of, run_directory
+from training.arguments import DataArguments, Execution, StrategyArguments
 from training.command import Setting
 from training.evaluate_models import outputs
 from training.examples import Source, Split, random_subset
 from training.features import Features, feature_extractor
-from training.fewshot import LeastSquares, shots_of
-from training.fit import Execution
-from training.pretrain import Arguments, pretrain
+from training.least_squares import LeastSquares, shots_of
+from training.pretrain import Arguments
+from training.pretraining import pretrain
 from training.run import differences, write_text
-from training.sources import DataArguments, open_source
-from training.strategies import StrategyArguments, open_strategy
+from training.sources import open_source
+from training.strategies import open_strategy
 from training.studies import Point
 
 MEASURED = "trial.json"

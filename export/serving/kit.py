@@ -13,12 +13,12 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 
-from export.serving import client
 from keras_vit import UserError, cli, run_directory
 
 # Version of the server: that of the TensorFlow which wrote the models, or a later one.
 _IMAGE = "tensorflow/serving:${TF_SERVING_VERSION:-latest}"
 _POLL_SECONDS = 60
+_CLIENT = pathlib.Path(__file__).parent / "client"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,7 @@ def write_kit(arguments: Arguments) -> pathlib.Path:
         }
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
-        source = pathlib.Path(client.__file__).parent
-        shutil.copytree(source, stage / "client", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(_CLIENT, stage / "client", ignore=shutil.ignore_patterns("__pycache__"))
     return output
 
 
@@ -176,4 +175,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, any_backend=True)
+    cli.run(main)

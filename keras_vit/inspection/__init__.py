@@ -6,25 +6,55 @@
 index.html in a directory.
 """
 
-from keras_vit.inspection.arrays import (
-    attention_rollout,
-    attention_to_patches,
-    class_relevance,
-    mean_attention_distance,
-    patch_distances,
-    patch_tokens,
-    position_similarity,
-    principal_filters,
-    resize_map,
-    root_filters,
-    token_norms,
-    unfold_axial,
-)
-from keras_vit.inspection.images import Picture, decode, read_pictures
-from keras_vit.inspection.measures import neighbourhood, weight_per_pixel
-from keras_vit.inspection.observe import FIGURES, Findings, available_figures, inspect
-from keras_vit.inspection.relevance import features_and_gradients
-from keras_vit.inspection.report import write
+from typing import TYPE_CHECKING
+
+from keras_vit.deferred import public_names
+
+if TYPE_CHECKING:
+    from keras_vit.inspection.arrays import (
+        attention_rollout,
+        attention_to_patches,
+        class_relevance,
+        mean_attention_distance,
+        patch_distances,
+        patch_tokens,
+        position_similarity,
+        principal_filters,
+        resize_map,
+        root_filters,
+        token_norms,
+        unfold_axial,
+    )
+    from keras_vit.inspection.images import Picture, decode, read_pictures
+    from keras_vit.inspection.measures import neighbourhood, weight_per_pixel
+    from keras_vit.inspection.observe import FIGURES, Findings, available_figures, inspect
+    from keras_vit.inspection.relevance import features_and_gradients
+    from keras_vit.inspection.report import write
+else:
+    __getattr__ = public_names(
+        globals(),
+        {
+            "arrays": [
+                "attention_rollout",
+                "attention_to_patches",
+                "class_relevance",
+                "mean_attention_distance",
+                "patch_distances",
+                "patch_tokens",
+                "position_similarity",
+                "principal_filters",
+                "resize_map",
+                "root_filters",
+                "token_norms",
+                "unfold_axial",
+            ],
+            "images": ["Picture", "decode", "read_pictures"],
+            "measures": ["neighbourhood", "weight_per_pixel"],
+            "observe": ["FIGURES", "Findings", "available_figures", "inspect"],
+            "relevance": ["features_and_gradients"],
+            "report": ["write"],
+        },
+    )
 
 __all__ = [
     "FIGURES",
@@ -51,3 +81,7 @@ __all__ = [
     "weight_per_pixel",
     "write",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

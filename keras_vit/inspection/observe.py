@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_vit.config import ConvStem, ResNetConfig, ViTConfig
-from keras_vit.describe import official_name
+from keras_vit.description import official_name
 from keras_vit.errors import UserError
 from keras_vit.inspection import arrays, measures, relevance
 from keras_vit.inspection.images import Picture

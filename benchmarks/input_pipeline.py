@@ -1,0 +1,100 @@
+"""The input pipeline and a bare loop, timed in turn on the same made-up photographs."""
+
+import itertools
+import pathlib
+import statistics
+import tempfile
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.input import Arguments
+from keras_vit import Preprocessing
+from training.arguments import DataArguments
+from training.data import training_batches
+from training.recipe import Recipe
+from training.shard import Arguments as ShardArguments
+from training.sharding import shard
+from training.sources import Split, open_source
+
+_RECIPE = Recipe(image_size=(224, 224), batch_size=64, learning_rate=1.0, epochs=1, inception_crop=True, flip=True)
+_PREPROCESSING = Preprocessing((224, 224))
+
+
+def write_photographs(folder: pathlib.Path, count: int) -> None:
+    """Smooth random pictures with some noise, as large when compressed as photographs are (about 40 kB)."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        coarse = tf.image.resize(rng.uniform(0.0, 255.0, (24, 32, 3)), (375, 500), "bicubic")
+        image = tf.saturate_cast(coarse + rng.normal(0.0, 6.0, (375, 500, 3)), tf.uint8)
+        path = folder / f"class{number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tf.io.encode_jpeg(image, quality=90).numpy())
+
+
+def bare(folder: pathlib.Path) -> tf.data.Dataset:
+    """Endless batches by the fewest operations."""
+
+    def image(path: tf.Tensor) -> tf.Tensor:
+        data = tf.io.read_file(path)
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.io.extract_jpeg_shape(data),
+            tf.zeros((0, 0, 4)),
+            min_object_covered=0.0,
+            area_range=(0.05, 1.0),
+            aspect_ratio_range=(0.75, 1.33),
+            use_image_if_no_bounding_boxes=True,
+        )
+        window = tf.io.decode_and_crop_jpeg(data, tf.concat([begin[:2], size[:2]], 0), channels=3)
+        return tf.image.random_flip_left_right(tf.image.resize(window, (224, 224)))
+
+    files = tf.data.Dataset.from_tensor_slices([str(path) for path in folder.rglob("*.jpg")]).repeat()
+    data = files.map(image, num_parallel_calls=tf.data.AUTOTUNE).batch(64, drop_remainder=True)
+    return data.map(lambda images: (images - 127.5) / 127.5).prefetch(tf.data.AUTOTUNE)
+
+
+def ours(split: Split) -> tf.data.Dataset:
+    """The batches that training sees."""
+    return training_batches(split, _RECIPE, _PREPROCESSING, num_classes=2, seed=0, first_step=0)
+
+
+def rates(data: tf.data.Dataset, batches: int) -> tuple[float, float]:
+    """Images per second, and per second of all cores' work, of some batches after two unmeasured ones.
+
+    The iterator is a new one and ends here: left open, it would go on working while others are measured.
+    """
+    iterator = iter(data)
+    for _ in itertools.islice(iterator, 2):
+        pass
+    start, worked = time.perf_counter(), time.process_time()
+    for _ in itertools.islice(iterator, batches):
+        pass
+    images = batches * _RECIPE.batch_size
+    return images / (time.perf_counter() - start), images / (time.process_time() - worked)
+
+
+def compare(arguments: Arguments) -> None:
+    """Write the photographs, time everyone, and print the ratios."""
+    with tempfile.TemporaryDirectory() as directory:
+        folder, shards = pathlib.Path(directory) / "photographs", pathlib.Path(directory) / "shards"
+        write_photographs(folder, arguments.images)
+        shard(ShardArguments(DataArguments(f"folder:{folder}"), str(shards), 2))
+        peers = {
+            "bare loop": bare(folder),
+            "folder": ours(open_source(DataArguments(f"folder:{folder}")).train),
+            "tfrecord": ours(open_source(DataArguments(f"tfrecord:{shards}/*.tfrecord")).train),
+        }
+        measured = {name: [] for name in peers}
+        for number in range(arguments.rounds + 1):
+            for name, data in peers.items():
+                found = rates(data, arguments.batches)
+                if number:
+                    measured[name].append(found)
+    for name, found in measured.items():
+        ratios = np.array(found) / np.array(measured["bare loop"])
+        print(
+            f"{name:10} {statistics.median(rate for rate, _ in found):6.0f} images/s, of the bare loop "
+            f"{np.median(ratios[:, 0]):.2f} ({ratios[:, 0].min():.2f} to {ratios[:, 0].max():.2f}); by work "
+            f"{np.median(ratios[:, 1]):.2f} ({ratios[:, 1].min():.2f} to {ratios[:, 1].max():.2f})"
+        )
