@@ -220,7 +220,7 @@ def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
 
 
 def _export_saved_model(case: Case, directory: str) -> None:
-    from export.saved_model import save
+    from export.as_saved_model import save
     from export.signatures import Servable, signatures
 
     labels = pathlib.Path(directory) / "labels.txt"
@@ -238,8 +238,8 @@ def _export_file(case: Case, kind: str, directory: str) -> None:
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
+    from export.as_tflite import convert
     from export.quantize import quantize
-    from export.tflite import convert
 
     file = pathlib.Path(directory) / "model.tflite"
     file.write_bytes(convert(_plain(case)))

@@ -15,12 +15,8 @@ import tyro
 
 from export.arguments import SourceArguments
 from keras_vit import cli
-from keras_vit.deferred import public_names
 
 Format = Literal["onnx", "openvino"]
-
-# What the command calls, for a script that has a model in memory.
-__getattr__ = public_names(globals(), {"as_onnx": ["export_onnx"]})
 
 
 @dataclasses.dataclass(frozen=True)

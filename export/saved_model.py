@@ -14,12 +14,8 @@ import tyro
 
 from export.arguments import LARGEST_DISAGREEMENT, SourceArguments
 from keras_vit import cli
-from keras_vit.deferred import public_names
 
 Dtype = Literal["float32", "bfloat16"]
-
-# What the command calls, for a script that has a model in memory.
-__getattr__ = public_names(globals(), {"as_saved_model": ["export_saved_model", "save"]})
 
 
 @dataclasses.dataclass(frozen=True)

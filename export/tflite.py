@@ -15,12 +15,8 @@ import tyro
 
 from export.arguments import LARGEST_DISAGREEMENT, SourceArguments
 from keras_vit import cli
-from keras_vit.deferred import public_names
 
 Format = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int8", "int16x8"]
-
-# What the command calls, for a script that has a model in memory.
-__getattr__ = public_names(globals(), {"as_tflite": ["convert", "export_tflite"]})
 
 
 @dataclasses.dataclass(frozen=True)

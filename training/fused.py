@@ -4,7 +4,7 @@ TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by o
 for a GELU and as many for its gradient, and between large matrix products memory is what a step waits for. Here each of
 them is one pass, merged by XLA; the products stay those of oneDNN, which XLA's do not reach on a CPU. Inside a pass the
 arithmetic is float32 whatever the layers compute with. Patches are embedded by a product, for oneDNN's gradient of the
-convolution takes ten times as long in bfloat16.
+convolution takes eight times as long in bfloat16.
 """
 
 from collections.abc import Callable

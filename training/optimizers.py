@@ -5,12 +5,10 @@ decays the leaves that match "kernel"). Gradients are taken as summed over the r
 would clip each replica's own and sum what is left, another algorithm.
 """
 
-from typing import Literal
-
 import keras
 import tensorflow as tf
 
-OptimizerKind = Literal["adamw", "sgd"]
+from training.recipe import OptimizerKind
 
 
 class _AsThePapers:
