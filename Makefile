@@ -1,8 +1,9 @@
 # Each target sets up what it needs; a fresh machine has python3 (3.10 to 3.13), venv and make.
 PYTHON ?= python3
 BIN = .venv/bin
-# A process for every few files, since TensorFlow gives no memory back, two at a time; $$0 is a folder for what failed.
-PYTEST_FILES = output=$$($(BIN)/python -m pytest -q -m "not slow" "$$@" 2>&1) && echo "$$output" || \
+# A process for every few files, since TensorFlow gives no memory back, two at a time, with one thread for an operation;
+# $$0 is a folder for what failed.
+PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" "$$@" 2>&1) && echo "$$output" || \
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
 .PHONY: setup demo test test-slow lint bench
 .DELETE_ON_ERROR:

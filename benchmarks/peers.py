@@ -225,7 +225,7 @@ def _export_saved_model(case: Case, directory: str) -> None:
 
     labels = pathlib.Path(directory) / "labels.txt"
     labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
-    model = _plain(case, case.precision, fold_norms=True)
+    model = _plain(case, case.precision, for_tensorflow=True)
     servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
     save(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
 
@@ -385,10 +385,18 @@ def _torch_step(case: Case, model, forward, images) -> Call:
 
 
 def _plain(case: Case, dtype: str = "float32", **options):
+    import keras
+
     import keras_vit
     from export.plain import plain
 
-    return plain(keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES), dtype, **options)
+    model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
+    rng = np.random.default_rng(0)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.LayerNormalization):
+            # As trained ones are: a scale of one and an offset of zero would be left out of the graph.
+            layer.set_weights([rng.normal(1.0, 0.1, layer.gamma.shape), rng.normal(0.0, 0.1, layer.beta.shape)])
+    return plain(model, dtype, **options)
 
 
 def _images(case: Case) -> np.ndarray:

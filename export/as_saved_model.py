@@ -62,7 +62,7 @@ def export_saved_model(
         version = stage / str(number)
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(run_directory.labels_text(labels), encoding="utf-8")
-        _write(plain(model, dtype, fold_norms=True), labels, labels_file, version, attention=attention, xla=xla)
+        _write(plain(model, dtype, for_tensorflow=True), labels, labels_file, version, attention=attention, xla=xla)
         gc.collect()  # the graphs just traced refer to each other in circles; the weights are about to be read again
         with disk_errors(version):
             found, facts = _verify(version, expected, dtype, max_disagreement)

@@ -1,13 +1,13 @@
 """The model as an artifact needs it: plain convolutions, one dtype, nothing that only training knows."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import re
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
-from keras_vit.layers import StandardizedConv2D, TokenDense, weights_will_be_loaded
+from keras_vit.layers import SinCosPositions, StandardizedConv2D, TokenDense, weights_will_be_loaded
 
 
 def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
@@ -22,7 +22,7 @@ def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
 
 
 def plain(
-    model: keras.Model, dtype: str = "float32", *, for_onnx: bool = False, fold_norms: bool = False
+    model: keras.Model, dtype: str = "float32", *, for_onnx: bool = False, for_tensorflow: bool = False
 ) -> keras.Model:
     """The model in one dtype with its standardised convolutions baked into plain ones, equal to float rounding.
 
@@ -30,13 +30,13 @@ def plain(
         model: any of ours.
         dtype: "float32" or "bfloat16".
         for_onnx: write what ONNX and its runtime get wrong in another way: see _ErfDense, _NearlyZeroPadding.
-        fold_norms: put scale and offset of the norms into the dense layers behind them, for runtimes that compute a
-            norm operation by operation: TensorFlow goes over all tokens five times for what then takes it two.
+        for_tensorflow: write the norms as what TensorFlow computes in one pass: see _OnePassNorm. What the blocks pass
+            on is then larger by a factor.
     """
     rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
-    folds = _norms_and_readers(model) if fold_norms else {}
-    if rewritten or folds or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
-        return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx, folds=folds)
+    factor = _factor_for_one_pass(model) if for_tensorflow else None
+    if rewritten or factor or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
+        return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx, factor=factor)
     return in_dtype(model, dtype)
 
 
@@ -70,45 +70,60 @@ def _is_pool_padding(layer: keras.layers.Layer) -> bool:
     return layer.name == "resnet.root_block.pool_padding"
 
 
-# The norms of an encoder block, and who reads them and nothing else.
-_READERS = {
-    "LayerNorm_0": [f"MultiHeadDotProductAttention_1.{projection}" for projection in ("query", "key", "value")],
-    "LayerNorm_2": ["MlpBlock_3.Dense_0"],
-}
+# The epsilon of TensorFlow's LayerNorm in one pass, whatever the graph says.
+_ONE_PASS_EPSILON = 1e-3
+# All that adds to what the blocks pass on, and all norms that read it.
+_BLOCK = r"Transformer\.encoderblock_\d+(\.row|\.column)?\."
+_WRITERS = re.compile(
+    rf"embedding|cls|Transformer\.posembed_input|{_BLOCK}"
+    r"(posembed_input|MultiHeadDotProductAttention_1\.out|MlpBlock_3\.Dense_1)"
+)
+_NORMS = re.compile(rf"Transformer\.encoder_norm|{_BLOCK}LayerNorm_[02]")
 
 
-def _norms_and_readers(model: keras.Model) -> dict[str, list[str]]:
-    """The names of the norms in the encoder blocks of a model, and of the dense layers that read them."""
-    names = {layer.name for layer in model.layers}
-    found = {}
-    for name in sorted(names):
-        block, _, last = name.rpartition(".")
-        readers = [f"{block}.{reader}" for reader in _READERS.get(last, [])]
-        if readers and names.issuperset(readers):
-            found[name] = readers
-    return found
+class _OnePassNorm(keras.layers.LayerNormalization):
+    """LayerNorm in the one form that TensorFlow, on a CPU with oneDNN, computes in one pass instead of five.
+
+    Its rewriting of the graph asks for a positive axis and for constants, and puts 1e-3 in the place of any epsilon.
+    So that must be the epsilon that is meant: the norm of f x with epsilon 1e-3 is that of x with 1e-3 / f^2, and
+    whatever writes x is made larger by f in its weights. The numbers are the same where nothing is rewritten.
+    """
+
+    def set_constants(self, gamma: np.ndarray, beta: np.ndarray) -> None:
+        """Scale and offset (D,) float32."""
+        self._constants = gamma, beta
+
+    def call(self, tokens):
+        gamma, beta = (ops.convert_to_tensor(constant) for constant in self._constants)
+        x, axis = ops.cast(tokens, "float32"), len(tokens.shape) - 1
+        mean = ops.mean(x, axis=axis, keepdims=True)
+        variance = ops.mean(tf.math.squared_difference(x, mean), axis=axis, keepdims=True)
+        scale = ops.rsqrt(variance + self.epsilon) * gamma
+        return ops.cast(x * scale + (beta - scale * mean), self.compute_dtype)
 
 
-def _folded(weights: list[np.ndarray], norm: keras.layers.LayerNormalization) -> list[np.ndarray]:
-    """Kernel (D, M) and bias (M,) of a dense layer that reads a norm, with the norm's scale and offset in them."""
-    gamma, beta = (np.asarray(weight.value, np.float64) for weight in (norm.gamma, norm.beta))
-    kernel, *bias = (weight.astype(np.float32) for weight in weights)  # models without a bias of q, k, v get one
-    return [(gamma[:, None] * kernel).astype(np.float32), (beta @ kernel + sum(bias)).astype(np.float32)]
+def _factor_for_one_pass(model: keras.Model) -> float | None:
+    """What the blocks of a model shall pass on in the place of 1, for _OnePassNorm; None where it has no norms.
+
+    Nor can fixed positions be made larger.
+    """
+    epsilons = {layer.epsilon for layer in model.layers if _NORMS.fullmatch(layer.name)}
+    fixed = any(isinstance(layer, SinCosPositions) for layer in model.layers)
+    if fixed or len(epsilons) != 1 or 0.0 in epsilons:
+        return None
+    return (_ONE_PASS_EPSILON / epsilons.pop()) ** 0.5
 
 
 def _rebuilt(
-    model: keras.Model,
-    dtype: str,
-    *,
-    bake: bool = False,
-    for_onnx: bool = False,
-    folds: Mapping[str, list[str]] = MappingProxyType({}),
+    model: keras.Model, dtype: str, *, bake: bool = False, for_onnx: bool = False, factor: float | None = None
 ) -> keras.Model:
-    """A copy with layers of the same names; `folds` are norms with the names of their readers."""
-    norm_of = {reader: norm for norm, readers in folds.items() for reader in readers}
+    """A copy with layers of the same names; with a factor, its blocks pass on that much more, to _OnePassNorm."""
 
     def bakes(layer: keras.layers.Layer) -> bool:
         return bake and isinstance(layer, StandardizedConv2D)
+
+    def one_pass(layer: keras.layers.Layer) -> bool:
+        return factor is not None and bool(_NORMS.fullmatch(layer.name))
 
     def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
         if bakes(layer):
@@ -123,10 +138,8 @@ def _rebuilt(
                 name=layer.name,
             )
         config = {**layer.get_config(), "dtype": dtype}
-        if layer.name in folds:
-            config |= {"scale": False, "center": False}
-        if layer.name in norm_of:
-            config |= {"use_bias": True}
+        if one_pass(layer):
+            return _OnePassNorm(epsilon=_ONE_PASS_EPSILON, scale=False, center=False, dtype=dtype, name=layer.name)
         if for_onnx and _is_exact_gelu(layer):
             return _ErfDense.from_config({**config, "activation": None})
         if for_onnx and _is_pool_padding(layer):
@@ -139,10 +152,11 @@ def _rebuilt(
         weights = [np.asarray(weight.value) for weight in layer.weights]
         if bakes(layer):
             weights = [standardized(layer, weights[0])]
-        elif layer.name in norm_of:
-            weights = _folded(weights, model.get_layer(norm_of[layer.name]))
-        elif layer.name in folds:
+        elif one_pass(layer):
+            copy.get_layer(layer.name).set_constants(*(weight.astype(np.float32) for weight in weights))
             weights = []
+        elif factor is not None and _WRITERS.fullmatch(layer.name):
+            weights = [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
         copy.get_layer(layer.name).set_weights(weights)
     return copy
 

@@ -168,14 +168,20 @@ def test_every_kind_compiles_under_xla(name, tiny_images):
 
 
 @pytest.mark.parametrize("name", CONFORMANCE)
-def test_every_kind_stays_the_same_when_the_norms_of_its_blocks_are_folded(name, tiny_images):
+def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, tiny_images):
+    """Not the least where what the norms read is small: TensorFlow's norm in one pass knows the epsilon 1e-3 alone."""
     model = tiny(name)
-    folded = plain(model, fold_norms=True)
-    np.testing.assert_allclose(folded(tiny_images), model(tiny_images), rtol=1e-4, atol=1e-4)
-    weights = {layer.name: len(layer.weights) for layer in folded.layers if ".LayerNorm_" in layer.name}
-    in_blocks = [name for name in weights if "encoderblock" in name]
-    assert not any(weights[name] for name in in_blocks)
-    assert bool(in_blocks) == isinstance(CONFORMANCE[name], ViTConfig)
+    for layer in model.layers:
+        if layer.name in ("embedding", "cls", "Transformer.posembed_input") or layer.name.endswith((".out", "Dense_1")):
+            layer.set_weights([0.02 * weight for weight in layer.get_weights()])
+    rewritten = plain(model, for_tensorflow=True)
+    for batch in (tf.TensorSpec((None, *tiny_images.shape[1:])), tf.TensorSpec(tiny_images.shape)):
+        served = tf.function(lambda images: rewritten(images, training=False), input_signature=[batch])
+        np.testing.assert_allclose(served(tiny_images), model(tiny_images), rtol=1e-4, atol=1e-4)
+    config = CONFORMANCE[name]
+    with_weights = [layer for layer in rewritten.layers if "encoderblock" in layer.name and ".LayerNorm_" in layer.name]
+    with_weights = [layer for layer in with_weights if layer.weights]
+    assert bool(with_weights) == (isinstance(config, ViTConfig) and config.position_embedding == "sincos-2d")
 
 
 def test_every_field_of_the_configuration_is_varied_by_some_row():
