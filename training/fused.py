@@ -101,7 +101,7 @@ class _Attention(_Wrapped):
 
 
 def _side_by_side(layer: keras.layers.Conv2D) -> bool:
-    return layer.kernel_size == layer.strides != (1, 1) and layer.padding == "valid"
+    return layer.kernel_size == layer.strides != (1, 1) and layer.padding == "valid" and layer.use_bias
 
 
 class _Patches(_Wrapped):
@@ -121,14 +121,13 @@ class _Patches(_Wrapped):
 def _bias_add(products, bias):
     """The sum of products (N, M) and bias (M,).
 
-    TensorFlow's gradient by the bias adds up thousands of rows in the numbers of the products. A product adds up in
-    float32.
+    TensorFlow's gradient by the bias adds up thousands of rows of bfloat16 in bfloat16. A product adds up in float32.
     """
 
     def gradient(upstream):
-        if upstream.dtype == tf.float32:
-            return upstream, tf.raw_ops.BiasAddGrad(out_backprop=upstream)
-        return upstream, tf.matmul(tf.ones((1, tf.shape(upstream)[0]), upstream.dtype), upstream)[0]
+        if upstream.dtype == tf.bfloat16:
+            return upstream, tf.matmul(tf.ones((1, tf.shape(upstream)[0]), upstream.dtype), upstream)[0]
+        return upstream, tf.raw_ops.BiasAddGrad(out_backprop=upstream)
 
     return tf.nn.bias_add(products, bias), gradient
 
