@@ -385,17 +385,15 @@ def _torch_step(case: Case, model, forward, images) -> Call:
 
 
 def _plain(case: Case, dtype: str = "float32", **options):
-    import keras
-
     import keras_vit
     from export.plain import plain
 
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
     rng = np.random.default_rng(0)
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.LayerNormalization):
-            # As trained ones are: a scale of one and an offset of zero would be left out of the graph.
-            layer.set_weights([rng.normal(1.0, 0.1, layer.gamma.shape), rng.normal(0.0, 0.1, layer.beta.shape)])
+    for weight in model.weights:
+        if len(weight.shape) == 1 or not np.any(weight):
+            # As trained ones are: what multiplies by one, or adds zero, would be left out of a graph of constants.
+            weight.assign_add(rng.normal(0.0, 0.02, weight.shape))
     return plain(model, dtype, **options)
 
 

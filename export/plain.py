@@ -1,13 +1,12 @@
 """The model as an artifact needs it: plain convolutions, one dtype, nothing that only training knows."""
 
-import re
-
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from keras_vit.layers import SinCosPositions, StandardizedConv2D, TokenDense, weights_will_be_loaded
+from keras_vit.attention import DotProductAttention, split_heads
+from keras_vit.layers import StandardizedConv2D, TokenDense, weights_will_be_loaded
 
 
 def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
@@ -30,13 +29,13 @@ def plain(
         model: any of ours.
         dtype: "float32" or "bfloat16".
         for_onnx: write what ONNX and its runtime get wrong in another way: see _ErfDense, _NearlyZeroPadding.
-        for_tensorflow: write the norms as what TensorFlow computes in one pass: see _OnePassNorm. What the blocks pass
-            on is then larger by a factor.
+        for_tensorflow: write norms and attention as what TensorFlow computes in the fewest passes on a CPU: see
+            _OnePassNorm, _OneProductAttention.
     """
     rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
-    factor = _factor_for_one_pass(model) if for_tensorflow else None
-    if rewritten or factor or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
-        return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx, factor=factor)
+    norms = for_tensorflow and any(_is_norm(layer) for layer in model.layers)
+    if rewritten or norms or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
+        return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx, for_tensorflow=for_tensorflow)
     return in_dtype(model, dtype)
 
 
@@ -70,60 +69,70 @@ def _is_pool_padding(layer: keras.layers.Layer) -> bool:
     return layer.name == "resnet.root_block.pool_padding"
 
 
-# The epsilon of TensorFlow's LayerNorm in one pass, whatever the graph says.
-_ONE_PASS_EPSILON = 1e-3
-# All that adds to what the blocks pass on, and all norms that read it.
-_BLOCK = r"Transformer\.encoderblock_\d+(\.row|\.column)?\."
-_WRITERS = re.compile(
-    rf"embedding|cls|Transformer\.posembed_input|{_BLOCK}"
-    r"(posembed_input|MultiHeadDotProductAttention_1\.out|MlpBlock_3\.Dense_1)"
-)
-_NORMS = re.compile(rf"Transformer\.encoder_norm|{_BLOCK}LayerNorm_[02]")
-
-
 class _OnePassNorm(keras.layers.LayerNormalization):
-    """LayerNorm in the one form that TensorFlow, on a CPU with oneDNN, computes in one pass instead of five.
+    """LayerNorm of tokens (B, N, D) as what TensorFlow, on a CPU with oneDNN, computes in one pass instead of five.
 
-    Its rewriting of the graph asks for a positive axis and for constants, and puts 1e-3 in the place of any epsilon.
-    So that must be the epsilon that is meant: the norm of f x with epsilon 1e-3 is that of x with 1e-3 / f^2, and
-    whatever writes x is made larger by f in its weights. The numbers are the same where nothing is rewritten.
+    Its rewriting of the graph looks for a batch norm of one image whose channels are the tokens, for constants behind
+    it, and for "empty" only once. Another form that it knows has its epsilon replaced by 1e-3. Not rewritten, the
+    statistics are float32 in bfloat16 as well.
     """
 
     def set_constants(self, gamma: np.ndarray, beta: np.ndarray) -> None:
-        """Scale and offset (D,) float32."""
+        """Scale and offset (D,)."""
         self._constants = gamma, beta
 
     def call(self, tokens):
-        gamma, beta = (ops.convert_to_tensor(constant) for constant in self._constants)
-        x, axis = ops.cast(tokens, "float32"), len(tokens.shape) - 1
-        mean = ops.mean(x, axis=axis, keepdims=True)
-        variance = ops.mean(tf.math.squared_difference(x, mean), axis=axis, keepdims=True)
-        scale = ops.rsqrt(variance + self.epsilon) * gamma
-        return ops.cast(x * scale + (beta - scale * mean), self.compute_dtype)
+        gamma, beta = (ops.convert_to_tensor(constant, self.compute_dtype) for constant in self._constants)
+        shape = tf.shape(tokens)
+        rows, empty = shape[0] * shape[1], tf.constant([], tf.float32)
+        normalized = tf.raw_ops.FusedBatchNormV3(
+            x=tf.reshape(tokens, (1, rows, shape[2], 1)),
+            scale=tf.fill([rows], 1.0),
+            offset=tf.fill([rows], 0.0),
+            mean=empty,
+            variance=empty,
+            epsilon=self.epsilon,
+            data_format="NCHW",
+            is_training=True,
+        )
+        return tf.reshape(normalized.y, shape) * gamma + beta
 
 
-def _factor_for_one_pass(model: keras.Model) -> float | None:
-    """What the blocks of a model shall pass on in the place of 1, for _OnePassNorm; None where it has no norms.
+class _OneProductAttention(DotProductAttention):
+    """Attention of queries that are scaled already, with what TensorFlow on a CPU need not do: see _rebuilt.
 
-    Nor can fixed positions be made larger.
+    The key goes into the product as it is, without a transpose of its own. The softmax of bfloat16 is oneDNN's, which
+    computes in float32 inside; where it is not there, TensorFlow's is within 0.5 % of it.
     """
-    epsilons = {layer.epsilon for layer in model.layers if _NORMS.fullmatch(layer.name)}
-    fixed = any(isinstance(layer, SinCosPositions) for layer in model.layers)
-    if fixed or len(epsilons) != 1 or 0.0 in epsilons:
-        return None
-    return (_ONE_PASS_EPSILON / epsilons.pop()) ** 0.5
+
+    scaled = True
+
+    def probabilities(self, query, key, offset_logits=None):
+        query, key = (ops.transpose(split_heads(x, self.num_heads), (0, 2, 1, 3)) for x in (query, key))
+        return tf.nn.softmax(tf.matmul(query, key, transpose_b=True))
+
+
+def _is_norm(layer: keras.layers.Layer) -> bool:
+    return isinstance(layer, keras.layers.LayerNormalization) and len(layer.input.shape) == 3
 
 
 def _rebuilt(
-    model: keras.Model, dtype: str, *, bake: bool = False, for_onnx: bool = False, factor: float | None = None
+    model: keras.Model, dtype: str, *, bake: bool = False, for_onnx: bool = False, for_tensorflow: bool = False
 ) -> keras.Model:
-    """A copy with layers of the same names; with a factor, its blocks pass on that much more, to _OnePassNorm."""
+    """A copy with layers of the same names."""
+    names = {layer.name for layer in model.layers}
 
     def bakes(layer: keras.layers.Layer) -> bool:
         return bake and isinstance(layer, StandardizedConv2D)
 
     def one_pass(layer: keras.layers.Layer) -> bool:
-        return factor is not None and bool(_NORMS.fullmatch(layer.name))
+        return for_tensorflow and _is_norm(layer)
+
+    def one_product(layer: keras.layers.Layer) -> bool:
+        # Relative positions read the query, too, and scale it themselves.
+        return for_tensorflow and isinstance(layer, DotProductAttention) and f"{layer.name}.relative" not in names
+
+    scaled = {f"{layer.name}.query": layer for layer in model.layers if one_product(layer)}
 
     def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
         if bakes(layer):
@@ -139,7 +148,9 @@ def _rebuilt(
             )
         config = {**layer.get_config(), "dtype": dtype}
         if one_pass(layer):
-            return _OnePassNorm(epsilon=_ONE_PASS_EPSILON, scale=False, center=False, dtype=dtype, name=layer.name)
+            return _OnePassNorm(epsilon=layer.epsilon, scale=False, center=False, dtype=dtype, name=layer.name)
+        if one_product(layer):
+            return _OneProductAttention.from_config(config)
         if for_onnx and _is_exact_gelu(layer):
             return _ErfDense.from_config({**config, "activation": None})
         if for_onnx and _is_pool_padding(layer):
@@ -153,9 +164,10 @@ def _rebuilt(
         if bakes(layer):
             weights = [standardized(layer, weights[0])]
         elif one_pass(layer):
-            copy.get_layer(layer.name).set_constants(*(weight.astype(np.float32) for weight in weights))
+            copy.get_layer(layer.name).set_constants(*weights)
             weights = []
-        elif factor is not None and _WRITERS.fullmatch(layer.name):
+        elif layer.name in scaled:
+            factor = (layer.units // scaled[layer.name].num_heads) ** -0.5
             weights = [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
         copy.get_layer(layer.name).set_weights(weights)
     return copy

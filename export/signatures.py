@@ -13,33 +13,47 @@ K classes, B images, any number of them, none included, H x W the model's image 
                         scores (B, 5), which are the names that TF Serving's Classify calls want
 """
 
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from export.image_files import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
 
 # Of how many classes the likeliest are named.
 _TOP = 5
+# A graph can't be 2 GiB large.
+_MOST_CONSTANT_BYTES = 2**30
 # The feature of a tf.Example that holds an image file, as everywhere in TensorFlow's data sets and models.
 ENCODED = "image/encoded"
 
 
 class Servable(tf.Module):
-    """What a SavedModel holds beside its signatures: the bare variables, and the labels.
+    """What a SavedModel holds beside its signatures: the bare variables where it has any, and the labels.
 
     Tracking the Keras model as well would store every weight twice.
     """
 
     def __init__(self, model: keras.Model, labels: Sequence[str], labels_file: str):
         super().__init__()
-        self.weights = [weight.value for weight in model.weights]
+        self.weights = [] if has_constants(model) else [weight.value for weight in model.weights]
         self.labels = tf.constant(list(labels))
         self.labels_file = tf.saved_model.Asset(labels_file)
+
+
+def has_constants(model: keras.Model) -> bool:
+    """Whether the weights of a model are constants in the graph of a SavedModel: in bfloat16, up to 1 GiB of them.
+
+    oneDNN's products want bfloat16 weights in another order, into which TensorFlow brings constants once, variables at
+    every call. What it takes for that: seconds and the weights' memory two times for every signature that is called.
+    """
+    weights = [weight for weight in model.weights if weight.dtype == "bfloat16"]
+    return 0 < sum(2 * math.prod(weight.shape) for weight in weights) <= _MOST_CONSTANT_BYTES
 
 
 def attention_names(model: keras.Model) -> list[str]:
@@ -69,8 +83,8 @@ def signatures(
     pixels = tf.TensorSpec((None, *shape), tf.uint8, name="image")
     examples = tf.TensorSpec((None,), tf.string, name="inputs")
 
-    network = _network(model, images, xla)
-    inner = _network(intermediates(model, ["pre_logits"]), images, xla)
+    inner = intermediates(model, ["pre_logits"]).output
+    network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla)
 
     @tf.function(input_signature=[files])
     def decoded(image_bytes):
@@ -78,7 +92,7 @@ def signatures(
 
     @tf.function(input_signature=[images])
     def image_tensor(image):
-        logits = network(image)
+        logits = network(image)["logits"]
         return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
     @tf.function(input_signature=[pixels])
@@ -94,7 +108,7 @@ def signatures(
 
     @tf.function(input_signature=[files])
     def features(image_bytes):
-        return {"features": inner(decoded(image_bytes))["pre_logits"]}
+        return {"features": network(decoded(image_bytes))["pre_logits"]}
 
     @tf.function(input_signature=[examples])
     def classify(inputs):
@@ -126,7 +140,11 @@ def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
         answer = model(tf.cast(image, compute), training=False)
         return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), answer)
 
-    return run
+    if not has_constants(model):
+        return run
+    traced = run.get_concrete_function()
+    frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False)
+    return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
 
 
 def name_classify_method(directory: pathlib.Path) -> None:

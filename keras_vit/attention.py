@@ -74,15 +74,16 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
         layer.queries_at_a_time = queries
 
 
-def attention_probabilities(query, key, num_heads: int, offset_logits=None):
+def attention_probabilities(query, key, num_heads: int, offset_logits=None, *, scaled: bool = False):
     """softmax(q k / sqrt(d)) per head: (B, N, D) and (B, M, D) -> (B, H, N, M), rows summing to 1.
 
-    The query is scaled before the product, as flax does; the softmax is float32 whatever the compute dtype.
-    `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
+    The query is scaled before the product, as flax does, unless it is `scaled` already; the softmax is float32 whatever
+    the compute dtype. `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
     """
     query = ops.transpose(split_heads(query, num_heads), (0, 2, 1, 3))  # (B, H, N, d)
     key = ops.transpose(split_heads(key, num_heads), (0, 2, 3, 1))  # (B, H, d, M)
-    query = query * (query.shape[-1] ** -0.5)
+    if not scaled:
+        query = query * (query.shape[-1] ** -0.5)
     logits = ops.matmul(query, key)  # (B, H, N, M)
     if offset_logits is not None:
         logits = logits + offset_logits
@@ -106,6 +107,9 @@ class DotProductAttention(keras.layers.Layer):
     `queries_at_a_time`, which is no part of the model and not saved, is set by `chunk_attention`.
     """
 
+    # Whether the query comes with the factor 1 / sqrt(d) in it: in the forms of a model that only artifacts have.
+    scaled = False
+
     def __init__(self, num_heads: int, dropout_rate: float = 0.0, **kwargs):
         super().__init__(**kwargs)
         self.num_heads = num_heads
@@ -116,8 +120,11 @@ class DotProductAttention(keras.layers.Layer):
     def call(self, query, key, value, offset_logits=None, training=None):
         if self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]:
             return self._in_chunks(query, key, value)
-        probabilities = attention_probabilities(query, key, self.num_heads, offset_logits)  # (B, H, N, M)
-        return self.mixed(probabilities, value, training)
+        return self.mixed(self.probabilities(query, key, offset_logits), value, training)
+
+    def probabilities(self, query, key, offset_logits=None):
+        """See attention_probabilities."""
+        return attention_probabilities(query, key, self.num_heads, offset_logits)  # (B, H, N, M)
 
     def mixed(self, probabilities, value, training=None):
         """The mean of the values (B, M, D) by probabilities (B, H, N, M), some of them dropped: (B, N, D)."""
@@ -147,12 +154,13 @@ class DotProductAttention(keras.layers.Layer):
 class AttentionProbabilities(keras.layers.Layer):
     """The probabilities that DotProductAttention uses at inference, as an output (B, H, N, M)."""
 
-    def __init__(self, num_heads: int, **kwargs):
+    def __init__(self, num_heads: int, scaled: bool = False, **kwargs):
         super().__init__(**kwargs)
         self.num_heads = num_heads
+        self.scaled = scaled
 
     def call(self, query, key, offset_logits=None):
-        return attention_probabilities(query, key, self.num_heads, offset_logits)
+        return attention_probabilities(query, key, self.num_heads, offset_logits, scaled=self.scaled)
 
     def compute_output_shape(self, query_shape, key_shape, offset_logits_shape=None):
         return query_shape[0], self.num_heads, query_shape[1], key_shape[1]

@@ -144,7 +144,8 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
     def attention(block: str):
         projections = f"{block}.MultiHeadDotProductAttention_1"
         parts = [f"{projections}.{part}" for part in ("query", "key", "relative")]
-        return AttentionProbabilities(config.num_heads, name=f"{block}.attention_probabilities")(
+        scaled = layers[projections].scaled
+        return AttentionProbabilities(config.num_heads, scaled, name=f"{block}.attention_probabilities")(
             *(layers[part].output for part in parts if part in layers)
         )
 
