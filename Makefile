@@ -23,7 +23,7 @@ demo: setup
 test: setup
 	@failed=$$(mktemp -d); \
 	{ ls tests/test_demo.py tests/test_documentation.py; ls -r tests/test_*.py | grep -v 'demo\|documentation'; } | \
-	  xargs -P 2 -n 3 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
+	  xargs -P 2 -n 4 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
 	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 
 test-slow: setup

@@ -45,6 +45,8 @@ for name, changed in {
     "accumulated": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4),
         accumulation=4),
 }.items():
+    if name == "adamw" and sys.argv[1] != "single":
+        continue  # accumulated goes through the same and more
     recipe = dataclasses.replace(base, **changed)
     keras.utils.set_random_seed(3)
     trainer = fit.build_trainer(
@@ -96,7 +98,7 @@ def _ends(tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "multi-worker"])
-@pytest.mark.parametrize(("run", "bound"), [("sgd", 1e-6), ("adamw", 1e-5), ("accumulated", 1e-5)])
+@pytest.mark.parametrize(("run", "bound"), [("sgd", 1e-6), ("accumulated", 1e-5)])
 @pytest.mark.parametrize("what", ["", "_ema"])
 def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, strategy, run, bound, what):
     here, there = ends[strategy][run + what], ends["single"][run + what]
@@ -105,11 +107,11 @@ def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, stra
 
 @pytest.mark.parametrize("strategy", ["single", "mirrored", "multi-worker"])
 def test_accumulated_micro_batches_end_where_the_whole_batch_does(ends, strategy):
-    here, there = ends[strategy]["accumulated"], ends[strategy]["adamw"]
+    here, there = ends[strategy]["accumulated"], ends["single"]["adamw"]
     assert np.linalg.norm(here - there) <= 1e-5 * np.linalg.norm(there)
 
 
-@pytest.mark.parametrize("run", ["sgd", "adamw"])
+@pytest.mark.parametrize("run", ["sgd", "accumulated"])
 def test_every_example_is_evaluated_once_under_any_strategy(ends, run):
     counts = {name: end[f"{run}_counts"].tolist() for name, end in ends.items()}
     assert counts["single"][1] == 1003
