@@ -21,7 +21,7 @@ from export import native, parity, report, warmup
 from export.card import model_card
 from export.plain import in_dtype, plain
 from export.saved_model import Arguments, Dtype
-from export.signatures import Servable, attention_names, name_classify_method, signatures
+from export.signatures import Servable, attention_names, has_constants, name_classify_method, signatures
 from export.source import Origin, check_classifier, open_source
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.run_directory import Samples
@@ -62,10 +62,13 @@ def export_saved_model(
         version = stage / str(number)
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(run_directory.labels_text(labels), encoding="utf-8")
-        _write(plain(model, dtype, for_tensorflow=True), labels, labels_file, version, attention=attention, xla=xla)
+        served = plain(model, dtype, for_tensorflow=True)
+        constants = has_constants(served)
+        _write(served, labels, labels_file, version, attention=attention, xla=xla)
+        del served
         gc.collect()  # the graphs just traced refer to each other in circles; the weights are about to be read again
         with disk_errors(version):
-            found, facts = _verify(version, expected, dtype, max_disagreement)
+            found, facts = _verify(version, expected, dtype, max_disagreement, constants)
         facts = {
             "artifact": "SavedModel",
             "model": origin.name,
@@ -109,12 +112,14 @@ def disk_errors(path: pathlib.Path) -> Iterator[None]:
 
 
 def _verify(
-    path: pathlib.Path, expected: parity.Reference, dtype: Dtype, max_disagreement: float
+    path: pathlib.Path, expected: parity.Reference, dtype: Dtype, max_disagreement: float, constants: bool
 ) -> tuple[parity.Parity, dict]:
     """Load a SavedModel afresh, warm it up, and compare it with the Keras model. Raises UserError if they differ."""
     loaded = tf.saved_model.load(path)
-    warmup.write_requests(path, loaded.signatures, expected.samples.encoded[0])
-    warmed_up = warmup.replay(path, loaded.signatures)
+    # With constants each signature takes memory of its own for the weights, and few servers use more than one.
+    warmed_up = {name: loaded.signatures[name] for name in (("serving_default",) if constants else loaded.signatures)}
+    warmup.write_requests(path, warmed_up, expected.samples.encoded[0])
+    warmed_up = warmup.replay(path, warmed_up)
     logits, probabilities = [], []
     for files, images in expected.batches():
         logits.append(loaded.signatures["image_tensor"](image=tf.constant(images))["logits"])

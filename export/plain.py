@@ -30,11 +30,10 @@ def plain(
         dtype: "float32" or "bfloat16".
         for_onnx: write what ONNX and its runtime get wrong in another way: see _ErfDense, _NearlyZeroPadding.
         for_tensorflow: write norms and attention as what TensorFlow computes in the fewest passes on a CPU: see
-            _OnePassNorm, _OneProductAttention.
+            _OnePassNorm, _GroupNormByProducts, _OneProductAttention.
     """
     rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
-    norms = for_tensorflow and any(_is_norm(layer) for layer in model.layers)
-    if rewritten or norms or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
+    if rewritten or for_tensorflow or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
         return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx, for_tensorflow=for_tensorflow)
     return in_dtype(model, dtype)
 
@@ -98,6 +97,30 @@ class _OnePassNorm(keras.layers.LayerNormalization):
         return tf.reshape(normalized.y, shape) * gamma + beta
 
 
+class _GroupNormByProducts(keras.layers.GroupNormalization):
+    """GroupNorm of feature maps (B, H, W, C) whose means over the pixels are products with constants.
+
+    TensorFlow adds up pixels and the channels of a group, which are neither the first nor the last axes, number by
+    number. The statistics are float32 in bfloat16 as well.
+    """
+
+    def call(self, images):
+        pixels, channels = images.shape[1] * images.shape[2], images.shape[3]
+        x = tf.cast(tf.reshape(images, (-1, pixels, channels)), tf.float32)  # (B, H * W, C)
+        over_pixels = tf.fill((tf.shape(x)[0], 1, pixels), 1.0 / pixels)
+
+        def of_groups(means):
+            """Of means of channels (B, 1, C) those of the group of each."""
+            means = tf.reduce_mean(tf.reshape(means, (-1, self.groups, channels // self.groups)), 2, keepdims=True)
+            return tf.reshape(tf.repeat(means, channels // self.groups, axis=2), (-1, 1, channels))
+
+        mean = of_groups(tf.matmul(over_pixels, x))
+        variance = of_groups(tf.matmul(over_pixels, tf.math.squared_difference(x, mean)))
+        scale = tf.math.rsqrt(variance + self.epsilon) * tf.cast(self.gamma, tf.float32)
+        x = x * scale + (tf.cast(self.beta, tf.float32) - scale * mean)
+        return tf.cast(tf.reshape(x, tf.shape(images)), self.compute_dtype)
+
+
 class _OneProductAttention(DotProductAttention):
     """Attention of queries that are scaled already, with what TensorFlow on a CPU need not do: see _rebuilt.
 
@@ -149,6 +172,8 @@ def _rebuilt(
         config = {**layer.get_config(), "dtype": dtype}
         if one_pass(layer):
             return _OnePassNorm(epsilon=layer.epsilon, scale=False, center=False, dtype=dtype, name=layer.name)
+        if for_tensorflow and isinstance(layer, keras.layers.GroupNormalization):
+            return _GroupNormByProducts.from_config(config)
         if one_product(layer):
             return _OneProductAttention.from_config(config)
         if for_onnx and _is_exact_gelu(layer):

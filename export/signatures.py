@@ -20,15 +20,13 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
-from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from export.image_files import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
 
 # Of how many classes the likeliest are named.
 _TOP = 5
-# A graph can't be 2 GiB large.
-_MOST_CONSTANT_BYTES = 2**30
+_MOST_CONSTANT_BYTES = 2**28
 # The feature of a tf.Example that holds an image file, as everywhere in TensorFlow's data sets and models.
 ENCODED = "image/encoded"
 
@@ -47,10 +45,11 @@ class Servable(tf.Module):
 
 
 def has_constants(model: keras.Model) -> bool:
-    """Whether the weights of a model are constants in the graph of a SavedModel: in bfloat16, up to 1 GiB of them.
+    """Whether the weights of a model are constants in the graph of a SavedModel: in bfloat16, up to 256 MiB of them.
 
     oneDNN's products want bfloat16 weights in another order, into which TensorFlow brings constants once, variables at
-    every call. What it takes for that: seconds and the weights' memory two times for every signature that is called.
+    every call. For that each signature that is called takes seconds at first, and memory of its own for the weights:
+    while it is optimised twenty times theirs, then five times. So large models have variables.
     """
     weights = [weight for weight in model.weights if weight.dtype == "bfloat16"]
     return 0 < sum(2 * math.prod(weight.shape) for weight in weights) <= _MOST_CONSTANT_BYTES
@@ -83,8 +82,9 @@ def signatures(
     pixels = tf.TensorSpec((None, *shape), tf.uint8, name="image")
     examples = tf.TensorSpec((None,), tf.string, name="inputs")
 
+    constants = {weight.path: tf.constant(weight.value) for weight in model.weights} if has_constants(model) else None
     inner = intermediates(model, ["pre_logits"]).output
-    network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla)
+    network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla, constants)
 
     @tf.function(input_signature=[files])
     def decoded(image_bytes):
@@ -124,27 +124,30 @@ def signatures(
         "classify": classify,
     }
     if attention:
-        attending = _network(intermediates(model, attention_names(model)), images, xla)
+        attending = _network(intermediates(model, attention_names(model)), images, xla, constants)
         functions["attention"] = tf.function(
             lambda image_bytes: attending(decoded(image_bytes)), input_signature=[files]
         )
     return {name: function.get_concrete_function() for name, function in functions.items()}
 
 
-def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
-    """The model at inference, float32 in and out whatever it computes in."""
+def _network(model: keras.Model, images: tf.TensorSpec, xla: bool, constants: dict[str, tf.Tensor] | None) -> Callable:
+    """The model at inference, float32 in and out whatever it computes in; `constants` in the place of its weights."""
     compute = tf.dtypes.as_dtype(model.layers[0].compute_dtype)
 
     @tf.function(jit_compile=xla or None, input_signature=[images])
     def run(image):
-        answer = model(tf.cast(image, compute), training=False)
+        if constants is None:
+            answer = model(tf.cast(image, compute), training=False)
+        else:
+            trainable, others = (
+                [constants[weight.path] for weight in weights]
+                for weights in (model.trainable_variables, model.non_trainable_variables)
+            )
+            answer, _ = model.stateless_call(trainable, others, tf.cast(image, compute), training=False)
         return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), answer)
 
-    if not has_constants(model):
-        return run
-    traced = run.get_concrete_function()
-    frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False)
-    return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
+    return run
 
 
 def name_classify_method(directory: pathlib.Path) -> None:

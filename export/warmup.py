@@ -18,7 +18,7 @@ FILE = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
 
 
 def write_requests(directory: pathlib.Path, signatures: Mapping, image_file: bytes) -> None:
-    """Write one request for each signature of a loaded SavedModel: the image file, or a black image."""
+    """Write one request for each of the signatures, those of a loaded SavedModel: the image file, or a black image."""
     path = directory / FILE
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -44,7 +44,7 @@ def _request(name: str, function, image_file: bytes):
 def replay(directory: pathlib.Path, signatures: Mapping) -> list[str]:
     """Read the file back and call what it asks for. Returns the signatures in their order.
 
-    Raises UserError unless every signature is there and answers.
+    Raises UserError unless every one of the signatures is there and answers.
     """
     names = []
     for name, argument, value in _read(directory):
