@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from export.image_files import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
@@ -82,9 +83,8 @@ def signatures(
     pixels = tf.TensorSpec((None, *shape), tf.uint8, name="image")
     examples = tf.TensorSpec((None,), tf.string, name="inputs")
 
-    constants = {weight.path: tf.constant(weight.value) for weight in model.weights} if has_constants(model) else None
     inner = intermediates(model, ["pre_logits"]).output
-    network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla, constants)
+    network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla)
 
     @tf.function(input_signature=[files])
     def decoded(image_bytes):
@@ -124,30 +124,28 @@ def signatures(
         "classify": classify,
     }
     if attention:
-        attending = _network(intermediates(model, attention_names(model)), images, xla, constants)
+        attending = _network(intermediates(model, attention_names(model)), images, xla)
         functions["attention"] = tf.function(
             lambda image_bytes: attending(decoded(image_bytes)), input_signature=[files]
         )
     return {name: function.get_concrete_function() for name, function in functions.items()}
 
 
-def _network(model: keras.Model, images: tf.TensorSpec, xla: bool, constants: dict[str, tf.Tensor] | None) -> Callable:
-    """The model at inference, float32 in and out whatever it computes in; `constants` in the place of its weights."""
+def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
+    """The model at inference, float32 in and out whatever it computes in."""
     compute = tf.dtypes.as_dtype(model.layers[0].compute_dtype)
 
     @tf.function(jit_compile=xla or None, input_signature=[images])
     def run(image):
-        if constants is None:
-            answer = model(tf.cast(image, compute), training=False)
-        else:
-            trainable, others = (
-                [constants[weight.path] for weight in weights]
-                for weights in (model.trainable_variables, model.non_trainable_variables)
-            )
-            answer, _ = model.stateless_call(trainable, others, tf.cast(image, compute), training=False)
+        answer = model(tf.cast(image, compute), training=False)
         return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), answer)
 
-    return run
+    if not has_constants(model):
+        return run
+    traced = run.get_concrete_function()
+    # Inside the function: as what it captures they would be constants to TF Serving, but not to who loads it in Python.
+    frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False)
+    return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
 
 
 def name_classify_method(directory: pathlib.Path) -> None:
