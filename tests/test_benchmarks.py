@@ -28,6 +28,7 @@ def test_everyone_runs_in_turn_and_who_cannot_is_reported():
     assert "| 100% |" in text
 
 
+@pytest.mark.slow
 def test_a_training_step_of_ours_is_one():
     (ours,) = hold(Case("training", "testing", 4, size=32, precision="bfloat16", threads=1), ["keras_vit"], rounds=2)
     assert ours.failure is None

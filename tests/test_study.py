@@ -101,6 +101,7 @@ def _done(tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
+@pytest.mark.slow
 def test_a_study_leaves_runs_numbers_table_and_figure(done):
     results = json.loads((done / "results.json").read_text())
     assert [row["line"] for row in results["rows"]] == ["class token", "mean of the tokens", "mean of the tokens"]
@@ -118,6 +119,7 @@ def test_a_study_leaves_runs_numbers_table_and_figure(done):
     assert f"{results['rows'][0]['parameters']:,}" in page
 
 
+@pytest.mark.slow
 def test_a_finished_study_is_told_again_without_training(done, capsys, monkeypatch):
     before = (done / "results.json").read_text()
     monkeypatch.setattr(study_runs, "_run_all", None)
@@ -126,12 +128,14 @@ def test_a_finished_study_is_told_again_without_training(done, capsys, monkeypat
     assert "3 of 3 runs are there." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_of_another_study_are_refused(done):
     command = ["head", "--data", "digits", *TINY, "--seeds", "1", "--workdir", str(done)]
     with pytest.raises(UserError, match=r"differs in .*point.recipe.weight_decay \(there 0.05, here 0.1\)"):
         study.main([*command, "--weight-decay", "0.1"])
 
 
+@pytest.mark.slow
 def test_the_few_shot_accuracy_is_that_of_the_command(done, tmp_path):
     run = next((done / "runs").glob("token-*-seed0"))
     source = digits()
