@@ -100,8 +100,8 @@ class _OnePassNorm(keras.layers.LayerNormalization):
 class _GroupNormByProducts(keras.layers.GroupNormalization):
     """GroupNorm of feature maps (B, H, W, C) whose means over the pixels are products with constants.
 
-    TensorFlow adds up pixels and the channels of a group, which are neither the first nor the last axes, number by
-    number. The statistics are float32 in bfloat16 as well.
+    TensorFlow is slow to add up pixels and the channels of a group, which are neither its first nor its last axes. The
+    statistics are float32 in bfloat16 as well.
     """
 
     def call(self, images):
@@ -122,7 +122,7 @@ class _GroupNormByProducts(keras.layers.GroupNormalization):
 
 
 class _OneProductAttention(DotProductAttention):
-    """Attention of queries that are scaled already, with what TensorFlow on a CPU need not do: see _rebuilt.
+    """Attention of queries that are scaled already, by the weights that _rebuilt gives the layer before.
 
     The key goes into the product as it is, without a transpose of its own. The softmax of bfloat16 is oneDNN's, which
     computes in float32 inside; where it is not there, TensorFlow's is within 0.5 % of it.

@@ -141,7 +141,7 @@ class DotProductAttention(keras.layers.Layer):
         chunks = ops.reshape(ops.pad(query, ((0, 0), (0, missing), (0, 0))), (-1, size, query.shape[2]))
         chunks = ops.reshape(chunks, (-1, (num_queries + missing) // size, size, query.shape[2]))
         # The gradient computes a chunk again: kept for it, all chunks together would take the memory of the whole.
-        mix = keras.remat(lambda c, key, value: self.mixed(attention_probabilities(c, key, self.num_heads), value))
+        mix = keras.remat(lambda c, key, value: self.mixed(self.probabilities(c, key), value))
         mixed = ops.map(lambda c: mix(c, key, value), ops.transpose(chunks, (1, 0, 2, 3)))  # (N / c, B, c, D)
         mixed = ops.reshape(ops.transpose(mixed, (1, 0, 2, 3)), (-1, num_queries + missing, query.shape[2]))
         return mixed[:, :num_queries]

@@ -194,6 +194,13 @@ def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, ti
         np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
 
 
+def test_the_form_for_tensorflow_is_the_same_in_chunks(tiny_images):
+    rewritten = plain(tiny("token"), for_tensorflow=True)
+    expected = np.asarray(rewritten(tiny_images))
+    keras_vit.chunk_attention(rewritten, 2)  # the queries there are scaled already
+    np.testing.assert_allclose(rewritten(tiny_images), expected, atol=1e-5)
+
+
 def test_every_field_of_the_configuration_is_varied_by_some_row():
     varied = {
         field.name
