@@ -62,7 +62,7 @@ def export_saved_model(
         version = stage / str(number)
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(run_directory.labels_text(labels), encoding="utf-8")
-        served = plain(model, dtype, for_tensorflow=True)
+        served = plain(model, dtype, for_tensorflow=True, all_tokens=attention)
         constants = has_constants(served)
         _write(served, labels, labels_file, version, attention=attention, xla=xla)
         del served

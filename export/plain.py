@@ -1,11 +1,14 @@
 """The model as an artifact needs it: plain convolutions, one dtype, nothing that only training knows."""
 
+from collections.abc import Collection
+
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
 
 from keras_vit.attention import DotProductAttention, split_heads
+from keras_vit.first_token import calling_at_first_token, read_at_first_token
 from keras_vit.layers import StandardizedConv2D, TokenDense, weights_will_be_loaded
 
 
@@ -21,9 +24,16 @@ def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
 
 
 def plain(
-    model: keras.Model, dtype: str = "float32", *, for_onnx: bool = False, for_tensorflow: bool = False
+    model: keras.Model,
+    dtype: str = "float32",
+    *,
+    for_onnx: bool = False,
+    for_tensorflow: bool = False,
+    all_tokens: bool = False,
 ) -> keras.Model:
     """The model in one dtype with its standardised convolutions baked into plain ones, equal to float rounding.
+
+    What its head reads at the class token alone is computed of that token alone: see keras_vit.first_token.
 
     Args:
         model: any of ours.
@@ -31,10 +41,15 @@ def plain(
         for_onnx: write what ONNX and its runtime get wrong in another way: see _ErfDense, _NearlyZeroPadding.
         for_tensorflow: write norms and attention as what TensorFlow computes in the fewest passes on a CPU: see
             _OnePassNorm, _GroupNormByProducts, _OneProductAttention.
+        all_tokens: compute what no head reads, too, for who wants to see inside.
     """
+    first_token = frozenset() if all_tokens else read_at_first_token(model)
     rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
-    if rewritten or for_tensorflow or any(isinstance(layer, StandardizedConv2D) for layer in model.layers):
-        return _rebuilt(model, dtype, bake=True, for_onnx=for_onnx, for_tensorflow=for_tensorflow)
+    rewritten = rewritten or any(isinstance(layer, StandardizedConv2D) for layer in model.layers)
+    if rewritten or for_tensorflow or first_token:
+        return _rebuilt(
+            model, dtype, bake=True, for_onnx=for_onnx, for_tensorflow=for_tensorflow, first_token=first_token
+        )
     return in_dtype(model, dtype)
 
 
@@ -140,9 +155,15 @@ def _is_norm(layer: keras.layers.Layer) -> bool:
 
 
 def _rebuilt(
-    model: keras.Model, dtype: str, *, bake: bool = False, for_onnx: bool = False, for_tensorflow: bool = False
+    model: keras.Model,
+    dtype: str,
+    *,
+    bake: bool = False,
+    for_onnx: bool = False,
+    for_tensorflow: bool = False,
+    first_token: Collection[str] = (),
 ) -> keras.Model:
-    """A copy with layers of the same names."""
+    """A copy with layers of the same names, those of `first_token` called on it alone."""
     names = {layer.name for layer in model.layers}
 
     def bakes(layer: keras.layers.Layer) -> bool:
@@ -183,7 +204,7 @@ def _rebuilt(
         return type(layer).from_config(config)
 
     with weights_will_be_loaded():
-        copy = keras.models.clone_model(model, clone_function=copied)
+        copy = keras.models.clone_model(model, clone_function=copied, call_function=calling_at_first_token(first_token))
     for layer in model.layers:
         weights = [np.asarray(weight.value) for weight in layer.weights]
         if bakes(layer):

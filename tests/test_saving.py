@@ -184,7 +184,7 @@ def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, tiny_images)
 @pytest.mark.parametrize("name", CONFORMANCE)
 def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, tiny_images):
     model = tiny(name)
-    rewritten = plain(model, for_tensorflow=True)
+    rewritten = plain(model, for_tensorflow=True, all_tokens=True)
     names = [name for name in keras_vit.intermediates(model).output if name.startswith("attention_")]
     if not names:
         assert isinstance(CONFORMANCE[name], ResNetConfig)

@@ -4,7 +4,7 @@ TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by o
 for a GELU and as many for its gradient, and between large matrix products memory is what a step waits for. Here each of
 them is one pass, merged by XLA; the products stay those of oneDNN, which XLA's do not reach on a CPU. Inside a pass the
 arithmetic is float32 whatever the layers compute with. Patches are embedded by a product, for oneDNN's gradient of the
-convolution takes eight times as long in bfloat16.
+convolution takes eight times as long in bfloat16. What only the class token is read of is computed of it alone.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit.attention import DotProductAttention, split_heads
+from keras_vit.first_token import calling_at_first_token, read_at_first_token
 from keras_vit.layers import TokenDense
 
 # sqrt(2 / pi) and the cubic term of the tanh form ("Gaussian Error Linear Units", arXiv 1606.08415).
@@ -29,10 +30,13 @@ def fused(network: keras.Model) -> keras.Model:
     """The same layers with the same weights, called in another way; the numbers are equal to float rounding."""
     add_bias = {None: _bias_add, "gelu_tanh": _bias_gelu(_gelu_tanh), "gelu_erf": _bias_gelu(_gelu_erf)}
     norm, probabilities = _layer_norm(), _attention_probabilities()
+    first_token = read_at_first_token(network)
 
     def wrapped(layer):
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation without weights, such as a slice
+        if layer.name in first_token:
+            return _Wrapped(layer)  # so little that it is not worth being compiled
         if isinstance(layer, TokenDense) and layer.use_bias and layer.activation in add_bias:
             return _Dense(layer, add_bias[layer.activation])
         if isinstance(layer, keras.layers.LayerNormalization):
@@ -43,7 +47,7 @@ def fused(network: keras.Model) -> keras.Model:
             return _Patches(layer)
         return _Wrapped(layer)
 
-    return keras.models.clone_model(network, clone_function=wrapped)
+    return keras.models.clone_model(network, clone_function=wrapped, call_function=calling_at_first_token(first_token))
 
 
 class _Wrapped(keras.layers.Layer):
