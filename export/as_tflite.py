@@ -59,10 +59,16 @@ def export_tflite(
         given = []
     written, rows, errors = {}, {}, {}
     with run_directory.staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as drafts:
-        float_file = pathlib.Path(drafts) / "float32.tflite"
-        float_file.write_bytes(convert(model, uint8_input=uint8_input, dynamic_batch=dynamic_batch))
+        drafted = {}
         for kind in formats:
             started = time.perf_counter()
+            # All tokens together have wider ranges than the class tokens of a few images, so that fewer are cut off.
+            all_tokens = kind in STATIC
+            if all_tokens not in drafted:
+                drafted[all_tokens] = pathlib.Path(drafts) / f"{kind}.tflite"
+                options = {"uint8_input": uint8_input, "dynamic_batch": dynamic_batch, "all_tokens": all_tokens}
+                drafted[all_tokens].write_bytes(convert(model, **options))
+            float_file = drafted[all_tokens]
             content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind, given)
             file = stage / _file_name(kind, ending)
             about = f"{origin.name}, {kind}"
@@ -79,7 +85,8 @@ def export_tflite(
                 compared = [image[None] for image in next(expected.batches(raw_pixels=uint8_input))[1][:_COMPARED]]
                 layers = [layer.name for layer in model.layers]
                 errors[kind] = quantize.layer_errors(float_file, file, compared, layers)
-        float_file.unlink()
+        for draft in drafted.values():
+            draft.unlink()
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         pathlib.Path(drafts).rmdir()
@@ -102,13 +109,15 @@ def _file_name(kind: Format, ending: str = "") -> str:
     return f"model-{kind}{ending}.tflite"
 
 
-def convert(model: keras.Model, *, uint8_input: bool = False, dynamic_batch: bool = False) -> bytes:
-    """The model as a float32 TFLite file, of batch 1 unless any batch is wanted.
+def convert(
+    model: keras.Model, *, uint8_input: bool = False, dynamic_batch: bool = False, all_tokens: bool = False
+) -> bytes:
+    """The model as a float32 TFLite file, of batch 1 unless any batch is wanted, in the form of `plain`.
 
     Goes through a SavedModel: a concrete function converted directly keeps its variables outside, and the file would
     have no weights.
     """
-    preprocessing, network = preprocessing_of(model), plain(model)
+    preprocessing, network = preprocessing_of(model), plain(model, all_tokens=all_tokens)
     shape = (None if dynamic_batch else 1, *preprocessing.image_size, preprocessing.channels)
     spec = tf.TensorSpec(shape, tf.uint8 if uint8_input else tf.float32, name="image")
 

@@ -1,4 +1,4 @@
-"""The formats of a TFLite file, each made of the float32 one.
+"""The formats of a TFLite file, each made of one in float32.
 
     float32       as the model
     float16       weights in half precision, arithmetic in float32
