@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 
 import pytest
 
@@ -9,7 +10,9 @@ from benchmarks import __main__ as command
 from benchmarks import contest, gpu
 from benchmarks.case import Case
 from benchmarks.contest import Result, flops, hold
-from keras_vit import MODELS, UserError
+from export.plain import plain
+from keras_vit import MODELS, UserError, build
+from keras_vit.attention import DotProductAttention
 from keras_vit.costs import costs
 
 TINY = Case("inference", "testing", 2, size=32, threads=1)
@@ -52,6 +55,23 @@ def test_the_work_of_a_call():
     one = 2 * costs(MODELS["ViT-S_16"], (224, 224), num_classes=1000).multiply_adds
     assert flops(Case("inference", "ViT-S_16", 8)) == 8 * one
     assert flops(Case("training", "ViT-S_16", 1)) == 3 * one
+
+
+def test_what_no_head_reads_is_no_work_of_ours():
+    def products(model) -> int:
+        """Multiplications and additions, told by the shapes in the graph."""
+        total = 0
+        for layer in model.layers:
+            if isinstance(layer, DotProductAttention):
+                (_, queries, width), (_, keys, _), _ = (tensor.shape for tensor in layer.input)
+                total += 2 * queries * keys * width
+            elif layer.weights and layer.weights[0].name == "kernel":
+                total += math.prod(layer.output.shape[1:-1]) * layer.weights[0].value.numpy().size
+        return 2 * total
+
+    model = build(MODELS["testing"], image_size=32, num_classes=1000)
+    assert flops(TINY, "keras_vit") == flops(TINY) == 2 * products(model)
+    assert flops(TINY, "keras_vit_saved_model") == 2 * products(plain(model)) < flops(TINY)
 
 
 def test_a_table_compares_with_ours_and_with_the_limit():
