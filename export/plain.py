@@ -145,8 +145,10 @@ class _OneProductAttention(DotProductAttention):
 
     scaled = True
 
+    def key_heads(self, key):
+        return split_heads(key, self.num_heads)
+
     def probabilities(self, query, key, offset_logits=None):
-        query, key = (ops.transpose(split_heads(x, self.num_heads), (0, 2, 1, 3)) for x in (query, key))
         return tf.nn.softmax(tf.matmul(query, key, transpose_b=True))
 
 

@@ -74,14 +74,12 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
         layer.queries_at_a_time = queries
 
 
-def attention_probabilities(query, key, num_heads: int, offset_logits=None, *, scaled: bool = False):
-    """softmax(q k / sqrt(d)) per head: (B, N, D) and (B, M, D) -> (B, H, N, M), rows summing to 1.
+def attention_probabilities(query, key, offset_logits=None, *, scaled: bool = False):
+    """softmax(q k / sqrt(d)) per head: (B, H, N, d) and (B, H, d, M) -> (B, H, N, M), rows summing to 1.
 
     The query is scaled before the product, as flax does, unless it is `scaled` already; the softmax is float32 whatever
     the compute dtype. `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
     """
-    query = ops.transpose(split_heads(query, num_heads), (0, 2, 1, 3))  # (B, H, N, d)
-    key = ops.transpose(split_heads(key, num_heads), (0, 2, 3, 1))  # (B, H, d, M)
     if not scaled:
         query = query * (query.shape[-1] ** -0.5)
     logits = ops.matmul(query, key)  # (B, H, N, M)
@@ -90,10 +88,16 @@ def attention_probabilities(query, key, num_heads: int, offset_logits=None, *, s
     return ops.cast(ops.softmax(ops.cast(logits, "float32"), axis=-1), query.dtype)
 
 
-def split_heads(tokens, num_heads: int):
-    """Tokens (B, N, D) -> (B, N, H, d)."""
-    width = tokens.shape[-1] // num_heads
-    return ops.reshape(tokens, (-1, tokens.shape[1], num_heads, width))
+def split_heads(tokens, num_heads: int, *, transposed: bool = False):
+    """Tokens (B, N, D) -> (B, H, N, d), or (B, H, d, N)."""
+    heads = ops.reshape(tokens, (-1, tokens.shape[1], num_heads, tokens.shape[-1] // num_heads))
+    return ops.transpose(heads, (0, 2, 3, 1) if transposed else (0, 2, 1, 3))
+
+
+def join_heads(heads):
+    """(B, H, N, d) -> tokens (B, N, D)."""
+    _, num_heads, num_tokens, width = heads.shape
+    return ops.reshape(ops.transpose(heads, (0, 2, 1, 3)), (-1, num_tokens, num_heads * width))
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -118,33 +122,42 @@ class DotProductAttention(keras.layers.Layer):
         self.queries_at_a_time = None
 
     def call(self, query, key, value, offset_logits=None, training=None):
+        key, value = self.key_heads(key), split_heads(value, self.num_heads)
         if self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]:
             return self._in_chunks(query, key, value)
-        return self.mixed(self.probabilities(query, key, offset_logits), value, training)
+        probabilities = self.probabilities(split_heads(query, self.num_heads), key, offset_logits)
+        return join_heads(self.mixed(probabilities, value, training))
+
+    def key_heads(self, key):
+        """Keys (B, M, D) as `probabilities` takes them: (B, H, d, M)."""
+        return split_heads(key, self.num_heads, transposed=True)
 
     def probabilities(self, query, key, offset_logits=None):
         """See attention_probabilities."""
-        return attention_probabilities(query, key, self.num_heads, offset_logits)  # (B, H, N, M)
+        return attention_probabilities(query, key, offset_logits)  # (B, H, N, M)
 
     def mixed(self, probabilities, value, training=None):
-        """The mean of the values (B, M, D) by probabilities (B, H, N, M), some of them dropped: (B, N, D)."""
+        """The mean of the values (B, H, M, d) by probabilities (B, H, N, M), some of them dropped: (B, H, N, d)."""
         if self.dropout is not None:
             probabilities = self.dropout(probabilities, training=training)
-        value = ops.transpose(split_heads(value, self.num_heads), (0, 2, 1, 3))  # (B, H, M, d)
-        mixed = ops.transpose(ops.matmul(probabilities, value), (0, 2, 1, 3))  # (B, N, H, d)
-        return ops.reshape(mixed, (-1, mixed.shape[1], value.shape[1] * value.shape[3]))  # (B, N, D)
+        return ops.matmul(probabilities, value)
 
     def _in_chunks(self, query, key, value):
-        """The same for c queries after the others, so that (B, H, c, M) are the most probabilities at a time."""
-        num_queries, size = query.shape[1], self.queries_at_a_time
+        """The same, for c queries after the others, so that (B, H, c, M) are the most probabilities at a time.
+
+        Query (B, N, D) and heads of key and value -> (B, N, D).
+        """
+        (_, num_queries, width), size = query.shape, self.queries_at_a_time
         missing = -num_queries % size  # what fills the last chunk is cut off again
-        chunks = ops.reshape(ops.pad(query, ((0, 0), (0, missing), (0, 0))), (-1, size, query.shape[2]))
-        chunks = ops.reshape(chunks, (-1, (num_queries + missing) // size, size, query.shape[2]))
+        chunks = ops.pad(query, ((0, 0), (0, missing), (0, 0)))
+        chunks = ops.reshape(
+            chunks, (-1, (num_queries + missing) // size, size, self.num_heads, width // self.num_heads)
+        )
         # The gradient computes a chunk again: kept for it, all chunks together would take the memory of the whole.
         mix = keras.remat(lambda c, key, value: self.mixed(self.probabilities(c, key), value))
-        mixed = ops.map(lambda c: mix(c, key, value), ops.transpose(chunks, (1, 0, 2, 3)))  # (N / c, B, c, D)
-        mixed = ops.reshape(ops.transpose(mixed, (1, 0, 2, 3)), (-1, num_queries + missing, query.shape[2]))
-        return mixed[:, :num_queries]
+        chunks = ops.transpose(chunks, (1, 0, 3, 2, 4))  # (N / c, B, H, c, d)
+        mixed = ops.transpose(ops.map(lambda c: mix(c, key, value), chunks), (1, 0, 3, 2, 4))  # (B, N / c, c, H, d)
+        return ops.reshape(mixed, (-1, num_queries + missing, width))[:, :num_queries]
 
     def compute_output_shape(self, query_shape, key_shape, value_shape, offset_logits_shape=None):
         return query_shape
@@ -160,7 +173,8 @@ class AttentionProbabilities(keras.layers.Layer):
         self.scaled = scaled
 
     def call(self, query, key, offset_logits=None):
-        return attention_probabilities(query, key, self.num_heads, offset_logits, scaled=self.scaled)
+        query, key = split_heads(query, self.num_heads), split_heads(key, self.num_heads, transposed=True)
+        return attention_probabilities(query, key, offset_logits, scaled=self.scaled)
 
     def compute_output_shape(self, query_shape, key_shape, offset_logits_shape=None):
         return query_shape[0], self.num_heads, query_shape[1], key_shape[1]
@@ -187,7 +201,7 @@ class RelativePositions(keras.layers.Layer):
     def call(self, query):
         num_tokens, reach = query.shape[1], self.embedding.shape[0]  # N, 2 N - 1
         keys = ops.cast(self.embedding, query.dtype)  # row r is for p_key - p_query = r - (N - 1)
-        query = ops.transpose(split_heads(query, self.num_heads), (0, 2, 1, 3))  # (B, H, N, d)
+        query = split_heads(query, self.num_heads)  # (B, H, N, d)
         logits = ops.matmul(query * (keys.shape[-1] ** -0.5), ops.transpose(keys))  # (B, H, N, 2 N - 1)
         # Every query's row begins one step further left: written with one column more, read again with the old width.
         logits = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1))), (-1, self.num_heads, 2 * num_tokens**2))

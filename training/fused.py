@@ -12,7 +12,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from keras_vit.attention import DotProductAttention, split_heads
+from keras_vit.attention import DotProductAttention, join_heads, split_heads
 from keras_vit.first_token import calling_at_first_token, read_at_first_token
 from keras_vit.layers import TokenDense
 
@@ -100,8 +100,8 @@ class _Attention(_Wrapped):
     def call(self, query, key, value, offset_logits=None, training=None):
         if offset_logits is not None or self.layer.queries_at_a_time is not None:
             return self.layer(query, key, value, offset_logits, training=training)
-        heads = (tf.transpose(split_heads(tokens, self.layer.num_heads), (0, 2, 1, 3)) for tokens in (query, key))
-        return self.layer.mixed(self._probabilities(*heads), value, training)
+        query, key, value = (split_heads(tokens, self.layer.num_heads) for tokens in (query, key, value))
+        return join_heads(self.layer.mixed(self._probabilities(query, key), value, training))
 
 
 def _side_by_side(layer: keras.layers.Conv2D) -> bool:
