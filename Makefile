@@ -14,7 +14,8 @@ setup: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "Python 3.10 to 3.13 is needed, but $(PYTHON) is $$($(PYTHON) -V); set PYTHON=python3.12 or so." >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+# Not compiled: that takes a minute, and most of it is never imported.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
 	@touch $@
 
 demo: setup

@@ -237,7 +237,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", ["next", *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name != "next")]
+)
 def test_with_everything_any_step_and_any_part_can_be_made_again(name):
     recipe = VARIANTS[name]
     images = np.random.default_rng(0).integers(0, 256, (23, 11, 13, 3), dtype=np.uint8)

@@ -38,6 +38,7 @@ def test_a_training_step_of_ours_is_one():
     assert len(ours.seconds) == 2
 
 
+@pytest.mark.slow
 def test_who_is_killed_between_two_rounds_is_reported_and_stops_nobody():
     with contextlib.ExitStack() as stack:
         victim = contest.Contestant("matrix_product", TINY, stack)

@@ -73,7 +73,7 @@ def _undisturbed(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("after", [8, 20])
+@pytest.mark.parametrize("after", [8, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undisturbed, tmp_path, monkeypatch):
     save = states.save
 

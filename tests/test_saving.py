@@ -55,10 +55,10 @@ assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys
     "imports",
     [
         "import keras; import keras_vit",
-        "import keras_vit; from keras import ops; import keras",
         "import keras_vit, tensorflow, keras",
-        "import keras_vit.layers, keras",
-        "from keras_vit.merging import assign; import keras",
+        pytest.param("import keras_vit; from keras import ops; import keras", marks=pytest.mark.slow),
+        pytest.param("import keras_vit.layers, keras", marks=pytest.mark.slow),
+        pytest.param("from keras_vit.merging import assign; import keras", marks=pytest.mark.slow),
     ],
 )
 def test_keras_knows_our_layers_in_whatever_order_they_are_imported(imports):
@@ -130,6 +130,7 @@ for index, config in enumerate(test_saving.CONFORMANCE.values()):
 """
 
 
+@pytest.mark.slow
 def test_the_seed_alone_decides_the_initial_weights_in_every_process(tmp_path):
     tests = pathlib.Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
@@ -161,7 +162,13 @@ def test_every_kind_takes_a_gradient_to_every_weight(name, tiny_images):
         assert weight.path.endswith("key/bias") or np.any(gradient), weight.path
 
 
-@pytest.mark.parametrize("name", CONFORMANCE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("token", "map", "relative", "bit") else pytest.mark.slow)
+        for name in CONFORMANCE
+    ],
+)
 def test_every_kind_compiles_under_xla(name, tiny_images):
     model = tiny(name)
     compiled = tf.function(lambda x: model(x, training=False), jit_compile=True)

@@ -135,7 +135,9 @@ def test_what_is_computed_twice_gives_the_same_step(family):
     )
 
 
-@pytest.mark.parametrize("family", ["token", "map, dropout", "relative positions", "hybrid"])
+@pytest.mark.parametrize(
+    "family", ["token", "map, dropout", "relative positions", pytest.param("hybrid", marks=pytest.mark.slow)]
+)
 def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
     ends = {}
     for form, helps in (("layers", False), ("fused", True)):
