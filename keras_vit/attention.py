@@ -147,12 +147,12 @@ class DotProductAttention(keras.layers.Layer):
 
         Query (B, N, D) and heads of key and value -> (B, N, D).
         """
-        (_, num_queries, width), size = query.shape, self.queries_at_a_time
-        missing = -num_queries % size  # what fills the last chunk is cut off again
+        _, num_queries, width = query.shape
+        num_chunks = -(-num_queries // self.queries_at_a_time)
+        size = -(-num_queries // num_chunks)  # of nearly equal chunks, so that little is computed for nothing
+        missing = num_chunks * size - num_queries  # what fills the last chunk is cut off again
         chunks = ops.pad(query, ((0, 0), (0, missing), (0, 0)))
-        chunks = ops.reshape(
-            chunks, (-1, (num_queries + missing) // size, size, self.num_heads, width // self.num_heads)
-        )
+        chunks = ops.reshape(chunks, (-1, num_chunks, size, self.num_heads, width // self.num_heads))
         # The gradient computes a chunk again: kept for it, all chunks together would take the memory of the whole.
         mix = keras.remat(lambda c, key, value: self.mixed(self.probabilities(c, key), value))
         chunks = ops.transpose(chunks, (1, 0, 3, 2, 4))  # (N / c, B, H, c, d)
