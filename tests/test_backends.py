@@ -14,8 +14,10 @@ from conftest import FIXTURES
 _WITHOUT_TENSORFLOW = """
 import sys
 sys.modules["tensorflow"] = None  # importing it now raises ImportError
+import dataclasses
 import jax, keras, numpy as np
 import keras_vit
+from keras_vit import inspection
 
 assert keras.backend.backend() == "jax"
 config = keras_vit.ViTConfig(patch_size=16, hidden_size=48, num_layers=2, num_heads=3, mlp_dim=96)
@@ -31,6 +33,14 @@ non_trainable = [variable.value for variable in model.non_trainable_variables]
 gradients = jax.jit(jax.grad(loss))([variable.value for variable in model.trainable_variables])
 assert all(np.isfinite(gradient).all() for gradient in gradients)
 assert np.any(gradients[-1])
+
+dropping = dataclasses.replace(config, dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.3)
+dropping = keras_vit.build(dropping, image_size=(64, 96), num_classes=5)
+for layers in (model, dropping):
+    layers.set_weights([np.random.default_rng(1).normal(0, 0.1, weight.shape) for weight in layers.weights])
+found, again, expected = (inspection.features_and_gradients(m, images) for m in (dropping, dropping, model))
+for one, other, same in zip(found, again, expected):
+    assert np.array_equal(one, other) and np.array_equal(one, same) and np.any(one)
 
 golden = keras_vit.from_checkpoint(sys.argv[1])
 recorded = np.load(sys.argv[2])

@@ -201,6 +201,53 @@ def test_gradients_of_a_vit_are_those_of_automatic_differentiation(classifier, t
     np.testing.assert_allclose(gradients, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("axial", [False, True])
+def test_relevance_of_a_model_with_dropout_repeats_and_is_that_of_the_same_weights_without(axial, tiny_images):
+    plain = dataclasses.replace(TINY, axial=axial, classifier="gap" if axial else "token")
+    dropping = dataclasses.replace(plain, dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.3)
+    models = [randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)) for config in (dropping, plain)]
+    of_dropping, again, of_plain = (
+        inspection.features_and_gradients(model, tiny_images) for model in (models[0], models[0], models[1])
+    )
+    for first, second, expected in zip(of_dropping, again, of_plain, strict=True):
+        assert np.array_equal(first, second)
+        assert np.array_equal(first, expected)
+    assert np.any(of_plain[1])
+
+
+def test_relevance_of_early_convolutions_takes_the_stored_statistics_and_leaves_them(tiny_images):
+    config = dataclasses.replace(TINY, patch_size=1, stem=keras_vit.ConvStem((4, 8), (3, 3), (2, 2)))
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
+    before = model.get_weights()
+    together = inspection.features_and_gradients(model, tiny_images)
+    assert all(np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True))
+    alone = inspection.features_and_gradients(model, tiny_images[:1])
+    for of_all, of_one in zip(together, alone, strict=True):
+        np.testing.assert_allclose(of_all[:1], of_one, rtol=1e-4, atol=1e-5 * np.abs(of_one).max())
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ([0, 1, 2, 3, 7], "The model has 7 classes, numbered 0 to 6, but classes asks for 7"),
+        ([0, 1, 2, 3, -1], "The model has 7 classes, numbered 0 to 6, but classes asks for -1"),
+        ([0, 1], r"classes must be an integer for each of the 5 images, but is int64 of shape \(2,\)"),
+        ([0.5] * 5, r"classes must be an integer for each of the 5 images, but is float64 of shape \(5,\)"),
+    ],
+)
+def test_classes_that_a_model_does_not_have_are_refused(classes, words, tiny_images):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match=words):
+        inspection.features_and_gradients(model, tiny_images, np.array(classes))
+
+
+@pytest.mark.parametrize("shape", [(5, 30, 12, 3), (5, 12, 30, 1), (12, 30, 3)])
+def test_images_of_another_shape_than_the_model_takes_are_refused(shape):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match=r"takes images of shape \(B, 12, 30, 3\), but these are"):
+        inspection.features_and_gradients(model, np.zeros(shape, np.float32))
+
+
 def test_relevance_is_the_features_weighted_by_their_mean_gradient_and_never_negative():
     features = np.arange(12.0).reshape(2, 3, 2) - 4.0
     gradients = np.zeros((2, 3, 2))

@@ -1,4 +1,4 @@
-"""Gradients of a class's logit with respect to the last feature map, on any backend of Keras."""
+"""Gradients of a class's logit with respect to the last feature map, exact, on the backend of Keras in use."""
 
 import keras
 import numpy as np
@@ -6,18 +6,8 @@ from keras import ops
 
 from keras_vit.config import ResNetConfig, ViTConfig
 from keras_vit.errors import UserError
-from keras_vit.layers import weights_will_be_loaded
+from keras_vit.inspection.gradients import gradient
 from keras_vit.models import config_of
-
-
-class _Shift(keras.layers.Layer):
-    """Adds a weight of zeros of the input's own shape, batch included: what it learns is the gradient."""
-
-    def build(self, input_shape):
-        self.shift = self.add_weight(name="shift", shape=input_shape, initializer="zeros")
-
-    def call(self, features):
-        return features + ops.cast(self.shift, features.dtype)
 
 
 def classifies(model: keras.Model) -> bool:
@@ -33,39 +23,55 @@ def features_and_gradients(
     Of a ResNet it is the map that is averaged for the head, so that relevance is the class activation map. Of a ViT it
     is what the last block's attention reads: after it, only the class token would have a gradient.
 
-    The gradient is found without the automatic differentiation of any one backend: a weight of zeros is added to the
-    map, and one step of plain SGD at learning rate 1 on a copy of the layers behind it leaves there the negative
-    gradient of the loss. It is exact; the model stays untouched.
+    Everything is computed as in inference: no dropout, no stochastic depth, no batch statistics.
 
     Args:
         model: built by `keras_vit.build`, with a head that gives one vector of logits.
         images: (B, height, width, channels), inputs of the model.
-        classes: (B,), a class for each; None for the likeliest.
+        classes: (B,), a class for each, from 0; None for the likeliest.
 
     Returns:
         Map and gradients, (B, T, D) of a ViT, class token included, or (B, h, w, C) of a ResNet; logits (B, K).
+
+    Raises:
+        UserError: for a model without a head, images of another shape, or classes that it does not have.
     """
     if not classifies(model):
         raise UserError(f"Relevance for a class needs a model that classifies images, but {model.name!r} has no head.")
+    images = np.asarray(images)
+    if images.ndim != 4 or images.shape[1:] != model.input_shape[1:]:
+        expected = ", ".join(map(str, model.input_shape[1:]))
+        raise UserError(f"The model takes images of shape (B, {expected}), but these are {images.shape}; resize them.")
     inputs = _last_feature_map(model)  # what bypasses the map, if anything does, and the map
-    with weights_will_be_loaded():
-        tail = keras.Model(inputs, model.output)
-        copied = keras.models.clone_model(tail)
-    copied.set_weights(tail.get_weights())
-    copied.trainable = False
-    outputs = keras.Model(model.input, [*inputs, model.output])(images)
-    *values, logits = (ops.convert_to_numpy(output) for output in outputs)
-    classes = logits.argmax(axis=-1) if classes is None else np.asarray(classes)
+    outputs = keras.Model(model.input, [*inputs, model.output])(images, training=False)
+    *bypassing, features, logits = outputs
+    features, logits = ops.convert_to_numpy(features), ops.convert_to_numpy(logits)
+    classes = logits.argmax(axis=-1) if classes is None else _checked_classes(classes, *logits.shape)
+    chosen = np.eye(logits.shape[-1], dtype=np.float32)[classes]  # (B, K)
+    tail = keras.Model(inputs, model.output)
 
-    shift = _Shift()
-    placeholders = [keras.Input(batch_shape=value.shape) for value in values]
-    shifted = keras.Model(placeholders, copied([*placeholders[:-1], shift(placeholders[-1])]))
-    shifted.compile(
-        keras.optimizers.SGD(1.0), loss=lambda chosen, logits: -ops.sum(chosen * logits, axis=-1), run_eagerly=True
-    )
-    shifted.train_on_batch(values, np.eye(model.output_shape[-1], dtype=np.float32)[classes])
-    gradients = ops.convert_to_numpy(shift.shift) * len(images)  # the loss is the mean over the batch
-    return values[-1], gradients, logits
+    def sum_of_chosen_logits(features):
+        # The gradient of the sum is that of each: in inference no image sees another.
+        logits = tail([*bypassing, features], training=False)
+        return ops.sum(chosen * ops.cast(logits, "float32"))
+
+    return features, gradient(sum_of_chosen_logits, features), logits
+
+
+def _checked_classes(classes, num_images: int, num_classes: int) -> np.ndarray:
+    """Classes (B,) as an array of integers. NumPy would take -1 for the last class."""
+    classes = np.asarray(classes)
+    if classes.shape != (num_images,) or not np.issubdtype(classes.dtype, np.integer):
+        raise UserError(
+            f"classes must be an integer for each of the {num_images} images, but is {classes.dtype} of shape "
+            f"{classes.shape}."
+        )
+    outside = classes[(classes < 0) | (classes >= num_classes)]
+    if outside.size:
+        raise UserError(
+            f"The model has {num_classes} classes, numbered 0 to {num_classes - 1}, but classes asks for {outside[0]}."
+        )
+    return classes
 
 
 def _last_feature_map(model: keras.Model) -> list:
