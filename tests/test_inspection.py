@@ -347,6 +347,33 @@ def test_the_arrays_are_what_the_definitions_give_for_what_happens_inside(tiny_i
     np.testing.assert_allclose(arrays["norms"][:, 1], norms, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("layer", "array"), [("embedding", "filters"), ("Transformer.posembed_input", "logits"), ("head", "logits")]
+)
+def test_weights_that_are_no_numbers_are_refused_and_not_drawn_as_blanks(layer, array):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    weight = model.get_layer(layer).weights[0]
+    weight.assign(np.full(weight.shape, np.nan))
+    with pytest.raises(UserError, match=f"numbers that are not finite for '{array}'; its weights are broken"):
+        inspection.inspect(model, [picture(12, 30)], checkpoint="c", figures=["filters", "rollout", "relevance"])
+    with pytest.raises(UserError, match="numbers that are not finite"):
+        inspection.inspect(model, [picture(12, 30)], checkpoint="c")
+
+
+def test_a_model_of_half_precision_gives_arrays_that_can_be_stored():
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    half = keras.models.clone_model(model, clone_function=_in_bfloat16)
+    pairs = [randomize(model), randomize(half)]
+    full, found = (inspection.inspect(one, [picture(12, 30)], checkpoint="c").arrays for one in pairs)
+    assert {array.dtype.name for array in found.values()} <= {"float32", "float64", "uint8"}
+    for name, array in full.items():
+        np.testing.assert_allclose(found[name], array, rtol=0.1, atol=0.03 * np.abs(array).max())
+
+
+def _in_bfloat16(layer: keras.layers.Layer) -> keras.layers.Layer:
+    return layer.__class__.from_config({**layer.get_config(), "dtype": "mixed_bfloat16"})
+
+
 def test_images_without_ink_are_left_out_of_its_measure():
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=7))
     black, drawn = (inspection.Picture("p", np.zeros((*TINY_IMAGE, 1), np.uint8)) for _ in range(2))

@@ -168,24 +168,29 @@ def test_every_figure_is_written_whatever_the_names_are(tmp_path):
     assert np.load(tmp_path / "out" / "arrays.npz")["attention_distance"].shape == (2, 3)
 
 
-def test_what_an_earlier_report_left_is_removed_and_nothing_else(tmp_path):
+def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_path):
     output = tmp_path / "out"
     inspection.write(tiny_findings(), output)
-    (output / "filters.txt").write_text("mine")
-    (tmp_path / "outside").write_text("mine")
-    told = json.loads((output / "measures.json").read_text())
-    told["files"] += ["gone.png", "../outside", 7]
-    (output / "measures.json").write_text(json.dumps(told))
+    mine = [tmp_path / "outside.png", output / "inner" / "file.png", output / "folder.png" / "x", output / "thesis.tex"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
     (output / "gone.png").write_bytes(b"of a model with more images")
+    told = json.loads((output / "measures.json").read_text())
+    told["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
+    told["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
+    (output / "measures.json").write_text(json.dumps(told))
     names = inspection.write(tiny_findings(), output)
-    assert {path.name for path in output.iterdir()} == {*names, "filters.txt"}
-    assert (tmp_path / "outside").is_file()
+    assert {path.name for path in output.iterdir()} == {*names, "inner", "folder.png", "thesis.tex"}
+    assert all(path.read_text() == "mine" for path in mine)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', "\xff"])
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": "heads_9.png"}', "[" * 100_000, "\xff"])
 def test_measures_that_are_none_of_ours_stop_no_report(text, tmp_path):
     (tmp_path / "measures.json").write_text(text)
-    assert "index.html" in inspection.write(tiny_findings(), tmp_path)
+    (tmp_path / "heads_9.png").write_text("mine")
+    assert "index.html" in inspection.write(tiny_findings(figures=["filters"]), tmp_path)
+    assert (tmp_path / "heads_9.png").is_file()
 
 
 @pytest.fixture(scope="module", name="run")

@@ -117,9 +117,11 @@ def inspect(
                 features, gradients = (arrays.patch_tokens(tokens, *where) for tokens in (features, gradients))
             found["relevance"] = arrays.class_relevance(features, gradients)
         else:
-            logits = keras.ops.convert_to_numpy(model(inputs[:shown]))
+            logits = _as_float32(model(inputs[:shown], training=False))
         found["logits"] = logits
+        _check_finite({"logits": logits})
         predictions = _predictions(logits, labels)
+    _check_finite(found)
     return Findings(
         model=_model_name(model),
         checkpoint=checkpoint,
@@ -135,6 +137,21 @@ def inspect(
         arrays=found,
         measures=measured,
     )
+
+
+def _as_float32(tensor) -> np.ndarray:
+    """Half precision becomes what NumPy can calculate with and store."""
+    return keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
+
+
+def _check_finite(found: dict[str, np.ndarray]) -> None:
+    """Raise UserError for numbers that are not finite: drawn, they would be blank, which looks like a finding."""
+    for name, values in found.items():
+        if not np.all(np.isfinite(values)):
+            raise UserError(
+                f"The model gives numbers that are not finite for {name!r}; its weights are broken, or its numbers "
+                "overflow."
+            )
 
 
 def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[str, ...]:
@@ -175,6 +192,7 @@ def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]
     if "filters" in figures:
         root = _root_layer(config)
         kernel = keras.ops.convert_to_numpy(model.get_layer(root or "embedding").kernel)
+        _check_finite({"filters": kernel})  # whose principal components could not be computed
         found["filters"] = arrays.root_filters(kernel) if root else arrays.principal_filters(kernel)
     if "positions" in figures:
         table = _position_table(_position_layer(model), config)
@@ -271,8 +289,8 @@ def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, li
     size = max(1, min(_LARGEST_BATCH, _HELD // (len(names) * config.num_heads * num_tokens**2)))
     progress = keras.utils.Progbar(len(inputs), unit_name="image") if len(inputs) > size else None
     for first in range(0, len(inputs), size):
-        outputs = inside(inputs[first : first + size])
-        outputs = {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
+        outputs = inside(inputs[first : first + size], training=False)
+        outputs = {name: _as_float32(value) for name, value in outputs.items()}
         attentions = [outputs[name] for name in names]
         if config.axial:
             attentions = [arrays.unfold_axial(a, grid, axes[layer % 2]) for layer, a in enumerate(attentions)]

@@ -32,6 +32,7 @@ def features_and_gradients(
 
     Returns:
         Map and gradients, (B, T, D) of a ViT, class token included, or (B, h, w, C) of a ResNet; logits (B, K).
+        All float32, whatever the model computes in.
 
     Raises:
         UserError: for a model without a head, images of another shape, or classes that it does not have.
@@ -45,7 +46,7 @@ def features_and_gradients(
     inputs = _last_feature_map(model)  # what bypasses the map, if anything does, and the map
     outputs = keras.Model(model.input, [*inputs, model.output])(images, training=False)
     *bypassing, features, logits = outputs
-    features, logits = ops.convert_to_numpy(features), ops.convert_to_numpy(logits)
+    features, logits = (ops.convert_to_numpy(ops.cast(output, "float32")) for output in (features, logits))
     classes = logits.argmax(axis=-1) if classes is None else _checked_classes(classes, *logits.shape)
     chosen = np.eye(logits.shape[-1], dtype=np.float32)[classes]  # (B, K)
     tail = keras.Model(inputs, model.output)

@@ -16,9 +16,9 @@ _MEASURES = "measures.json"
 def write(findings: Findings, output: str | os.PathLike) -> list[str]:
     """Write every figure as PNG, arrays.npz, measures.json and index.html into a directory; give the files' names.
 
-    All of it is put in place at the end; of an earlier report there, what is not replaced is removed.
+    All of it is put in place at the end; of an earlier report there, figures that are not replaced are removed.
     """
-    earlier = _files_of(pathlib.Path(output) / _MEASURES)
+    earlier = _figures_of(pathlib.Path(output))
     with run_directory.staged(run_directory.check_output(output)) as stage:
         for name, figure in draw_all(findings):
             save(figure, stage / name)
@@ -27,17 +27,21 @@ def write(findings: Findings, output: str | os.PathLike) -> list[str]:
         names = sorted([*(path.name for path in pathlib.Path(stage).iterdir()), _MEASURES])
         told = json.dumps({**findings.measures, "files": names}, indent=2)
         (stage / _MEASURES).write_text(told + "\n", encoding="utf-8")
-    for name in set(earlier) - set(names):
-        (pathlib.Path(output) / name).unlink(missing_ok=True)
+    for path in earlier:
+        if path.name not in names:
+            path.unlink(missing_ok=True)
     return names
 
 
-def _files_of(measures: pathlib.Path) -> list[str]:
-    """What an earlier report wrote beside its measures; nothing where there was none that can be read."""
+def _figures_of(output: pathlib.Path) -> list[pathlib.Path]:
+    """The figures of an earlier report in a directory, as its measures list them; none where these cannot be read.
+
+    What the list names may come from anyone. So the directory is what is looked through: nothing outside it, no
+    directory in it and no file of another kind can be meant. All other files of a report are written every time.
+    """
     try:
-        names = json.loads(measures.read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        listed = json.loads((output / _MEASURES).read_text(encoding="utf-8"))["files"]
+        found = [path for path in output.glob("*.png") if path.name in listed and path.is_file()]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
-    if not isinstance(names, list):
-        return []
-    return [name for name in names if isinstance(name, str) and pathlib.PurePath(name).name == name]
+    return found if isinstance(listed, list) else []
