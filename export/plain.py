@@ -187,6 +187,7 @@ def _rebuilt(
                 layer.kernel_size,
                 layer.strides,
                 layer.padding,
+                data_format="channels_last",
                 use_bias=False,
                 kernel_initializer="zeros",
                 dtype=dtype,

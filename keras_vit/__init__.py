@@ -1,7 +1,7 @@
 """Vision Transformers for Keras 3: models, checkpoints, and what can be seen in them.
 
-Runs on the TensorFlow, JAX and torch backends of Keras and imports none of them itself. Keras comes with the first name
-that needs it.
+Runs on the TensorFlow and JAX backends of Keras and imports neither itself; models are not built on its torch backend,
+which has no names with dots. Keras comes with the first name that needs it.
 """
 
 from typing import TYPE_CHECKING

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from keras_vit.config import ModelConfig, ViTConfig
+from keras_vit.config import ModelConfig, ViTConfig, make_plain
 from keras_vit.embedding import ChannelRule, adapt_channels, resize_patch_kernel
 from keras_vit.errors import UserError, check_integers
 from keras_vit.layers import weights_will_be_loaded
@@ -43,6 +43,7 @@ class Changes:
     keep_pre_logits: bool
 
     def __post_init__(self) -> None:
+        make_plain(self)
         check_integers("num_classes", self.num_classes, least=0)
         check_integers("channels", self.channels)
         if self.patch_size is not None and not isinstance(self.patch_size, numbers.Integral):

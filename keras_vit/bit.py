@@ -12,7 +12,7 @@ import dataclasses
 import keras
 
 from keras_vit.config import ResNetConfig, config_to_dict
-from keras_vit.layers import ModelSpec, TokenDense, group_norm, standardized_conv
+from keras_vit.layers import CHANNELS_LAST, ModelSpec, TokenDense, group_norm, standardized_conv
 from keras_vit.preprocess import Preprocessing
 
 
@@ -25,12 +25,12 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
     spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
     x = ModelSpec(**spec, name="spec")(images)
 
-    x = keras.layers.ZeroPadding2D(3, name="resnet.root_block.padding")(x)
+    x = keras.layers.ZeroPadding2D(3, data_format=CHANNELS_LAST, name="resnet.root_block.padding")(x)
     root = "resnet.root_block.standardized_conv2d"
     x = standardized_conv(x, config, config.root_channels, 7, 2, "valid", root)  # (B, h / 2, w / 2, 64 * width)
     # There is no ReLU before this pooling, so its padding must be zeros: padding with -inf gives other numbers.
-    x = keras.layers.ZeroPadding2D(1, name="resnet.root_block.pool_padding")(x)
-    x = keras.layers.MaxPooling2D(3, 2, name="resnet.root_block")(x)  # (B, h / 4, w / 4, 64 * width)
+    x = keras.layers.ZeroPadding2D(1, data_format=CHANNELS_LAST, name="resnet.root_block.pool_padding")(x)
+    x = keras.layers.MaxPooling2D(3, 2, data_format=CHANNELS_LAST, name="resnet.root_block")(x)  # (B, h / 4, w / 4, …)
 
     for stage, units in enumerate(config.block_units):
         for unit in range(units):
@@ -40,7 +40,7 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
             )
 
     x = keras.layers.ReLU(name="resnet.relu")(group_norm(x, config, "resnet.group_norm"))
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)  # (B, 2048 * width)
+    x = keras.layers.GlobalAveragePooling2D(data_format=CHANNELS_LAST, name="pool")(x)  # (B, 2048 * width)
     if num_classes:
         x = TokenDense(num_classes, kernel_initializer="zeros", name="resnet.head.conv2d")(x)  # (B, classes)
     return keras.Model(images, x, name=name)
@@ -55,7 +55,7 @@ def bottleneck(x, config: ResNetConfig, channels: int, strides: int, name: str):
     h = standardized_conv(h, config, channels // 4, 1, 1, "valid", f"{name}.a.standardized_conv2d")
 
     h = keras.layers.ReLU(name=f"{name}.b.relu")(group_norm(h, config, f"{name}.b.group_norm"))
-    h = keras.layers.ZeroPadding2D(1, name=f"{name}.b.padding")(h)
+    h = keras.layers.ZeroPadding2D(1, data_format=CHANNELS_LAST, name=f"{name}.b.padding")(h)
     h = standardized_conv(h, config, channels // 4, 3, strides, "valid", f"{name}.b.standardized_conv2d")
 
     h = keras.layers.ReLU(name=f"{name}.c.relu")(group_norm(h, config, f"{name}.c.group_norm"))

@@ -12,13 +12,28 @@ import types
 from collections.abc import Mapping
 from typing import Literal
 
-from keras_vit.errors import UserError, nearest
+from keras_vit.errors import UserError, check_integers, nearest
 
 Classifier = Literal["token", "gap", "map", "unpooled", "none"]
 Gelu = Literal["tanh", "erf"]
 PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "none"]
 PositionInjection = Literal["input", "every-layer", "shared"]
 Resize = Literal["stretch", "crop", "resize-small"]
+
+
+def plain_numbers(value):
+    """A number or an array of NumPy as Python's own, and lists as tuples: what a model is built from is saved as JSON,
+    which cannot hold the others.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else value
+
+
+def make_plain(config) -> None:
+    """`plain_numbers` of every field of a frozen dataclass that is being made."""
+    for field in dataclasses.fields(config):
+        object.__setattr__(config, field.name, plain_numbers(getattr(config, field.name)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +63,15 @@ class ResNetConfig:
     """Added to a kernel's standard deviation."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "block_units", tuple(self.block_units))
-        channels = self.stage_channels
-        if channels is None:
+        make_plain(self)
+        check_integers("block_units", self.block_units, length=0)
+        check_integers("root_channels", self.root_channels)
+        check_integers("num_groups", self.num_groups)
+        check_integers("stage_channels", self.stage_channels, length=0)
+        check_integers("axial_heads", self.axial_heads)
+        if self.stage_channels is None:
             channels = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
-        object.__setattr__(self, "stage_channels", tuple(channels))
-        if min(self.block_units, default=1) < 1 or self.root_channels < 1 or self.num_groups < 1:
-            raise UserError(
-                f"block_units, root_channels and num_groups must be at least 1, but are {self.block_units}, "
-                f"{self.root_channels} and {self.num_groups}."
-            )
+            object.__setattr__(self, "stage_channels", channels)
         for field in ("group_norm_epsilon", "variance_epsilon", "deviation_epsilon"):
             if not 0.0 <= getattr(self, field) < 1.0:
                 raise UserError(f"{field} must be in [0, 1), but is {getattr(self, field)}.")
@@ -117,19 +131,16 @@ class ConvStem:
     """Added to the variance in every BatchNorm."""
 
     def __post_init__(self) -> None:
+        make_plain(self)
         for field in ("channels", "kernel_sizes", "strides"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))
+            check_integers(field, getattr(self, field), length=0)
         if not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0:
             raise UserError(
                 f"A convolutional stem needs as many channels as kernel sizes and strides, but has {self.channels}, "
                 f"{self.kernel_sizes} and {self.strides}."
             )
-        numbers = (*self.channels, *self.kernel_sizes, *self.strides)
-        if min(numbers) < 1 or not all(size % 2 for size in self.kernel_sizes):
-            raise UserError(
-                f"A convolutional stem needs positive numbers and odd kernels, but has {self.channels}, "
-                f"{self.kernel_sizes} and {self.strides}."
-            )
+        if not all(size % 2 for size in self.kernel_sizes):
+            raise UserError(f"A convolutional stem needs odd kernels, but has {self.kernel_sizes}.")
 
     @property
     def total_stride(self) -> int:
@@ -186,17 +197,15 @@ class ViTConfig:
     """Whether the last LayerNorm follows the mean of the tokens instead of preceding it (timm's "fc_norm")."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.patch_size, int):  # a list from JSON becomes what the type says
-            object.__setattr__(self, "patch_size", tuple(self.patch_size))
-        if len(self.patch) != 2:
+        make_plain(self)
+        if not isinstance(self.patch_size, int | tuple) or len(self.patch) != 2:
             raise UserError(f"patch_size must be one number of pixels or (height, width), but is {self.patch_size}.")
         positive = {"hidden_size": self.hidden_size, "num_layers": self.num_layers, "num_heads": self.num_heads}
         positive |= {"mlp_dim": self.mlp_dim, "patch height": self.patch[0], "patch width": self.patch[1]}
         if self.representation_size is not None:
             positive["representation_size"] = self.representation_size
         for field, value in positive.items():
-            if value < 1:
-                raise UserError(f"{field} must be at least 1, but is {value}.")
+            check_integers(field, value)
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"hidden_size must be a multiple of num_heads, but {self.hidden_size} is none of {self.num_heads}."

@@ -13,9 +13,12 @@ import numpy as np
 from keras import ops
 
 from keras_vit.config import ResNetConfig
+from keras_vit.errors import UserError
 from keras_vit.stored import zeros
 
 PACKAGE = "keras_vit"
+# The order of all axes here, which is said to every layer: the user's Keras may be set to the other.
+CHANNELS_LAST = "channels_last"
 _weights_will_be_loaded = contextvars.ContextVar("weights_will_be_loaded", default=False)
 
 
@@ -53,6 +56,16 @@ class _Lent:
         return self._array
 
 
+def _check_backend() -> None:
+    """Raise UserError on a backend where no model can be built: torch's modules take no names with dots in them."""
+    backend = keras.backend.backend()
+    if backend not in ("tensorflow", "jax"):
+        raise UserError(
+            f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
+            "KERAS_BACKEND to tensorflow or jax before Keras is imported."
+        )
+
+
 @keras.saving.register_keras_serializable(PACKAGE)
 class ModelSpec(keras.layers.Layer):
     """Carries, inside a saved model, what its weights cannot tell; passes images through unchanged.
@@ -63,6 +76,7 @@ class ModelSpec(keras.layers.Layer):
     """
 
     def __init__(self, model: dict, preprocessing: dict, **kwargs):
+        _check_backend()  # here, since every model begins with this layer, built or loaded
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing
@@ -126,7 +140,7 @@ class StandardizedConv2D(keras.layers.Layer):
             ops.cast(kernel, images.dtype),
             strides=self.strides,
             padding=self.padding,
-            data_format="channels_last",
+            data_format=CHANNELS_LAST,
         )
 
     def compute_output_shape(self, input_shape):

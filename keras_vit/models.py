@@ -4,8 +4,8 @@ import keras
 
 from keras_vit.attention import AttentionProbabilities
 from keras_vit.bit import big_transfer
-from keras_vit.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, model_config
-from keras_vit.errors import UserError, nearest
+from keras_vit.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, model_config, plain_numbers
+from keras_vit.errors import UserError, check_integers, nearest
 from keras_vit.layers import ModelSpec
 from keras_vit.preprocess import Preprocessing
 from keras_vit.resnet import resnet_classifier
@@ -39,8 +39,8 @@ def build(
     config = model_config(model)
     if preprocessing is None:
         preprocessing = Preprocessing(image_size, channels)
-    if num_classes is not None and num_classes < 0:
-        raise UserError(f"num_classes must be positive, or 0 or None for features, but is {num_classes}.")
+    num_classes = plain_numbers(num_classes)
+    check_integers("num_classes", num_classes, least=0)
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
     if isinstance(config, ResNetConfig):
         network = big_transfer if config.preactivation else resnet_classifier

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.config import Resize
-from keras_vit.errors import UserError
+from keras_vit.config import Resize, make_plain
+from keras_vit.errors import UserError, check_integers
 
 # ITU-R BT.601 luma, the weights of PIL's convert("L") and of libjpeg.
 _LUMA = (0.299, 0.587, 0.114)
@@ -36,13 +36,13 @@ class Preprocessing:
     """For resize-small, and only there: length of the smaller side before the centre is cut out, in pixels."""
 
     def __post_init__(self) -> None:
-        # Lists arrive here from JSON and from command lines.
+        make_plain(self)  # lists arrive here from JSON and from command lines
+        check_integers("channels", self.channels)
+        check_integers("crop_from", self.crop_from)
         object.__setattr__(self, "image_size", _pair(self.image_size))
         object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
         if len(self.image_size) != 2 or min(self.image_size) < 1:
             raise UserError(f"image_size must be (height, width) in pixels, but is {self.image_size}.")
-        if self.channels < 1:
-            raise UserError(f"channels must be at least 1, but is {self.channels}.")
         if self.resize not in Resize.__args__:
             raise UserError(f"resize must be one of {', '.join(Resize.__args__)}, but is {self.resize!r}.")
         if (self.resize == "resize-small") != (self.crop_from is not None):

@@ -14,7 +14,7 @@ import keras
 
 from keras_vit.attention import axis_attention
 from keras_vit.config import ResNetConfig, config_to_dict
-from keras_vit.layers import ModelSpec, TokenDense, group_norm, standardized_conv
+from keras_vit.layers import CHANNELS_LAST, ModelSpec, TokenDense, group_norm, standardized_conv
 from keras_vit.preprocess import Preprocessing
 
 
@@ -28,7 +28,7 @@ def resnet_classifier(
     images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
     spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
     x = resnet(ModelSpec(**spec, name="spec")(images), config)
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)  # (B, C)
+    x = keras.layers.GlobalAveragePooling2D(data_format=CHANNELS_LAST, name="pool")(x)  # (B, C)
     if num_classes:
         x = TokenDense(num_classes, kernel_initializer="zeros", name="head")(x)  # (B, classes)
     return keras.Model(images, x, name=name)
@@ -38,7 +38,7 @@ def resnet(x, config: ResNetConfig):
     """Images (B, H, W, C) -> feature map (B, H / s, W / s, c) at the network's stride s."""
     x = standardized_conv(x, config, config.root_channels, 7, 2, "same", "conv_root")
     x = keras.layers.ReLU(name="relu_root")(group_norm(x, config, "gn_root"))
-    x = keras.layers.MaxPooling2D(3, 2, padding="same", name="resnet_root")(x)
+    x = keras.layers.MaxPooling2D(3, 2, padding="same", data_format=CHANNELS_LAST, name="resnet_root")(x)
     for stage, units in enumerate(config.block_units):
         for unit in range(units):
             strides = 2 if stage > 0 and unit == 0 else 1
@@ -79,4 +79,5 @@ def axial_attention(x, num_heads: int, strides: int, name: str):
     x = keras.layers.Reshape((rows, columns, channels), name=f"{name}.map")(tokens)
     if strides == 1:
         return x
-    return keras.layers.AveragePooling2D(strides, padding="same", name=f"{name}.mean")(x)
+    pooling = keras.layers.AveragePooling2D(strides, padding="same", data_format=CHANNELS_LAST, name=f"{name}.mean")
+    return pooling(x)

@@ -15,6 +15,7 @@ import numpy as np
 from keras_vit.attention import attention, axis_attention
 from keras_vit.config import ConvStem, ViTConfig, config_to_dict
 from keras_vit.layers import (
+    CHANNELS_LAST,
     ClassToken,
     ModelSpec,
     PoolTokens,
@@ -75,6 +76,7 @@ def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
         config.hidden_size,
         config.patch,
         strides=config.patch,
+        data_format=CHANNELS_LAST,
         kernel_initializer=kernel if isinstance(config.stem, ConvStem) else "lecun_normal",
         name="embedding",
     )(x)  # (B, h, w, D)
@@ -109,9 +111,15 @@ def conv_stem(x, stem: ConvStem):
     kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
     for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
         name = f"conv_stem.{layer}"
-        x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}.padding")(x)
+        x = keras.layers.ZeroPadding2D(size // 2, data_format=CHANNELS_LAST, name=f"{name}.padding")(x)
         x = keras.layers.Conv2D(
-            filters, size, strides=strides, use_bias=False, kernel_initializer=kernel, name=f"{name}.conv"
+            filters,
+            size,
+            strides=strides,
+            data_format=CHANNELS_LAST,
+            use_bias=False,
+            kernel_initializer=kernel,
+            name=f"{name}.conv",
         )(x)
         x = keras.layers.BatchNormalization(momentum=0.9, epsilon=stem.batch_norm_epsilon, name=f"{name}.batch_norm")(x)
         x = keras.layers.ReLU(name=name)(x)

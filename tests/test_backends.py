@@ -5,11 +5,13 @@ import pathlib
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 
 import keras_vit
 from conftest import FIXTURES
+from keras_vit import UserError
 
 _WITHOUT_TENSORFLOW = """
 import sys
@@ -59,6 +61,12 @@ def test_jax_builds_runs_and_differentiates_with_tensorflow_blocked(tmp_path):
     np.testing.assert_allclose(np.load(paths[2]), recorded["logits"], rtol=1e-5, atol=2e-5)
     here = keras_vit.from_checkpoint(paths[0])(recorded["images"])
     np.testing.assert_allclose(np.load(paths[2]), here, rtol=1e-5, atol=1e-5)
+
+
+def test_a_backend_on_which_no_model_can_be_built_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    with pytest.raises(UserError, match="run on the TensorFlow and JAX backends of Keras, but this is torch; set KE"):
+        keras_vit.build("testing", image_size=32)
 
 
 # JAX compiles every operator anew for every shape.

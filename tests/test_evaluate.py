@@ -20,6 +20,7 @@ from keras_vit.npz import read_npz
 from keras_vit.run_directory import Samples
 from training import evaluate, evaluation
 from training.evaluate_models import InputArguments
+from training.evaluate_pictures import draw_mistakes
 from training.examples import Split
 from training.run import Run
 from training.sources import DataArguments, Source, array_split, digits
@@ -93,6 +94,45 @@ def test_the_report_is_written_in_all_forms(run, tmp_path):
     assert f"| accuracy | {numbers['accuracy']:.6g} |" in (output / "evaluation.md").read_text()
 
 
+def _png(image: np.ndarray) -> bytes:
+    return tf.io.encode_png(image).numpy()
+
+
+def test_a_mistake_of_any_image_is_shown_and_one_that_cannot_be_costs_no_other(tmp_path):
+    half_black = np.zeros((8, 8, 1), np.uint8)
+    half_black[:, 4:] = 255
+    shapes = [half_black, half_black.repeat(3, axis=-1)]
+    with_alpha = [np.concatenate([np.zeros_like(shape), half_black], axis=-1) for shape in shapes]
+    files = tf.constant([_png(image) for image in (*shapes, *with_alpha)] + [b"no image", _png(half_black)])
+    split = Split(len(files), lambda index: (files[index], tf.constant(0)))
+    probabilities = np.tile([0.1, 0.9, 0.0], (len(files), 1))
+    labels = np.zeros(len(files), np.int64)
+    draw_mistakes(split, np.arange(len(files)), probabilities, labels, NAMES, tmp_path / "mistakes.png")
+    gallery = tf.io.decode_png((tmp_path / "mistakes.png").read_bytes(), channels=1).numpy()
+    columns = np.array_split(gallery, 6, axis=1)  # one of each image
+    assert [np.mean(column < 128) > 0.2 for column in columns] == [True, True, True, True, False, True]
+
+
+def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkeypatch):
+    def fail(*_):
+        raise TypeError("Invalid shape (8, 8, 2) for image data")
+
+    output = tmp_path / "report"
+    arguments = evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(output), save_predictions=True)
+    monkeypatch.setattr(evaluation, "draw_reliability", lambda *_: None)
+    monkeypatch.setattr(evaluation, "draw_mistakes", fail)
+    monkeypatch.setattr(evaluation, "draw_confusion", lambda matrix, names, path: path.write_bytes(b"of an older run"))
+    evaluation.evaluate(arguments)
+    monkeypatch.setattr(evaluation, "draw_confusion", fail)
+    metrics = evaluation.evaluate(arguments)
+    assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", "predictions.npz"}
+    assert json.loads((output / "evaluation.json").read_text())["accuracy"] == metrics["accuracy"]
+    text = (output / "evaluation.md").read_text()
+    assert "](reliability.png)" in text
+    assert "](confusion.png)" not in text
+    assert "](mistakes.png)" not in text
+
+
 def test_data_of_other_classes_are_refused(run, monkeypatch):
     source = dataclasses.replace(digits(), labels=("zero", *"123456789"))
     monkeypatch.setattr(evaluation, "open_source", lambda arguments: source)
@@ -139,15 +179,15 @@ def test_the_report_may_go_to_the_run_itself_and_replace_an_older_one(run):
         assert "| accuracy |" in (run.path / "evaluation.md").read_text()
 
 
-def test_a_report_is_whole_or_not_there(run, tmp_path, monkeypatch):
-    def full(matrix, names, path):
+def test_the_numbers_are_whole_or_not_there(run, tmp_path, monkeypatch):
+    def full(path, arrays):
         raise OSError("disk full")
 
-    monkeypatch.setattr(evaluation, "draw_confusion", full)
+    monkeypatch.setattr(evaluation, "write_npz", full)
+    output = str(tmp_path / "a" / "b")
+    arguments = evaluate.Arguments(str(run.path), DataArguments("digits"), output=output, save_predictions=True)
     with pytest.raises(OSError, match="disk full"):
-        evaluation.evaluate(
-            evaluate.Arguments(str(run.path), DataArguments("digits"), output=str(tmp_path / "a" / "b"))
-        )
+        evaluation.evaluate(arguments)
     assert list(tmp_path.iterdir()) == [run.path]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import keras_vit
 from conftest import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
-from keras_vit import MODELS, ResNetConfig, UserError, ViTConfig
+from keras_vit import MODELS, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.config import ModelConfig
 from keras_vit.layouts import layout_of
 from keras_vit.merging import weights_by_key
@@ -209,7 +209,9 @@ def test_an_unknown_model_is_answered_with_the_nearest_names():
     ("field", "value", "words"),
     [
         ("num_heads", 5, "hidden_size must be a multiple of num_heads"),
-        ("mlp_dim", 0, "mlp_dim must be at least 1"),
+        ("mlp_dim", 0, "mlp_dim must be an integer of at least 1, but is 0"),
+        ("hidden_size", 12.0, "hidden_size must be an integer of at least 1, but is 12.0"),
+        ("patch_size", 4.0, "patch_size must be one number"),
         ("dropout_rate", 1.0, r"dropout_rate is a probability in \[0, 1\)"),
         ("classifier", "cls", "classifier must be one of token, gap"),
         ("gelu", "relu", "gelu must be one of tanh, erf"),
@@ -439,6 +441,78 @@ def test_an_image_size_that_is_no_number_of_pixels_is_refused(size):
 
 def test_an_image_size_of_numpy_is_a_number_of_pixels():
     assert keras_vit.build("testing", image_size=np.int64(32)).input_shape == (None, 32, 32, 3)
+
+
+@pytest.mark.parametrize("num_classes", [2.0, True, "10", -1])
+def test_a_number_of_classes_that_is_none_is_refused(num_classes):
+    with pytest.raises(UserError, match=f"num_classes must be an integer of at least 0, but is {num_classes!r}"):
+        keras_vit.build("testing", image_size=32, num_classes=num_classes)
+
+
+_OF_EVERY_KIND = {
+    "transformer": dataclasses.replace(TINY, representation_size=5, dropout_rate=0.5, attention_dropout_rate=0.5),
+    "hybrid": dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
+    "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=keras_vit.ConvStem((4, 8), (3, 3), (2, 2))),
+    "BiT": dataclasses.replace(TINY_STEM, preactivation=True),
+    "axial resnet": dataclasses.replace(TINY_STEM, axial_heads=2),
+}
+
+
+def _of_numpy(value):
+    """The same with every number as NumPy gives it, as far down as there are any."""
+    if dataclasses.is_dataclass(value):
+        return type(value)(**{field.name: _of_numpy(getattr(value, field.name)) for field in dataclasses.fields(value)})
+    kinds = {tuple: np.array, int: np.int64, float: np.float64, bool: np.bool_}
+    return kinds.get(type(value), lambda same: same)(value)
+
+
+@pytest.mark.parametrize("config", _OF_EVERY_KIND.values(), ids=_OF_EVERY_KIND)
+def test_a_model_of_numpys_numbers_is_saved_and_is_that_of_pythons(config, tmp_path):
+    preprocessing = Preprocessing(TINY_IMAGE, 3, "resize-small", ((0.0, 0.0, 0.0), (1.0, 0.5, 1.0)), 32)
+    model = keras_vit.build(_of_numpy(config), preprocessing=_of_numpy(preprocessing), num_classes=np.int64(7))
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    expected = keras_vit.build(config, preprocessing=preprocessing, num_classes=7)
+    assert repr(keras_vit.config_of(model)) == repr(keras_vit.config_of(again)) == repr(config)
+    assert repr(keras_vit.preprocessing_of(again)) == repr(preprocessing)
+    assert [weight.shape for weight in again.weights] == [weight.shape for weight in expected.weights]
+
+
+def test_a_checkpoint_is_changed_by_numpys_numbers(tmp_path):
+    sizes = {"num_classes": np.int64(3), "patch_size": np.int32(4), "channels": np.uint8(1), "image_size": np.int16(16)}
+    model = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", **sizes, dropout_rate=np.float32(0.5))
+    model.save(tmp_path / "model.keras")
+    adapted = keras_vit.adapt(model, num_classes=np.int64(2), patch_size=(np.int64(8), np.int64(4)))
+    adapted.save(tmp_path / "adapted.keras")
+    assert (model.output_shape, adapted.output_shape) == ((None, 3), (None, 2))
+    assert keras.models.load_model(tmp_path / "adapted.keras").input_shape == (None, 16, 16, 1)
+
+
+@pytest.fixture(name="channels_first")
+def _channels_first() -> Iterator[None]:
+    """Keras set to images of the other order of axes, as some users have it."""
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    yield
+    keras.config.set_image_data_format(before)
+
+
+@pytest.fixture(name="models_of_default_order", scope="module")
+def _models_of_default_order() -> dict[str, keras.Model]:
+    return {name: randomize(keras_vit.build(config, image_size=TINY_IMAGE)) for name, config in _OF_EVERY_KIND.items()}
+
+
+@pytest.mark.parametrize("name", _OF_EVERY_KIND)
+def test_models_are_channels_last_whatever_keras_is_set_to(
+    name, models_of_default_order, channels_first, tiny_images, tmp_path
+):
+    expected = models_of_default_order[name].predict(tiny_images, verbose=0)
+    model = randomize(keras_vit.build(_OF_EVERY_KIND[name], image_size=TINY_IMAGE))
+    np.testing.assert_array_equal(model.predict(tiny_images, verbose=0), expected)
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(tiny_images), model(tiny_images))
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 17, 1), np.uint8)
+    assert keras_vit.preprocessing_of(model)(pixels).shape == (*TINY_IMAGE, 3)
 
 
 def test_attention_pooling_is_big_visions():

@@ -102,7 +102,8 @@ def test_channels_unknown_until_the_graph_runs_are_converted():
     [
         ({"image_size": (0, 4)}, r"image_size must be \(height, width\)"),
         ({"image_size": (4, 4, 4)}, r"image_size must be \(height, width\)"),
-        ({"channels": 0}, "channels must be at least 1"),
+        ({"channels": 0}, "channels must be an integer of at least 1, but is 0"),
+        ({"channels": 3.0}, "channels must be an integer of at least 1, but is 3.0"),
         ({"resize": "pad"}, "resize must be one of stretch, crop"),
         ({"resize": "resize-small"}, "resize-small, and nothing else, needs crop_from; resize-small has None"),
         ({"crop_from": 9}, "resize-small, and nothing else, needs crop_from; stretch has 9"),

@@ -1,6 +1,7 @@
 """The pictures of a report: confusion matrix, reliability diagram, the worst mistakes."""
 
 import pathlib
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib.figure
@@ -65,20 +66,34 @@ def draw_mistakes(
     names: Sequence[str],
     path: pathlib.Path,
 ) -> None:
-    """The images as they are stored, each with its label and what the model said, with the probabilities."""
+    """The images as they are stored, each with its label and what the model said, with the probabilities.
+
+    Transparent ones lie on the white of the page. In the place of one that cannot be shown stands the reason.
+    """
     rows = -(-len(mistakes) // _GALLERY[1])
     figure = matplotlib.figure.Figure(figsize=(2.1 * _GALLERY[1], 2.5 * rows + 0.5), layout="constrained")
     grid = figure.subplots(rows, _GALLERY[1], squeeze=False).flatten()
     for axes in grid:
         axes.set_axis_off()
     for axes, index in zip(grid, mistakes, strict=False):
-        image = split.example(tf.constant(index, tf.int64))[0].numpy()
-        axes.imshow(image[..., 0] if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
+        try:
+            image = split.example(tf.constant(index, tf.int64))[0].numpy()
+            axes.imshow(_as_colours(image), vmin=0, vmax=255)
+        except Exception as error:  # whatever it is: one picture is not worth the others
+            reason = textwrap.fill(f"cannot be shown: {error}"[:120], _LONGEST_NAME)
+            axes.text(0.5, 0.5, reason, ha="center", va="center", fontsize=6, parse_math=False)
         said = int(np.argmax(probabilities[index]))
         told = [f"{_short(names[k])} {probabilities[index, k]:.2g}" for k in (labels[index], said)]
         axes.set_title(f"is {told[0]}\nsaid {told[1]}", fontsize=8, parse_math=False)
     figure.suptitle("The worst mistakes, with probabilities")
     figure.savefig(path, dpi=110)
+
+
+def _as_colours(image: np.ndarray) -> np.ndarray:
+    """An image (H, W, C) of 1 to 4 channels as RGB or RGBA; the second and the fourth channel are alpha."""
+    if image.shape[-1] > 2:
+        return image
+    return np.concatenate([image[..., :1].repeat(3, axis=-1), image[..., 1:]], axis=-1)
 
 
 def _short(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,6 +19,11 @@ _TOTALS = (
     "macro_f1", "ece",
 )  # fmt: skip
 _CONFUSIONS = 10  # pairs of classes in the report
+_PICTURES = {
+    "confusion.png": "confusion matrix",
+    "reliability.png": "reliability diagram",
+    "mistakes.png": "the worst mistakes",
+}
 
 
 def evaluate(arguments: Arguments) -> dict:
@@ -50,18 +55,26 @@ def evaluate(arguments: Arguments) -> dict:
         for index in mistakes
     ]
 
+    # The numbers first: they took the time, and no picture may cost them.
     with run_directory.staged(output) as stage:
         told = {"model": arguments.run, "kind": classifier.kind, "data": arguments.source.data, **metrics}
         (stage / "evaluation.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         (stage / "evaluation.md").write_text(_report(arguments, classifier, metrics), encoding="utf-8")
-        draw_confusion(np.array(metrics["confusion"]), names, stage / "confusion.png")
-        draw_reliability(metrics["reliability"], metrics["ece"], stage / "reliability.png")
-        if len(mistakes):
-            draw_mistakes(source.evaluation, mistakes, probabilities, labels, names, stage / "mistakes.png")
         if arguments.save_predictions:
             write_npz(stage / "predictions.npz", {"logits": logits, "labels": labels.astype(np.int64)})
-    if not len(mistakes):
-        (output / "mistakes.png").unlink(missing_ok=True)  # of an older report
+    drawings = {
+        "confusion.png": lambda path: draw_confusion(np.array(metrics["confusion"]), names, path),
+        "reliability.png": lambda path: draw_reliability(metrics["reliability"], metrics["ece"], path),
+    }
+    if len(mistakes):
+        drawings["mistakes.png"] = lambda path: draw_mistakes(
+            source.evaluation, mistakes, probabilities, labels, names, path
+        )
+    with run_directory.staged(output) as stage:
+        drawn = [name for name, draw in drawings.items() if _is_drawn(draw, stage / name)]
+        (stage / "evaluation.md").write_text(_report(arguments, classifier, metrics, drawn), encoding="utf-8")
+    for name in _PICTURES.keys() - set(drawn):
+        (output / name).unlink(missing_ok=True)  # of an older report
     print(
         f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images right, "
         f"log-loss {metrics['log_loss']:.4f}; report in {output / 'evaluation.md'}."
@@ -106,8 +119,19 @@ def _check_finite(logits: np.ndarray) -> None:
         )
 
 
-def _report(arguments: Arguments, classifier: Classifier, metrics: dict) -> str:
-    """The numbers as a page of Markdown."""
+def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
+    """Draw a picture. Where that fails, whatever the reason, say so and leave nothing of it."""
+    try:
+        draw(path)
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        print(f"{path.name} could not be drawn ({type(error).__name__}: {' '.join(str(error).split())[:200]}).")
+        return False
+    return True
+
+
+def _report(arguments: Arguments, classifier: Classifier, metrics: dict, pictures: Sequence[str] = ()) -> str:
+    """The numbers as a page of Markdown, with pictures, given by their file names."""
     found = metrics["intervals"]
     lines = [
         f"# {arguments.run} on {arguments.source.data}",
@@ -139,10 +163,7 @@ def _report(arguments: Arguments, classifier: Classifier, metrics: dict) -> str:
         scores = " | ".join(f"{row[score]:.4f}" for score in ("precision", "recall", "f1"))
         lines.append(f"| {name} | {row['num_examples']} | {scores} | {_range(found['classes'][name]['f1'])} |")
     lines += ["", *_confusions(np.array(metrics["confusion"]), tuple(metrics["classes"]))]
-    pictures = {"confusion matrix": "confusion.png", "reliability diagram": "reliability.png"}
-    if metrics["worst_mistakes"]:
-        pictures["the worst mistakes"] = "mistakes.png"
-    return "\n".join([*lines, *(f"![{title}]({file})\n" for title, file in pictures.items())])
+    return "\n".join([*lines, *(f"![{_PICTURES[name]}]({name})\n" for name in pictures)])
 
 
 def _range(interval: Sequence[float] | None) -> str:
