@@ -21,7 +21,7 @@ from export import native, parity, report, warmup
 from export.card import model_card
 from export.plain import in_dtype, plain
 from export.saved_model import Arguments, Dtype
-from export.signatures import Servable, attention_names, has_constants, name_classify_method, signatures
+from export.signatures import Servable, attention_names, describe, has_constants, signatures
 from export.source import Origin, check_classifier, open_source
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.run_directory import Samples
@@ -90,7 +90,8 @@ def _write(
     """Signatures, weights and labels; the model given is released with the end of the call."""
     servable = Servable(model, labels, str(labels_file))
     save(servable, path, signatures(model, servable.labels, **options))
-    name_classify_method(path)
+    preprocessing = preprocessing_of(model)
+    describe(path, (*preprocessing.image_size, preprocessing.channels))
 
 
 def save(module: tf.Module, path: pathlib.Path, functions: dict) -> None:
@@ -118,7 +119,8 @@ def _verify(
     loaded = tf.saved_model.load(path)
     # With constants each signature takes memory of its own for the weights, and few servers use more than one.
     warmed_up = {name: loaded.signatures[name] for name in (("serving_default",) if constants else loaded.signatures)}
-    warmup.write_requests(path, warmed_up, expected.samples.encoded[0])
+    image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
+    warmup.write_requests(path, warmed_up, expected.samples.encoded[0], image_shape)
     warmed_up = warmup.replay(path, warmed_up)
     logits, probabilities = [], []
     for files, images in expected.batches():
@@ -168,7 +170,7 @@ def run_natively(path: pathlib.Path, expected: parity.Reference, tolerance: floa
                 sys.executable, "-I", native.__file__, str(path), str(threads), str(_NATIVE_REPEATS),
                 signature.inputs["image"].name, signature.outputs["logits"].name, str(given), str(answer),
             ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             if done.returncode:
                 raise UserError(
                     f"TensorFlow's C++ loader cannot run the SavedModel ({done.stderr[-300:]}), so it was not kept."
