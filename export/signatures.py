@@ -13,9 +13,9 @@ K classes, B images, any number of them, none included, H x W the model's image 
                         scores (B, 5), which are the names that TF Serving's Classify calls want
 
 A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not compare the shape of what they are given
-with that of a signature, and TensorFlow's kernels for convolutions abort the process for another rank. So the graphs
-take tensors of any shape and check it first (`tf.ensure_shape`); that the check is not optimised away as always true, the
-shapes are written into the signatures alone, after the graphs (`describe`).
+with that of a signature, and TensorFlow's kernels for convolutions abort the process when the rank is another one. So
+the graphs take tensors of any shape and check the shape first (`tf.ensure_shape`). If the graph stated the shape of its
+inputs, the optimiser could remove the check as always true; `describe` writes the shapes into the signatures alone.
 """
 
 import math

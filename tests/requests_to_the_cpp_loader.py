@@ -2,9 +2,9 @@
 
     python requests_to_the_cpp_loader.py DIRECTORY REQUESTS.pickle ANSWERS.json
 
-REQUESTS is a list of (feed, output, array), with tensor names; arrays are float32, uint8 or objects that are bytes. Each
-answer, written as soon as it is there, is a line of JSON with the seconds it took, and its shape or the error's code
-and text.
+REQUESTS is a list of (feed, output, array), with tensor names; arrays are float32, uint8 or objects that are bytes.
+Each answer, written as soon as it is there, is a line of JSON with the seconds it took, and its shape or the error's
+code and text.
 """
 
 import ctypes
