@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from export.serving.client.messages import PredictionLog, put_tensor, to_array
 from export.signatures import ENCODED
-from keras_vit import UserError
+from keras_vit.errors import ParityError
 
 FILE = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
 
@@ -51,16 +51,16 @@ def _request(name: str, function, image_file: bytes, image_shape: Sequence[int])
 def replay(directory: pathlib.Path, signatures: Mapping) -> list[str]:
     """Read the file back and call what it asks for. Returns the signatures in their order.
 
-    Raises UserError unless every one of the signatures is there and answers.
+    Raises ParityError unless every one of the signatures is there and answers.
     """
     names = []
     for name, argument, value in _read(directory):
         answer = signatures[name](**{argument: tf.constant(value)})
         if not all(len(tensor) == 1 for tensor in answer.values()):
-            raise UserError(f"The warm-up request of {name} was not answered for one image, so it was not kept.")
+            raise ParityError(f"The warm-up request of {name} was not answered for one image, so it was not kept.")
         names.append(name)
     if sorted(names) != sorted(signatures):
-        raise UserError(f"The warm-up requests are of {names}, not of {sorted(signatures)}, so they were not kept.")
+        raise ParityError(f"The warm-up requests are of {names}, not of {sorted(signatures)}, so they were not kept.")
     return names
 
 

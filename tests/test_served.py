@@ -22,6 +22,7 @@ from conftest import official, randomize
 from export import as_saved_model, image_files, parity, warmup
 from export.as_saved_model import export_saved_model
 from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.errors import ParityError
 from keras_vit.run_directory import Samples
 
 LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
@@ -159,13 +160,13 @@ def test_a_library_that_computes_something_else_is_noticed(served, expected, mon
         return subprocess.CompletedProcess(command, 0, json.dumps({"seconds": [1.0]}), "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(UserError, match="by the C\\+\\+ loader differ from the model's by 1"):
+    with pytest.raises(ParityError, match="by the C\\+\\+ loader differ from the model's by 1"):
         as_saved_model.run_natively(served[1], other, 1e-4)
     assert len(answers) == 2
     monkeypatch.setattr(
         subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "no such op")
     )
-    with pytest.raises(UserError, match="C\\+\\+ loader cannot run the SavedModel .no such op."):
+    with pytest.raises(ParityError, match="C\\+\\+ loader cannot run the SavedModel .no such op."):
         as_saved_model.run_natively(served[1], expected, 1e-4)
 
 
@@ -217,7 +218,7 @@ def test_a_signature_without_its_warm_up_request_is_noticed(served, tmp_path):
         warmup.replay(tmp_path, served[2].signatures)
     with tf.io.TFRecordWriter(str(tmp_path / warmup.FILE)):
         pass
-    with pytest.raises(UserError, match=r"warm-up requests are of \[\], not of \['attention', 'classify'"):
+    with pytest.raises(ParityError, match=r"warm-up requests are of \[\], not of \['attention', 'classify'"):
         warmup.replay(tmp_path, served[2].signatures)
 
 
