@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -582,6 +583,29 @@ def test_a_kit_names_the_versions_and_their_labels(tmp_path):
         assert words in compose
 
 
+@pytest.mark.parametrize(
+    "folder", ['my "best" models', "$HOME and ${HOME}", "C:\\new", "a: b # c", "'\u017bubr' \U0001f426"]
+)
+def test_any_path_of_models_is_the_one_that_is_mounted(folder, tmp_path):
+    versions(tmp_path / folder, 1)
+    compose = (kit.write_kit(arguments(tmp_path, models=str(tmp_path / folder))) / "compose.yaml").read_text()
+    (source,) = re.findall(r'^ *source: (".*")$', compose, re.MULTILINE)
+    # A text in double quotes is the same in YAML as in JSON.
+    assert json.loads(source).replace("$$", "\0").count("$") == 0
+    assert json.loads(source).replace("$$", "$") == str(tmp_path / folder)
+
+
+def test_a_path_that_no_text_can_state_is_one_sentence(tmp_path):
+    versions(tmp_path / "a\nb", 1)
+    with pytest.raises(UserError, match="has characters that a compose file cannot hold"):
+        kit.write_kit(arguments(tmp_path, models=str(tmp_path / "a\nb")))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a\nb"]
+
+
+def test_a_name_that_is_a_number_is_a_text_in_the_compose_file():
+    assert 'services:\n  "123":\n' in kit.compose_file("123", pathlib.Path("/served"))
+
+
 def test_without_a_wish_the_newest_version_is_stable(tmp_path):
     versions(tmp_path / "served", 9, 10)
     path = kit.write_kit(arguments(tmp_path))
@@ -605,6 +629,7 @@ def test_the_client_of_a_kit_works_by_itself(tmp_path, server):
     [
         ({"models": "nowhere"}, "There is no directory 'nowhere'; give the --output of"),
         ({"models": "."}, "has no version of a model, such as 1; export one there first"),
+        ({"name": ".."}, "--name takes letters, digits, '_', '.' and '-', but is '..'"),
         ({"name": "a/b"}, "--name takes letters, digits, '_', '.' and '-', but is 'a/b'"),
         ({"canary": 3}, "--canary is 3, but .* has the versions 1; give one of them"),
         ({"stable": 0}, "--stable is 0, but"),
