@@ -14,6 +14,7 @@ from export.plain import in_dtype, plain
 from export.runtimes import FILES, Runner
 from export.source import Origin, check_classifier, open_source
 from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit.errors import ParityError
 from keras_vit.run_directory import Samples
 
 # In what numbers the first images are given to an artifact, beside the batches of all of them.
@@ -32,7 +33,7 @@ def export_onnx(
     """Write each format and return the path that its runtime is given, and its differences from the Keras model.
 
     Each is loaded afresh and run on all samples, in batches and one by one; the logits must equal the model's to float
-    rounding, else UserError is raised and nothing is put in place. It is raised as well for an output with files of
+    rounding, else ParityError is raised and nothing is put in place. UserError is raised for an output with files of
     another model. The other arguments are those of the command.
     """
     origin = origin or Origin()
@@ -68,7 +69,7 @@ def _verify(file: pathlib.Path, kind: Format, expected: parity.Reference) -> tup
     """Run a file on all images, and on the first ones in other numbers at a time.
 
     Returns the differences of the first from the Keras model, and the largest of the others by that number. Raises
-    UserError where one is beyond float rounding.
+    ParityError where one is beyond float rounding.
     """
     runner = runtimes.open_file(file, kind)
     found = parity.compare(expected, _run(runner, expected, file.name))
@@ -79,10 +80,10 @@ def _verify(file: pathlib.Path, kind: Format, expected: parity.Reference) -> tup
     for size in _BATCHES:
         logits = [runner(images[start : start + size]) for start in range(0, len(images), size)]
         differences[str(size)] = float(np.abs(np.concatenate(logits) - expected.logits[rows]).max())
-        if not differences[str(size)] <= parity.FLOAT_TOLERANCE:
-            raise UserError(
+        if not differences[str(size)] <= expected.tolerance:
+            raise ParityError(
                 f"The logits of the {kind} file for {size} images at a time differ from the model's by up to "
-                f"{differences[str(size)]:.3g}, more than {parity.FLOAT_TOLERANCE:g}, so it was not kept."
+                f"{differences[str(size)]:.3g}, more than {expected.tolerance:.3g}, so it was not kept."
             )
     return found, differences
 

@@ -21,9 +21,10 @@ from export import native, parity, report, warmup
 from export.card import model_card
 from export.plain import in_dtype, plain
 from export.saved_model import Arguments, Dtype
-from export.signatures import Servable, attention_names, has_constants, name_classify_method, signatures
+from export.signatures import Servable, attention_names, describe, has_constants, signatures
 from export.source import Origin, check_classifier, open_source
 from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit.errors import ParityError
 from keras_vit.run_directory import Samples
 
 # Images that also go through the C++ loader, and calls of which the time is taken at most.
@@ -45,7 +46,7 @@ def export_saved_model(
     """Write the next version below `output` and return its path and its differences from the Keras model.
 
     All signatures are checked on the samples after a fresh load; when they differ from the model beyond rounding,
-    UserError is raised and nothing is kept. The other arguments are those of the command.
+    ParityError is raised and nothing is kept. The other arguments are those of the command.
     """
     origin = origin or Origin()
     check_classifier(model)
@@ -58,8 +59,7 @@ def export_saved_model(
     started = time.perf_counter()
     expected = parity.reference(in_dtype(model, "float32"), preprocessing_of(model), samples)
     with run_directory.staged(output) as stage, tempfile.TemporaryDirectory() as assets:
-        number = 1 + max((int(entry.name) for entry in output.iterdir() if entry.name.isdecimal()), default=0)
-        version = stage / str(number)
+        version = stage / "version"
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(run_directory.labels_text(labels), encoding="utf-8")
         served = plain(model, dtype, for_tensorflow=True, all_tokens=attention)
@@ -81,7 +81,19 @@ def export_saved_model(
         card = model_card(model, labels, origin, facts, _interface(version))
         (version / "README.md").write_text(card, encoding="utf-8")
         report.write(version, f"{origin.name} as SavedModel", facts)
-    return output / str(number), found
+        path = _put_as_next_version(version, output)
+    return path, found
+
+
+def _put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
+    """Rename a finished directory to the next number in `output`; while another export takes it first, to the next."""
+    while True:
+        number = 1 + max((int(entry.name) for entry in output.iterdir() if entry.name.isdecimal()), default=0)
+        try:
+            return version.rename(output / str(number))
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
 
 
 def _write(
@@ -90,7 +102,8 @@ def _write(
     """Signatures, weights and labels; the model given is released with the end of the call."""
     servable = Servable(model, labels, str(labels_file))
     save(servable, path, signatures(model, servable.labels, **options))
-    name_classify_method(path)
+    preprocessing = preprocessing_of(model)
+    describe(path, (*preprocessing.image_size, preprocessing.channels))
 
 
 def save(module: tf.Module, path: pathlib.Path, functions: dict) -> None:
@@ -114,11 +127,12 @@ def disk_errors(path: pathlib.Path) -> Iterator[None]:
 def _verify(
     path: pathlib.Path, expected: parity.Reference, dtype: Dtype, max_disagreement: float, constants: bool
 ) -> tuple[parity.Parity, dict]:
-    """Load a SavedModel afresh, warm it up, and compare it with the Keras model. Raises UserError if they differ."""
+    """Load a SavedModel afresh, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
     loaded = tf.saved_model.load(path)
     # With constants each signature takes memory of its own for the weights, and few servers use more than one.
     warmed_up = {name: loaded.signatures[name] for name in (("serving_default",) if constants else loaded.signatures)}
-    warmup.write_requests(path, warmed_up, expected.samples.encoded[0])
+    image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
+    warmup.write_requests(path, warmed_up, expected.samples.encoded[0], image_shape)
     warmed_up = warmup.replay(path, warmed_up)
     logits, probabilities = [], []
     for files, images in expected.batches():
@@ -128,10 +142,10 @@ def _verify(
     difference = np.abs(np.concatenate(probabilities) - tf.nn.softmax(expected.logits)).max()
     if dtype == "float32":
         parity.require_equal("SavedModel", found)
-        if not difference <= parity.FLOAT_TOLERANCE:
-            raise UserError(
+        if not difference <= expected.tolerance:
+            raise ParityError(
                 f"The SavedModel's probabilities of encoded images differ from the model's by {difference:.3g}, more "
-                f"than {parity.FLOAT_TOLERANCE:g}, so it was not kept."
+                f"than {expected.tolerance:.3g}, so it was not kept."
             )
     else:
         parity.require_agreement("bfloat16 SavedModel", found, max_disagreement)
@@ -144,7 +158,7 @@ def _verify(
         "keras_accuracy": parity.known(parity.accuracy(expected, expected.logits)),
         "encoded_images_max_abs_diff": float(difference),
         "warm_up_requests": warmed_up,
-        **run_natively(path, expected, parity.FLOAT_TOLERANCE if dtype == "float32" else np.inf),
+        **run_natively(path, expected, expected.tolerance if dtype == "float32" else np.inf),
         "operators": _operators(path),
     }
     return found, facts
@@ -153,7 +167,7 @@ def _verify(
 def run_natively(path: pathlib.Path, expected: parity.Reference, tolerance: float) -> dict:
     """A SavedModel through TensorFlow's C++ loader, as TF Serving has it, on one thread and on two: latency, logits.
 
-    Raises UserError when the logits are not those of the model. Where the library has another form, an empty dict.
+    Raises ParityError when the logits are not those of the model. Where the library has another form, an empty dict.
     """
     if native.library_path() is None:
         return {}
@@ -168,18 +182,18 @@ def run_natively(path: pathlib.Path, expected: parity.Reference, tolerance: floa
                 sys.executable, "-I", native.__file__, str(path), str(threads), str(_NATIVE_REPEATS),
                 signature.inputs["image"].name, signature.outputs["logits"].name, str(given), str(answer),
             ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             if done.returncode:
-                raise UserError(
+                raise ParityError(
                     f"TensorFlow's C++ loader cannot run the SavedModel ({done.stderr[-300:]}), so it was not kept."
                 )
             seconds = json.loads(done.stdout)["seconds"]
             latency[f"{threads}_threads"] = report.typical(seconds)
         difference = float(np.abs(np.load(answer) - expected.logits[: len(images)]).max())
     if not difference <= tolerance:
-        raise UserError(
+        raise ParityError(
             f"The logits of the SavedModel by the C++ loader differ from the model's by {difference:.3g}, more than "
-            f"{tolerance:g}, so it was not kept."
+            f"{tolerance:.3g}, so it was not kept."
         )
     return {"cpp_loader_max_abs_diff": difference, "latency_ms": latency}
 

@@ -16,6 +16,7 @@ from export.quantize import STATIC, WEIGHT_SHARE
 from export.source import Origin, check_classifier, open_source, read_folder
 from export.tflite import Arguments, Format
 from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit.errors import ParityError
 from keras_vit.run_directory import CALIBRATION, Samples
 
 # Images on which the layers are compared, and layers that the report lists.
@@ -40,7 +41,7 @@ def export_tflite(
     """Write one file for each format and return its path and its differences from the Keras model.
 
     Each file is loaded afresh and run on all samples; float32 must equal the model to float rounding, the others must
-    agree on nearly all classes, else UserError is raised and none of the files is put in place. It is raised as well
+    agree on nearly all classes, else ParityError is raised and none of the files is put in place. UserError is raised
     for an output with files of another model. The other arguments are those of the command.
     """
     origin = origin or Origin()
@@ -134,12 +135,12 @@ def convert(
 
 
 def _require_weights(file: pathlib.Path, weight_bytes: int, share: float) -> None:
-    """Raise UserError for a file too small to hold the weights, or too large to hold them in fewer bits."""
+    """Raise ParityError for a file too small to hold the weights, or too large to hold them in fewer bits."""
     size = file.stat().st_size
     if size < 0.9 * share * weight_bytes:
-        raise UserError(f"{file.name} has {size} bytes, too few for its weights, so it was not kept.")
+        raise ParityError(f"{file.name} has {size} bytes, too few for its weights, so it was not kept.")
     if share < 1.0 and size > (share + 0.5) / 1.5 * weight_bytes + 2**20:
-        raise UserError(f"{file.name} has {size} bytes: its weights were not quantised, so it was not kept.")
+        raise ParityError(f"{file.name} has {size} bytes: its weights were not quantised, so it was not kept.")
 
 
 def run_tflite(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> np.ndarray:

@@ -22,6 +22,7 @@ import numpy as np
 from export import report
 from export.onnx import Format
 from keras_vit import UserError, preprocessing_of
+from keras_vit.errors import ParityError
 
 # Answers (B, H, W, C) float32 with logits (B, K).
 Runner = Callable[[np.ndarray], np.ndarray]
@@ -78,7 +79,7 @@ def write(model: keras.Model, kind: Format, directory: pathlib.Path, labels: Seq
 
 
 def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> None:
-    """Give an ONNX file its metadata, and its batch a name. Raises UserError unless it is valid.
+    """Give an ONNX file its metadata, and its batch a name. Raises ParityError unless it is valid.
 
     tf2onnx writes an operator that it does not know under TensorFlow's name, and only logs it.
     """
@@ -87,7 +88,7 @@ def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> No
     written = onnx.load(path)
     unknown = sorted({node.op_type for node in written.graph.node if not onnx.defs.has(node.op_type, node.domain)})
     if unknown:
-        raise UserError(
+        raise ParityError(
             f"The ONNX file has operators that ONNX does not know ({', '.join(unknown)}), so it was not kept."
         )
     for end in (*written.graph.input, *written.graph.output):
@@ -100,7 +101,7 @@ def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> No
         onnx.checker.check_model(written, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"The ONNX file is not valid ({reason}), so it was not kept.") from error
+        raise ParityError(f"The ONNX file is not valid ({reason}), so it was not kept.") from error
     onnx.save(written, path)
 
 

@@ -11,6 +11,11 @@ K classes, B images, any number of them, none included, H x W the model's image 
     attention           image_bytes (B,) -> attention_0 … (B, heads, N, N), softmax probabilities; on request
     classify            inputs (B,) serialised tf.Example with the file in "image/encoded" -> classes (B, 5) names,
                         scores (B, 5), which are the names that TF Serving's Classify calls want
+
+A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not compare the shape of what they are given
+with that of a signature, and TensorFlow's kernels for convolutions abort the process when the rank is another one. So
+the graphs take tensors of any shape and check the shape first (`tf.ensure_shape`). If the graph stated the shape of its
+inputs, the optimiser could remove the check as always true; `describe` writes the shapes into the signatures alone.
 """
 
 import math
@@ -78,41 +83,42 @@ def signatures(
     """
     preprocessing = preprocessing_of(model)
     shape = (*preprocessing.image_size, preprocessing.channels)
-    files = tf.TensorSpec((None,), tf.string, name="image_bytes")
     images = tf.TensorSpec((None, *shape), tf.float32, name="image")
-    pixels = tf.TensorSpec((None, *shape), tf.uint8, name="image")
-    examples = tf.TensorSpec((None,), tf.string, name="inputs")
+    any_images = tf.TensorSpec(None, tf.float32, name="image")
+    any_pixels = tf.TensorSpec(None, tf.uint8, name="image")
+    any_files = tf.TensorSpec(None, tf.string, name="image_bytes")
+    any_examples = tf.TensorSpec(None, tf.string, name="inputs")
 
     inner = intermediates(model, ["pre_logits"]).output
     network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla)
 
-    @tf.function(input_signature=[files])
+    @tf.function(input_signature=[any_files])
     def decoded(image_bytes):
-        return decode_batch(image_bytes, preprocessing)
+        return decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing)
 
-    @tf.function(input_signature=[images])
+    @tf.function(input_signature=[any_images])
     def image_tensor(image):
-        logits = network(image)["logits"]
+        logits = network(tf.ensure_shape(image, images.shape))["logits"]
         return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
-    @tf.function(input_signature=[pixels])
+    @tf.function(input_signature=[any_pixels])
     def image_tensor_uint8(image):
-        return image_tensor(preprocessing.normalize(image))
+        return image_tensor(preprocessing.normalize(tf.ensure_shape(image, images.shape)))
 
-    @tf.function(input_signature=[files])
+    @tf.function(input_signature=[any_files])
     def serving_default(image_bytes):
         probabilities = image_tensor(decoded(image_bytes))["probabilities"]
         scores, classes = tf.math.top_k(probabilities, min(_TOP, labels.shape[0]))
         names = tf.gather(labels, classes)
         return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores}
 
-    @tf.function(input_signature=[files])
+    @tf.function(input_signature=[any_files])
     def features(image_bytes):
         return {"features": network(decoded(image_bytes))["pre_logits"]}
 
-    @tf.function(input_signature=[examples])
+    @tf.function(input_signature=[any_examples])
     def classify(inputs):
-        parsed = tf.io.parse_example(inputs, {ENCODED: tf.io.FixedLenFeature((), tf.string)})
+        parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
         answer = serving_default(parsed[ENCODED])
         return {"classes": answer["labels"], "scores": answer["scores"]}
 
@@ -126,7 +132,7 @@ def signatures(
     if attention:
         attending = _network(intermediates(model, attention_names(model)), images, xla)
         functions["attention"] = tf.function(
-            lambda image_bytes: attending(decoded(image_bytes)), input_signature=[files]
+            lambda image_bytes: attending(decoded(image_bytes)), input_signature=[any_files]
         )
     return {name: function.get_concrete_function() for name, function in functions.items()}
 
@@ -148,10 +154,20 @@ def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
     return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
 
 
-def name_classify_method(directory: pathlib.Path) -> None:
-    """Say in a written SavedModel that "classify" is for TF Serving's Classify calls; the API says predict of all."""
+def describe(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
+    """Write into the signatures of a SavedModel what its graphs do not say: the shapes that they take, and that
+    "classify" is for TF Serving's Classify calls.
+
+    Args:
+        directory: of the SavedModel.
+        image_shape: (H, W, C).
+    """
     file = directory / "saved_model.pb"
     saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
     for graph in saved.meta_graphs:
         graph.signature_def["classify"].method_name = tf.saved_model.CLASSIFY_METHOD_NAME
+        for definition in graph.signature_def.values():
+            for name, info in definition.inputs.items():
+                shape = (None, *image_shape) if name == "image" else (None,)
+                info.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
     file.write_bytes(saved.SerializeToString(deterministic=True))

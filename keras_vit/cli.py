@@ -6,6 +6,7 @@ Keras is in another module, which `main` imports when they are right.
 
 import contextlib
 import errno
+import importlib
 import io
 import os
 import re
@@ -13,7 +14,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from keras_vit.errors import UserError
+from keras_vit.errors import ParityError, UserError
+from keras_vit.quiet import native_stderr_silenced
 
 # What the operating system says of a path that the user chose badly: no permission, no space, no such place, too long.
 _USERS_DISK = (
@@ -80,8 +82,18 @@ def _one_sentence(boxes: str) -> str:
     return f"{text}; --help lists all options."
 
 
+def import_keras() -> None:
+    """Import Keras without the build remarks of its backend, under which an error of one sentence would be buried.
+
+    TensorFlow prints remarks on oneDNN while it is loaded, before it reads any log level.
+    """
+    with native_stderr_silenced():
+        importlib.import_module("keras")
+
+
 def require_tensorflow() -> None:
     """Raise UserError unless Keras, which this imports, has the TensorFlow backend."""
+    import_keras()
     import keras
 
     if keras.backend.backend() != "tensorflow":
@@ -92,7 +104,11 @@ def require_tensorflow() -> None:
 
 
 def run(command: Callable[[Sequence[str]], None]) -> None:
-    """Call a command with the shell's arguments and leave the process with its exit code."""
+    """Call a command with the shell's arguments and leave the process with its exit code.
+
+    2 for a user's mistake, os.EX_SOFTWARE (70) for an artifact that differs from its model.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's errors, no remarks
     sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show stops nothing
     try:
         _call(command)
@@ -109,6 +125,9 @@ def _call(command: Callable[[Sequence[str]], None]) -> None:
     except UserError as mistake:
         print(" ".join(str(mistake).split()), file=sys.stderr)
         sys.exit(2)
+    except ParityError as difference:
+        print(" ".join(str(difference).split()), file=sys.stderr)
+        sys.exit(os.EX_SOFTWARE)
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise

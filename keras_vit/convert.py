@@ -33,6 +33,7 @@ class Arguments:
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT --layout LAYOUT`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m keras_vit.convert")
+    cli.import_keras()
 
     from keras_vit.converting import convert
 

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-from keras_vit.quiet import native_stderr_silenced
-
 # The modules whose layers a saved model is made of; the second one imports the first.
 _LAYERS, _ALL_LAYERS = "keras_vit.layers", "keras_vit.attention"
 
@@ -54,12 +52,12 @@ def register_layers_with_keras() -> None:
 class _Finder:
     """Finds Keras as the other finders do, but for what comes with its import; stands before them until then.
 
-    TensorFlow, which may be imported before Keras, is watched for its remarks alone, and our layers because they may be
-    what imports Keras: they cannot be imported behind it then, but those built on them can, behind them.
+    Our layers are watched because they may be what imports Keras: they cannot be imported behind it then, but those
+    built on them can, behind them.
     """
 
     def find_spec(self, name: str, path=None, target=None):
-        if name not in ("tensorflow", "keras", _LAYERS):
+        if name not in ("keras", _LAYERS):
             return None
         others = (finder.find_spec for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((spec for find in others if (spec := find(name, path, target)) is not None), None)
@@ -85,6 +83,5 @@ class _Loader:
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = module.__spec__.loader = self._loader
-        with native_stderr_silenced():
-            self._loader.exec_module(module)
+        self._loader.exec_module(module)
         self._finder.loaded(module.__name__)

@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake raises, wherever in the project it is noticed; and what helps to say it."""
+"""The exception that a user's mistake raises, what helps to say it, and the exception of an artifact that differs."""
 
 import difflib
 import numbers
@@ -7,6 +7,13 @@ from collections.abc import Iterable
 
 class UserError(ValueError):
     """Something the caller can mend. Its text is one sentence: what was expected, what was found, what to do."""
+
+
+class ParityError(RuntimeError):
+    """An artifact does not compute what its model computes, so it was not kept: no mistake of the caller's.
+
+    Its text is one sentence. A command that ends with it has the exit code os.EX_SOFTWARE, 70.
+    """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.stored import ByteStream, Stored, read_exactly
+from keras_vit.stored import ByteStream, Stored, read_exactly, temporary_beside
 
 # Float arrays hardly compress; an archive that claims more than this many times its own size is a bomb.
 _LARGEST_EXPANSION = 4
@@ -122,7 +122,7 @@ def _data_offset(stream, member: zipfile.ZipInfo) -> int:
 def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
     """Write an uncompressed archive under a temporary name, then rename it: it is whole or not there."""
     path = pathlib.Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "wb") as stream:
             np.savez(stream, **arrays)

@@ -1,27 +1,80 @@
-"""Importing Keras without the build remarks of its backend."""
+"""Native libraries that print to stderr for nothing: held back, but not lost when the process dies of what they say."""
 
 import contextlib
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+
+# Keeps the last 64 KiB of its input, and prints them when that ends.
+_KEEPER = """
+import sys
+kept = b""
+while piece := sys.stdin.buffer.raw.read(65536):
+    kept = (kept + piece)[-65536:]
+sys.stderr.buffer.write(kept)
+"""
 
 
 @contextlib.contextmanager
 def native_stderr_silenced() -> Iterator[None]:
-    """Sends file descriptor 2 nowhere for a moment; Python's own errors are raised as ever.
+    """Holds back what is written to file descriptor 2; Python's own errors are raised as ever.
 
-    TensorFlow's libraries print remarks on oneDNN while they are loaded, before any log level is read, and a command
-    whose error is one sentence should not bury it under them. What they log later obeys TF_CPP_MIN_LOG_LEVEL.
+    A process of its own holds the text and dies with it at the end of the block. If this process ends within the block,
+    as by an abort of a library, the other one prints the text. Blocks may overlap in threads: the descriptor is given
+    back at the end of the last one.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
-        saved = os.dup(2)
-    except OSError:  # a process without stderr has nothing to silence
-        yield
-        return
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    _silence.begin()
     try:
         yield
     finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+        _silence.end()
+
+
+class _Silence:
+    """How many blocks hold stderr back, and what gives it back."""
+
+    def __init__(self):
+        self._lock, self._blocks = threading.Lock(), 0
+        self._saved: int | None = None
+        self._keeper: subprocess.Popen | None = None
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._redirect()
+            self._blocks += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks and self._keeper is not None:
+                os.dup2(self._saved, 2)
+                os.close(self._saved)
+                self._keeper.kill()
+                self._keeper.wait()
+                self._keeper = None
+
+    def _redirect(self) -> None:
+        try:
+            saved = os.dup(2)
+        except OSError:  # a process without stderr has nothing to hold back
+            return
+        reading, writing = os.pipe()
+        try:
+            # In a session of its own, so that Ctrl-C does not end it before this process.
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _KEEPER],
+                stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            os.dup2(writing, 2)
+            self._saved = saved
+        except OSError:  # no process can be started: better loud than without stderr
+            os.close(saved)
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+
+_silence = _Silence()

@@ -1,5 +1,6 @@
 """Writing a model's weights so that another code loads them."""
 
+import errno
 import os
 import pathlib
 import shutil
@@ -16,6 +17,7 @@ from keras_vit.models import config_of, preprocessing_of
 from keras_vit.npz import write_npz
 from keras_vit.preprocess import Preprocessing
 from keras_vit.rules import untranslate
+from keras_vit.stored import temporary_beside
 from keras_vit.tensors import write_json, write_safetensors
 
 
@@ -55,15 +57,20 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
 def _write_folder(
     folder: pathlib.Path, arrays: dict, config: ModelConfig, preprocessing: Preprocessing, num_classes: int
 ) -> None:
+    there = UserError(f"{folder.name} is there already; give the name of a new folder.")
     if folder.exists():
-        raise UserError(f"{folder.name} is there already; give the name of a new folder.")
-    temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+        raise there
+    temporary = temporary_beside(folder)
     temporary.mkdir(parents=True)
     try:
         write_safetensors(temporary / "model.safetensors", arrays)
         write_json(temporary / "config.json", _huggingface_config(config, preprocessing, num_classes))
         write_json(temporary / "preprocessor_config.json", _preprocessor_config(preprocessing))
         os.rename(temporary, folder)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # written by another process in the meantime
+            raise there from error
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

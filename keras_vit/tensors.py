@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.stored import ByteStream, Stored
+from keras_vit.stored import ByteStream, Stored, temporary_beside
 
 _TYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _LARGEST_CONFIG = 2**22  # bytes
@@ -106,7 +106,7 @@ def write_safetensors(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None
     """Write a file that torch reads, under a temporary name, then rename it: it is whole or not there."""
     from safetensors.numpy import save_file
 
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
         save_file(contiguous, temporary, metadata={"format": "pt"})

@@ -1,5 +1,6 @@
 """The shell: every mistake ends in one sentence on stderr, exit code 2 and no traceback."""
 
+import concurrent.futures
 import contextlib
 import io
 import os
@@ -7,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import keras
 import pytest
@@ -18,6 +20,8 @@ import training.pretrain
 import training.study
 from conftest import FIXTURES
 from keras_vit import UserError, cli, convert
+from keras_vit.errors import ParityError
+from keras_vit.quiet import native_stderr_silenced
 from training.recipes import RECIPES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -102,12 +106,82 @@ def test_the_sentence_is_the_same_where_frames_are_drawn_in_ascii(monkeypatch):
         )
 
 
-def stopped(command, capsys) -> str:
-    """What `cli.run` prints on stderr of a command that is to end with exit code 2."""
+def stopped(command, capsys, code: int = 2) -> str:
+    """What `cli.run` prints on stderr of a command that is to end with this exit code."""
     with pytest.raises(SystemExit) as stop:
         cli.run(command)
-    assert stop.value.code == 2
+    assert stop.value.code == code
     return capsys.readouterr().err
+
+
+def test_an_artifact_that_differs_is_one_sentence_and_no_mistake_of_the_users(capsys):
+    def command(_):
+        raise ParityError("The logits of the file differ from the model's,\nso it was not kept.")
+
+    assert not issubclass(ParityError, UserError)
+    assert stopped(command, capsys, 70) == "The logits of the file differ from the model's, so it was not kept.\n"
+
+
+# Native libraries that print to stderr.
+
+
+@pytest.mark.parametrize(
+    ("body", "printed"),
+    [
+        ("os.write(2, b'noise')", "after\n"),
+        ("os.write(2, b'noise\\n' * 20_000)", "after\n"),
+        ("os.write(2, b'why it died\\n'); os.abort()", "why it died\n"),
+        ("os.write(2, b'why it died\\n'); os._exit(3)", "why it died\n"),
+    ],
+)
+def test_what_a_library_says_is_held_back_unless_the_process_dies_of_it(body, printed):
+    script = f"""
+import os
+from keras_vit.quiet import native_stderr_silenced
+with native_stderr_silenced():
+    {body}
+os.write(2, b"after\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == printed
+
+
+def test_stderr_is_back_after_the_last_of_many_threads(capfd):
+    def silence(number: int) -> None:
+        with native_stderr_silenced():
+            time.sleep(0.01 * (number % 3))
+            os.write(2, b"noise")
+
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(silence, range(8)))
+        os.write(2, b"heard ")
+    assert capfd.readouterr().err == "heard heard heard "
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_importing_the_package_leaves_stderr_and_the_log_level_alone():
+    """A script of the user's may want to hear what TensorFlow says; only our commands need not."""
+    script = """
+import importlib.machinery, os, sys, types
+import keras_vit
+class Loader:
+    def create_module(spec):
+        return types.ModuleType("keras")
+    def exec_module(module):
+        os.write(2, b"heard\\n")
+        print(os.environ.get("TF_CPP_MIN_LOG_LEVEL"))
+        os._exit(0)
+spec = importlib.machinery.ModuleSpec("keras", Loader)
+sys.meta_path.insert(1, types.SimpleNamespace(find_spec=lambda name, *_: spec if name == "keras" else None))
+import keras
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "heard\n")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import keras_vit
 from conftest import randomize
 from export import as_saved_model, as_tflite, parity, saved_model, tflite
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit.errors import ParityError
 from keras_vit.npz import write_npz
 from keras_vit.run_directory import Samples
 
@@ -127,9 +128,9 @@ def test_a_served_model_is_run_in_as_few_passes_as_tensorflow_knows(dtype, sampl
 
 def test_an_artifact_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
-    with pytest.raises(UserError, match="logits of the SavedModel differ from the model's by up to"):
+    with pytest.raises(ParityError, match="logits of the SavedModel differ from the model's by up to"):
         as_saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served")
-    with pytest.raises(UserError, match="logits of the float32 TFLite file differ"):
+    with pytest.raises(ParityError, match="logits of the float32 TFLite file differ"):
         as_tflite.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"])
     assert list(tmp_path.iterdir()) == []
 
@@ -139,7 +140,7 @@ def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, t
     monkeypatch.setattr(
         parity, "decode", lambda *given: decode(*given) + (0.0 if tf.executing_eagerly() else 9.0)
     )  # in the graph alone
-    with pytest.raises(UserError, match="SavedModel's probabilities of encoded images differ from the model's by"):
+    with pytest.raises(ParityError, match="SavedModel's probabilities of encoded images differ from the model's by"):
         as_saved_model.export_saved_model(build(), LABELS, samples, tmp_path / "served")
     assert list(tmp_path.iterdir()) == []
 
@@ -149,7 +150,7 @@ def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeyp
     monkeypatch.setattr(
         as_tflite, "run_tflite", lambda file, *given: run(file, *given) * (-1 if "int8" in file.name else 1)
     )
-    with pytest.raises(UserError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
+    with pytest.raises(ParityError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
         as_tflite.export_tflite(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])
     assert list(tmp_path.iterdir()) == []
 
@@ -163,16 +164,80 @@ def test_one_image_in_another_class_is_no_disagreement(num_images, disagreeing, 
     if kept:
         parity.require_agreement("file", found)
     else:
-        with pytest.raises(UserError, match=f"disagrees with the model on {disagreeing} of {num_images} images"):
+        with pytest.raises(ParityError, match=f"disagrees with the model on {disagreeing} of {num_images} images"):
             parity.require_agreement("file", found)
+
+
+def test_float_rounding_is_a_share_of_the_largest_logit(samples):
+    """Logits of 40 are rounded forty times as coarsely as logits of 1; those below 1 are not held to less than 1e-4."""
+    model = build()
+    expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
+    for largest, difference, kept in ((40.0, 3e-3, True), (40.0, 5e-3, False), (0.01, 9e-5, True), (1.0, 2e-4, False)):
+        logits = expected.logits * largest / np.abs(expected.logits).max()
+        found = parity.compare(dataclasses.replace(expected, logits=logits), logits + difference)
+        if kept:
+            parity.require_equal("file", found)
+        else:
+            with pytest.raises(ParityError, match="differ from the model's by up to"):
+                parity.require_equal("file", found)
+
+
+def test_a_model_with_large_logits_is_exported(samples, tmp_path, monkeypatch):
+    """As its own SavedModel, off by no more than rounding."""
+    monkeypatch.setattr(as_saved_model, "run_natively", lambda *_: {})
+    model, compare = build(), parity.compare
+    head = model.get_layer("head")
+    head.set_weights([400 * weight for weight in head.get_weights()])
+    rounding = 1 + 2e-5  # of some processor, and of some thousand terms
+    monkeypatch.setattr(parity, "compare", lambda expected, logits: compare(expected, logits * rounding))
+    _, found = as_saved_model.export_saved_model(model, LABELS, samples, tmp_path)
+    assert found.max_abs_diff > 1e-4
+
+
+def test_an_export_that_is_overtaken_takes_the_next_version(samples, tmp_path, monkeypatch):
+    monkeypatch.setattr(as_saved_model, "run_natively", lambda *_: {})
+    verify = as_saved_model._verify
+
+    def overtaken(*given):
+        for number in ("1", "2"):
+            (tmp_path / number).mkdir()
+            (tmp_path / number / "saved_model.pb").write_text("of the other export")
+        return verify(*given)
+
+    monkeypatch.setattr(as_saved_model, "_verify", overtaken)
+    path, _ = as_saved_model.export_saved_model(build(), LABELS, samples, tmp_path)
+    assert path == tmp_path / "3"
+    assert tf.saved_model.contains_saved_model(path)
+    assert (tmp_path / "1" / "saved_model.pb").read_text() == "of the other export"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["1", "2", "3"]
+
+
+def test_two_that_take_a_version_at_once_get_two(tmp_path, monkeypatch):
+    """The number is chosen and taken in two steps; here, the other one comes in between every time."""
+    listing, late = pathlib.Path.iterdir, [1, 2]
+
+    def slow(path):
+        entries = list(listing(path))
+        if late:
+            (path / str(late[0])).mkdir()
+            (path / str(late.pop(0)) / "saved_model.pb").touch()
+        return iter(entries)
+
+    (tmp_path / "stage").mkdir()
+    (tmp_path / "stage" / "mine").touch()
+    (tmp_path / "served").mkdir()
+    monkeypatch.setattr(pathlib.Path, "iterdir", slow)
+    path = as_saved_model._put_as_next_version(tmp_path / "stage", tmp_path / "served")
+    assert path.name == "3"
+    assert [entry.name for entry in listing(path)] == ["mine"]
 
 
 def test_a_not_a_number_is_a_difference(samples):
     model = build()
     expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
-    with pytest.raises(UserError, match="differ"):
+    with pytest.raises(ParityError, match="differ"):
         parity.require_equal("file", parity.compare(expected, np.full_like(expected.logits, np.nan)))
-    with pytest.raises(UserError, match="by up to nan"):
+    with pytest.raises(ParityError, match="by up to nan"):
         parity.require_agreement("file", parity.Parity(np.nan, np.nan, 1.0, 1.0, 9))
 
 
@@ -216,13 +281,13 @@ def test_int8_is_smaller_and_agrees(samples, tmp_path):
 
 def test_a_file_without_its_weights_is_noticed(tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"0" * 1000)
-    with pytest.raises(UserError, match="too few for its weights"):
+    with pytest.raises(ParityError, match="too few for its weights"):
         as_tflite._require_weights(tmp_path / "x.tflite", 100_000, 1.0)
 
 
 def test_a_file_that_was_not_quantised_is_noticed(tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"0" * 10_000_000)
-    with pytest.raises(UserError, match="weights were not quantised"):
+    with pytest.raises(ParityError, match="weights were not quantised"):
         as_tflite._require_weights(tmp_path / "x.tflite", 10_000_000, 0.25)
 
 

@@ -2,9 +2,12 @@
 
 import io
 import json
+import os
 import pathlib
+import pickle
 import struct
 import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -19,6 +22,7 @@ from conftest import official, randomize
 from export import as_saved_model, image_files, parity, warmup
 from export.as_saved_model import export_saved_model
 from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.errors import ParityError
 from keras_vit.run_directory import Samples
 
 LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
@@ -156,13 +160,13 @@ def test_a_library_that_computes_something_else_is_noticed(served, expected, mon
         return subprocess.CompletedProcess(command, 0, json.dumps({"seconds": [1.0]}), "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(UserError, match="by the C\\+\\+ loader differ from the model's by 1"):
+    with pytest.raises(ParityError, match="by the C\\+\\+ loader differ from the model's by 1"):
         as_saved_model.run_natively(served[1], other, 1e-4)
     assert len(answers) == 2
     monkeypatch.setattr(
         subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "no such op")
     )
-    with pytest.raises(UserError, match="C\\+\\+ loader cannot run the SavedModel .no such op."):
+    with pytest.raises(ParityError, match="C\\+\\+ loader cannot run the SavedModel .no such op."):
         as_saved_model.run_natively(served[1], expected, 1e-4)
 
 
@@ -209,13 +213,95 @@ def test_the_warm_up_requests_are_official_and_replay(served, samples):
 
 
 def test_a_signature_without_its_warm_up_request_is_noticed(served, tmp_path):
-    warmup.write_requests(tmp_path, {"features": served[2].signatures["features"]}, b"no image")
+    warmup.write_requests(tmp_path, {"features": served[2].signatures["features"]}, b"no image", (*SIZE, 3))
     with pytest.raises(tf.errors.InvalidArgumentError):
         warmup.replay(tmp_path, served[2].signatures)
     with tf.io.TFRecordWriter(str(tmp_path / warmup.FILE)):
         pass
-    with pytest.raises(UserError, match=r"warm-up requests are of \[\], not of \['attention', 'classify'"):
+    with pytest.raises(ParityError, match=r"warm-up requests are of \[\], not of \['attention', 'classify'"):
         warmup.replay(tmp_path, served[2].signatures)
+
+
+# Tensors of another shape.
+
+INVALID_ARGUMENT = 3
+
+
+def hostile_requests() -> list[tuple[str, np.ndarray]]:
+    """Signature and tensor, each of a shape or type that the signature does not take."""
+    images = [
+        *[(3,) * rank for rank in range(6)], (1, 12, 30), (12, 30, 3), (1, 30, 12, 3), (1, 3, 12, 30), (1, 12, 30, 1),
+        (1, 12, 30, 4), (1, 9, 9, 3), (1, 24, 60, 3), (1, 12, 29, 3), (2, 15, 24, 3), (0, 9, 9, 3), (1, 0, 30, 3),
+        (1, 12, 30, 0), (0,), (0, 0), (1, 1, 12, 30, 3), (1, 12, 30, 3, 1), (1,) * 8,
+    ]  # fmt: skip
+    requests = [("image_tensor", np.full(shape, 0.5, np.float32)) for shape in images]
+    requests += [("image_tensor_uint8", np.full(shape, 7, np.uint8)) for shape in images]
+    for name in ("serving_default", "features", "attention", "classify"):
+        requests += [(name, np.full(shape, b"no image", object)) for shape in ((), (1, 1), (2, 3), (0, 2), (1, 1, 1))]
+    requests += [("image_tensor", np.zeros((1, *SIZE, 3), np.uint8)), ("serving_default", np.zeros(3, np.float32))]
+    return requests
+
+
+def through_cpp(path: pathlib.Path, requests, folder: pathlib.Path) -> tuple[subprocess.CompletedProcess, list[dict]]:
+    """The requests, signature and tensor, through TensorFlow's C++ loader; the answers up to an abort."""
+    definitions, asked = as_saved_model._signature_definitions(path), []
+    for name, value in requests:
+        (given,) = definitions[name].inputs.values()
+        outputs = [info.name for _, info in sorted(definitions[name].outputs.items()) if info.dtype == tf.float32]
+        asked.append((given.name, outputs[0], value))
+    (folder / "requests").write_bytes(pickle.dumps(asked))
+    root = pathlib.Path(__file__).parent.parent
+    script = root / "tests" / "requests_to_the_cpp_loader.py"
+    command = [sys.executable, script, path, folder / "requests", folder / "answers"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    return done, [json.loads(line) for line in (folder / "answers").read_text().splitlines()]
+
+
+def test_the_cpp_loader_survives_hostile_requests_and_answers_none(served, samples, tmp_path):
+    """It is TF Serving's; kernels for images abort the process when a tensor has another rank."""
+    shapes = hostile_requests()
+    assert len(shapes) >= 50
+    files = np.array([samples.encoded[0]], object)
+    valid = [(name, files) for name in ("serving_default", "features", "attention")]
+    valid += [("classify", np.array([example(files[0])], object)), ("classify", files[:0])]
+    valid += [
+        (name, np.zeros((batch, *SIZE, 3), kind))
+        for name, kind in (("image_tensor", np.float32), ("image_tensor_uint8", np.uint8))
+        for batch in (1, 0)
+    ]
+    contents = [("serving_default", np.array([content], object)) for content in GARBAGE.values()]
+    contents += [("classify", np.array([content], object)) for content in (b"", b"\xff" * 9, example(b""))]
+    done, answers = through_cpp(served[1], [*valid, *shapes, *contents, *valid], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answered, refused = answers[: len(valid)] + answers[-len(valid) :], answers[len(valid) : -len(valid)]
+    assert [answer["shape"][0] for answer in answered] == 2 * [len(value) for _, value in valid]
+    for (name, value), answer in zip(shapes + contents, refused, strict=True):
+        assert answer.get("code") == INVALID_ARGUMENT, (name, value.shape, answer)
+        assert answer["seconds"] < 1.0
+    for (name, value), answer in zip(shapes[:-2], refused, strict=False):
+        taken = f"[?,{SIZE[0]},{SIZE[1]},3]" if name.startswith("image") else "[?]"
+        assert f"[{','.join(map(str, value.shape))}] is not compatible with expected shape {taken}" in answer["error"]
+
+
+def test_pythons_loader_refuses_tensors_of_another_shape(served):
+    for name, value in hostile_requests()[:-2]:
+        (argument,) = served[2].signatures[name].structured_input_signature[1]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="is not compatible with expected shape"):
+            served[2].signatures[name](**{argument: tf.constant(value)})
+
+
+def test_the_signatures_state_the_shapes_that_they_take(served):
+    shapes = {
+        name: [tf.TensorShape(info.tensor_shape).as_list() for info in definition.inputs.values()]
+        for name, definition in as_saved_model._signature_definitions(served[1]).items()
+        if definition.inputs
+    }
+    files, images = [[None]], [[None, *SIZE, 3]]
+    assert shapes == {
+        "serving_default": files, "features": files, "attention": files, "classify": files,
+        "image_tensor": images, "image_tensor_uint8": images,
+    }  # fmt: skip
 
 
 # Pictures that are none.

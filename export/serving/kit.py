@@ -47,7 +47,7 @@ def write_kit(arguments: Arguments) -> pathlib.Path:
     """Write the folder and return its path. Raises UserError for versions that are not there and for a wrong name."""
     models, output = pathlib.Path(arguments.models), run_directory.check_output(arguments.output)
     versions = _versions(models)
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", arguments.name):
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", arguments.name) or not arguments.name.strip("."):
         raise UserError(f"--name takes letters, digits, '_', '.' and '-', but is {arguments.name!r}.")
     if output.exists() and any(output.iterdir()):
         raise UserError(f"{output} is not empty; give a new --output.")
@@ -116,7 +116,7 @@ def compose_file(name: str, models: pathlib.Path) -> str:
     """A compose file for one server, REST on 8501 and gRPC on 8500."""
     return f"""\
 services:
-  {name.lower()}:
+  "{name.lower()}":
     image: {_IMAGE}
     command:
       - --model_config_file=/config/models.config
@@ -129,8 +129,8 @@ services:
       - "8501:8501"
     volumes:
       - type: bind
-        source: "{models}"
-        target: /models/{name}
+        source: {_yaml_text(str(models))}
+        target: "/models/{name}"
         read_only: true
       - type: bind
         source: .
@@ -138,6 +138,14 @@ services:
         read_only: true
     restart: unless-stopped
 """
+
+
+def _yaml_text(text: str) -> str:
+    """A text in double quotes for the YAML of a compose file, where "$" begins a variable. UserError for no text."""
+    if not text.isprintable():
+        raise UserError(f"{text!r} has characters that a compose file cannot hold; give the models another path.")
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return f'"{escaped}"'
 
 
 def _readme(name: str, labels: Mapping[str, int]) -> str:

@@ -15,6 +15,7 @@ from keras_vit.inspection.arguments import Arguments
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m keras_vit.inspection")
+    cli.import_keras()
 
     from keras_vit.inspection.look import look
 

@@ -3,7 +3,7 @@
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import TypeVar
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 Answer = TypeVar("Answer")
 # Seconds before the second attempt; doubled for each further one, and spread so that many clients do not meet again.
 _FIRST_PAUSE = 0.1
+# Bytes of one message; eight float images of 224 pixels already take more than the 4 MB that gRPC allows by default.
+LARGEST_MESSAGE = 256 * 2**20
 
 
 class ServingError(RuntimeError):
@@ -55,19 +57,52 @@ class Version:
             raise ValueError(f"A version has a number or a label, but {self.number} and {self.label!r} are given.")
 
 
-def rankings(outputs: Mapping[str, np.ndarray]) -> list[list[Prediction]]:
-    """The outputs of `serving_default` as the likeliest classes of each image, likeliest first."""
+def rankings(outputs: Mapping[str, np.ndarray], count: int) -> list[list[Prediction]]:
+    """The outputs of `serving_default` for `count` images as the likeliest classes of each, likeliest first.
+
+    Raises ServingError unless there are labels, classes and scores of each image.
+    """
     missing = {"labels", "classes", "scores"} - set(outputs)
     if missing:
         raise ServingError(f"The server's answer has no {', '.join(sorted(missing))}; it serves another kind of model.")
     labels, classes, scores = (outputs[name] for name in ("labels", "classes", "scores"))
+    shapes = [array.shape for array in (labels, classes, scores)]
+    if len(shapes[0]) != 2 or shapes.count(shapes[0]) != 3:
+        raise ServingError(f"The server's labels, classes and scores should agree in shape (B, k), but have {shapes}.")
+    check_count(labels, count)
+    if labels.dtype.kind not in "OU" or classes.dtype.kind not in "iu" or scores.dtype.kind not in "fiu":
+        raise ServingError(
+            "The server should answer with labels that are text, classes that are integers and scores that are "
+            f"numbers, but they are {labels.dtype}, {classes.dtype} and {scores.dtype}."
+        )
+    if not np.isfinite(scores).all():
+        raise ServingError("The server answered with scores that are not finite; its model is broken.")
     return [
-        [
-            Prediction(label.decode() if isinstance(label, bytes) else str(label), int(index), float(score))
-            for label, index, score in zip(*row, strict=True)
-        ]
+        [Prediction(_text(label), int(index), float(score)) for label, index, score in zip(*row, strict=True)]
         for row in zip(labels, classes, scores, strict=True)
     ]
+
+
+def features(outputs: Mapping[str, np.ndarray], count: int) -> np.ndarray:
+    """The (count, D) output of the signature `features`. Raises ServingError unless it is there for each image."""
+    found = outputs.get("features")
+    if found is None or found.ndim != 2 or found.dtype.kind not in "fiu":
+        raise ServingError("The server's answer has no features of shape (B, D); it serves another kind of model.")
+    check_count(found, count)
+    return found
+
+
+def check_count(rows: Sized, count: int) -> None:
+    """Raise ServingError unless there is one row for each of `count` images."""
+    if len(rows) != count:
+        raise ServingError(f"The server was given {count} images, but answered for {len(rows)}.")
+
+
+def _text(label: bytes | str) -> str:
+    try:
+        return label.decode() if isinstance(label, bytes) else str(label)
+    except UnicodeDecodeError as error:
+        raise ServingError(f"The server answered with a label that is no UTF-8 text ({error}).") from error
 
 
 def with_retries(attempt: Callable[[float], Answer], timeout: float, attempts: int) -> Answer:

@@ -6,6 +6,7 @@ import numpy as np
 
 from . import messages
 from .answers import (
+    LARGEST_MESSAGE,
     DeadlineExceededError,
     InvalidRequestError,
     NoSuchModelError,
@@ -13,7 +14,9 @@ from .answers import (
     ServingError,
     UnavailableError,
     Version,
+    check_count,
     check_limits,
+    features,
     rankings,
     with_retries,
 )
@@ -21,8 +24,6 @@ from .answers import (
 _SERVICE = "/tensorflow.serving.PredictionService"
 # Where the signature "classify" looks for an image file in a tf.Example.
 _FEATURE = "image/encoded"
-# Bytes of one message; gRPC's own limit of 4 MB is less than eight float images of 224 pixels.
-_LARGEST_MESSAGE = 256 * 2**20
 
 
 class GrpcClient:
@@ -52,7 +53,7 @@ class GrpcClient:
         check_limits(timeout, attempts)
         self._grpc, self._address, self._model = grpc, address, model
         self._version, self._timeout, self._attempts = version or Version(), timeout, attempts
-        limits = [(f"grpc.max_{way}_message_length", _LARGEST_MESSAGE) for way in ("send", "receive")]
+        limits = [(f"grpc.max_{way}_message_length", LARGEST_MESSAGE) for way in ("send", "receive")]
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=limits)
         else:
@@ -79,11 +80,11 @@ class GrpcClient:
 
     def classify(self, images: Sequence[bytes]) -> list[list[Prediction]]:
         """The likeliest classes of each image file (JPEG, PNG, BMP or GIF), likeliest first."""
-        return rankings(self.predict({"image_bytes": list(images)}))
+        return rankings(self.predict({"image_bytes": list(images)}), len(images))
 
     def features(self, images: Sequence[bytes]) -> np.ndarray:
         """What the classifier's head reads of each image file: (B, D) float32."""
-        return self.predict({"image_bytes": list(images)}, "features")["features"]
+        return features(self.predict({"image_bytes": list(images)}, "features"), len(images))
 
     def predict(
         self, inputs: Mapping[str, np.ndarray | Sequence[bytes]], signature: str = "serving_default"
@@ -94,7 +95,10 @@ class GrpcClient:
         for name, value in inputs.items():
             messages.put_tensor(request.inputs[name], value if isinstance(value, np.ndarray) else list(value))
         response = self._call(self._predict, request)
-        return {name: messages.to_array(tensor) for name, tensor in response.outputs.items()}
+        try:
+            return {name: messages.to_array(tensor) for name, tensor in response.outputs.items()}
+        except (ValueError, OverflowError) as error:
+            raise ServingError(f"{self._address} answered with a tensor that is none: {error}") from error
 
     def classify_examples(self, images: Sequence[bytes]) -> list[list[tuple[str, float]]]:
         """By the Classify call: label and probability of the likeliest classes of each image file."""
@@ -104,6 +108,7 @@ class GrpcClient:
             example = request.input.example_list.examples.add()
             example.features.feature[_FEATURE].bytes_list.value.append(image)
         response = self._call(self._classify, request)
+        check_count(response.result.classifications, len(images))
         return [[(best.label, best.score) for best in one.classes] for one in response.result.classifications]
 
     def _address_model(self, spec, signature: str) -> None:

@@ -6,8 +6,12 @@ wheel, which installs the same files as tensorflow-cpu does, and a client should
 live in a pool of their own, so the official ones may be imported into the same process.
 """
 
+import math
+
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
+
+from .answers import LARGEST_MESSAGE
 
 _PACKAGE = "tensorflow.serving"
 _INT64_VALUE = ".google.protobuf.Int64Value"
@@ -111,15 +115,28 @@ def put_tensor(target, value) -> None:
 
 
 def to_array(tensor) -> np.ndarray:
-    """A Tensor message as an array; strings become an object array of bytes."""
+    """A Tensor message as an array; strings become an object array of bytes.
+
+    Raises ValueError for a message whose type, shape and values do not go together.
+    """
     shape = [dim.size for dim in tensor.tensor_shape.dim]
-    if tensor.dtype == _STRING:
-        strings = np.empty(len(tensor.string_val), object)
-        strings[:] = list(tensor.string_val)
-        return strings.reshape(shape)
-    dtype, field = next((dtype, field) for dtype, (number, field) in _DTYPES.items() if number == tensor.dtype)
+    dtype, field = _type_of(tensor.dtype)
+    size = math.prod(shape)
+    if min(shape, default=0) < 0 or size * dtype.itemsize > LARGEST_MESSAGE:
+        raise ValueError(f"A tensor of shape {shape} cannot be read; sizes are at least 0 and the whole is in memory.")
     if tensor.tensor_content:
         return np.frombuffer(tensor.tensor_content, dtype).reshape(shape)
-    values = np.array(list(getattr(tensor, field)), dtype)
+    values = np.empty(len(getattr(tensor, field)), dtype)
+    values[:] = list(getattr(tensor, field))
     # A single value stands for all, as TensorFlow writes constants.
-    return np.broadcast_to(values, shape) if values.size == 1 else values.reshape(shape)
+    return np.broadcast_to(values, shape) if values.size == 1 and field != "string_val" else values.reshape(shape)
+
+
+def _type_of(number: int) -> tuple[np.dtype, str]:
+    """NumPy's type for a number of types.proto, and the field with the values."""
+    if number == _STRING:
+        return np.dtype(object), "string_val"
+    for dtype, (known, field) in _DTYPES.items():
+        if known == number:
+            return dtype, field
+    raise ValueError(f"A tensor has the type {number}, which is none of {[known for known, _ in _DTYPES.values()]}.")
