@@ -313,8 +313,8 @@ def _num_heads(weights: Mapping[str, Weight], declared: Declared, sizes: tuple[i
     num_heads = told_num_heads(weights, declared) or _OFFICIAL_HEADS.get(sizes)
     if num_heads is None:
         raise HeadsNotTold(
-            "The file does not tell its number of attention heads, and no official model of "
-            f"{sizes[2]} layers is {sizes[0]} wide with MLPs of {sizes[1]}; give num_heads."
+            f"The file does not tell its number of attention heads, and no official model is {sizes[0]} wide with "
+            f"{sizes[2]} layers and MLPs of {sizes[1]}; give num_heads."
         )
     return num_heads
 

@@ -330,7 +330,7 @@ def test_another_number_of_channels_is_taken(name):
 
 
 def test_a_file_that_does_not_tell_its_heads_says_so():
-    with pytest.raises(UserError, match="no official model is 48 wide; give num_heads"):
+    with pytest.raises(UserError, match="no official model is 48 wide with 3 layers and MLPs of 96; give num_heads"):
         keras_vit.from_checkpoint(FIXTURES / "timm_vit.safetensors")
     with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
         keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", num_heads=3)

@@ -365,7 +365,7 @@ def test_a_bare_timm_file_that_may_be_another_model_is_refused_or_said(tmp_path)
 def test_official_heads_are_taken_for_official_models_only(tmp_path):
     small = keras_vit.build(dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=1), image_size=32)
     keras_vit.save_checkpoint(small, tmp_path / "x.safetensors", layout="timm")
-    with pytest.raises(UserError, match="no official model of 1 layers is 192 wide"):
+    with pytest.raises(UserError, match="no official model is 192 wide with 1 layers"):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
 
