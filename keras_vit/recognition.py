@@ -143,7 +143,7 @@ def listed(keys: list[str]) -> str:
 
 
 def _numbered(numbers: Iterable[int]) -> str:
-    return listed([str(number) for number in sorted(numbers)])
+    return f"[{listed([str(number) for number in sorted(numbers)])}]"
 
 
 def _open_arrays(path: pathlib.Path) -> dict[str, Stored]:
