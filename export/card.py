@@ -116,9 +116,12 @@ def _measured(facts: Mapping) -> str:
 
 def _preprocessing(preprocessing: Preprocessing) -> str:
     height, width = preprocessing.image_size
-    resize = (
-        "stretched" if preprocessing.resize == "stretch" else "cut to the central window of this aspect and resized"
-    )
+    to = f"to {height} x {width}"
+    resize = {
+        "stretch": f"stretched {to} (bilinear)",
+        "crop": f"cut to the central window of this aspect and resized {to} (bilinear, antialiased)",
+        "resize-small": f"resized to a smaller side of {preprocessing.crop_from} (mean of areas), the centre cut {to}",
+    }[preprocessing.resize]
     colour = {1: "grey", 3: "RGB"}.get(preprocessing.channels, f"{preprocessing.channels} channels")
     low, high = (json.dumps(end) for end in preprocessing.value_range)
-    return f"{colour}, {resize} to {height} x {width} (bilinear), 0..255 to {low}..{high}; of files inside the graph"
+    return f"{colour}, {resize}, 0..255 to {low}..{high}; of files inside the graph"

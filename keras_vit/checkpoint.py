@@ -29,6 +29,7 @@ from keras_vit.recognition import (
     no_square,
     open_checkpoint,
     refuse_strangers,
+    refuse_untold,
     told_image_size,
     value_range,
 )
@@ -78,7 +79,8 @@ def from_checkpoint(
         stored_grid: rows and columns of the stored position embeddings, where they are not square.
         classifier: "gap" (the default where the file has no class token) or "unpooled"; "token" and "map" are seen.
         position_embedding: of files without a table: "sincos-2d" (the default for big_vision) or "none" (for others).
-        num_heads: where neither arrays nor config.json tell it; default: that of the official model of this width.
+        num_heads: where neither arrays nor config.json tell it; default: that of the official model of these sizes. A
+            timm file without config.json and class token, whose norm precedes pooling, needs it and `gelu`.
         num_groups: of GroupNorm, likewise; the default is 32.
         conv_stem_strides: of early convolutions; default: 2, or, of more than four, 1 for those that do not widen.
         gelu, layer_norm_epsilon: other numerics than the origin's ("tanh" and 1e-6 for JAX files; config.json's, else
@@ -96,6 +98,7 @@ def from_checkpoint(
     given = {"num_heads": num_heads, "num_groups": num_groups, "gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
     declared = dataclasses.replace(checkpoint.declared, **{k: v for k, v in given.items() if v is not None})
     config = infer_config(checkpoint, declared, classifier, position_embedding, conv_stem_strides)
+    refuse_untold(checkpoint, config, given)
     rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
     rates |= {"stochastic_depth_rate": stochastic_depth_rate}
     of_vit = {"num_heads": num_heads, "gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon, "classifier": classifier}
@@ -109,7 +112,13 @@ def from_checkpoint(
     if image_size is None:
         image_size = told_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
     channels_now = stored_channels(checkpoint)
-    preprocessing = Preprocessing(image_size, channels_now, value_range=value_range(checkpoint, channels_now))
+    preprocessing = Preprocessing(
+        image_size,
+        channels_now,
+        resize=checkpoint.declared.resize,
+        value_range=value_range(checkpoint, channels_now),
+        crop_from=checkpoint.declared.crop_from,
+    )
     return build_and_fill(checkpoint, config, preprocessing, grid, changes)
 
 

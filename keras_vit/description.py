@@ -10,7 +10,6 @@ from keras_vit.declared import Declared
 from keras_vit.errors import check_integers
 from keras_vit.layouts import num_classes_of
 from keras_vit.recognition import (
-    HEADS_OF_WIDTH,
     Checkpoint,
     HeadsNotTold,
     declared_grid,
@@ -18,6 +17,7 @@ from keras_vit.recognition import (
     open_checkpoint,
     told_image_size,
     told_num_heads,
+    untold,
 )
 
 # What an official model is known by; dropout and numerics belong to training and to the code that wrote the file.
@@ -51,6 +51,9 @@ class Description:
     """Types of the numbers; bfloat16 as such."""
     unused: tuple[str, ...]
     """Keys of arrays that are no weights of the model."""
+    untold: tuple[str, ...]
+    """What a timm file without config.json leaves open: "block" (before or after which the norms stand), "gelu",
+    "num_heads"; `from_checkpoint` asks for the latter two."""
     strangers: tuple[str, ...]
     """Keys of arrays that no model built here has; `from_checkpoint` refuses such a file."""
 
@@ -68,6 +71,10 @@ class Description:
         if self.fields.get("num_heads", 0) is None:
             assumed = self.config and f"; taken are the {self.config.num_heads} of the official model of this width"
             lines["num_heads"] = _UNTOLD + (assumed or "")
+        if "block" in self.untold:
+            lines["norms"] = f"{_UNTOLD}; taken are norms before each branch, not after it (timm's residual post-norm)"
+        if "gelu" in self.untold:
+            lines["gelu"] = f"{_UNTOLD}; timm has models with these arrays and either form"
         if self.strangers:
             lines["not built here"] = f"{len(self.strangers)} arrays: {', '.join(self.strangers[:4])}"
         if self.unused:
@@ -102,13 +109,14 @@ def describe(
     config, heads_told = _config(checkpoint, declared)
     grid = stored_grid or declared_grid(checkpoint, config)
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    known = heads_told or config.hidden_size in HEADS_OF_WIDTH
+    known = heads_told is not False
     sources = {weight.source.key: weight.source for weight in weights.values()}
     return Description(
         layout=checkpoint.layout,
         name=official_name(config) if known else None,
         config=config if known else None,
         fields=fields if heads_told else fields | {"num_heads": None},
+        untold=tuple(name for name in untold(checkpoint, config) if given.get(name) is None),
         image_size=told_image_size(checkpoint, config, grid),
         num_classes=num_classes_of(weights),
         num_parameters=sum(math.prod(weight.shape) for weight in weights.values()),
@@ -119,13 +127,15 @@ def describe(
     )
 
 
-def _config(checkpoint: Checkpoint, declared: Declared) -> tuple[ModelConfig, bool]:
-    """The configuration, and whether its heads are told (or it has none); else they are the official ones, or one."""
+def _config(checkpoint: Checkpoint, declared: Declared) -> tuple[ModelConfig, bool | None]:
+    """The configuration, and whether its heads are told (or it has none); None: taken are the official ones, False:
+    one is taken, for there are none.
+    """
     try:
         config = infer_config(checkpoint, declared)
     except HeadsNotTold:
         return infer_config(checkpoint, dataclasses.replace(declared, num_heads=1)), False
-    return config, isinstance(config, ResNetConfig) or told_num_heads(checkpoint.weights, declared) is not None
+    return config, isinstance(config, ResNetConfig) or told_num_heads(checkpoint.weights, declared) is not None or None
 
 
 def official_name(config: ModelConfig) -> str | None:

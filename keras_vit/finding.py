@@ -34,6 +34,7 @@ _TIMEOUT = 30.0  # seconds without a byte, of the connection as of each read
 _PAUSES = (0.5, 2.0)  # seconds before the second and the third attempt
 _CHUNK = 2**20  # bytes
 _SPARE = 2**26  # bytes of the disk that a download leaves free
+_HEAD = 512  # bytes by which a file is told from a page
 _LONGEST_NAME = 160  # characters; file systems take 255 bytes, and .json or a temporary ending follow
 _LOCAL = {"localhost", "127.0.0.1"}
 
@@ -45,7 +46,8 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or big_vision:vit_s16_i1k_300ep.
     cache: folder of the downloads; None takes the environment's KERAS_VIT_CACHE, else ~/.cache/keras_vit.
 
-    A cached file is used when its size is the one noted beside it; its SHA-256 is noted, too, but not computed again.
+    What is downloaded is kept only if it begins as such a file does, and not as a page. A cached file is used when its
+    size and its SHA-256 are those noted beside it.
     Callers at the same moment each download and each get a whole file. Raises UserError for a name that means
     nothing and for a file that cannot be fetched, with the path at which one that is put by hand will be found.
     """
@@ -216,24 +218,29 @@ def _fetch(address: str, cache: pathlib.Path) -> pathlib.Path:
         sha256 = _download(address, path)
         _write_note(note, address, path, sha256, downloaded=True)
         return path
-    noted, size = _noted_size(note), path.stat().st_size
+    noted, size = _read_note(note), path.stat().st_size
     if noted is None:
-        with open(path, "rb") as stream:
-            sha256 = hashlib.sha256()
-            while chunk := stream.read(_CHUNK):
-                sha256.update(chunk)
-        _write_note(note, address, path, sha256.hexdigest(), downloaded=False)
-    elif noted != size:
-        raise UserError(
-            f"{path} should be {noted} bytes as noted beside it, but is {size}; delete it to fetch it again, or "
-            f"{note.name} to take it as it is."
-        )
+        _write_note(note, address, path, _sha256(path), downloaded=False)
+        return path
+    decide = f"delete it to fetch it again, or {note.name} to take it as it is"
+    if noted.size != size:
+        raise UserError(f"{path} should be {noted.size} bytes as noted beside it, but is {size}; {decide}.")
+    if noted.sha256 != (found := _sha256(path)):
+        raise UserError(f"{path} should have the SHA-256 {noted.sha256} noted beside it, but has {found}; {decide}.")
     return path
 
 
-def _noted_size(note: pathlib.Path) -> int | None:
+def _sha256(path: pathlib.Path) -> str:
+    with open(path, "rb") as stream:
+        sha256 = hashlib.sha256()
+        while chunk := stream.read(_CHUNK):
+            sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def _read_note(note: pathlib.Path) -> _Note | None:
     try:
-        return _Note(**json.loads(note.read_text("utf-8"))).size
+        return _Note(**json.loads(note.read_text("utf-8")))
     except (FileNotFoundError, ValueError, TypeError):  # none, or none of ours
         return None
 
@@ -287,7 +294,7 @@ def _download(address: str, path: pathlib.Path) -> str:
 def _attempt(address: str, path: pathlib.Path) -> str:
     import tqdm  # here, so that building a model needs no progress bar
 
-    sha256, received = hashlib.sha256(), 0
+    sha256, received, head = hashlib.sha256(), 0, b""
     with _whole_or_not_there(path) as stream, _open(address) as response:
         size = response.length  # bytes of Content-Length
         if size is None and not response.chunked:  # whose end is marked, as Google's is of what it stores compressed
@@ -302,12 +309,24 @@ def _attempt(address: str, path: pathlib.Path) -> str:
                 received += len(chunk)
                 if received > room:
                     raise _no_room(path, room)
+                head = head or chunk[:_HEAD]
                 stream.write(chunk)
                 sha256.update(chunk)
                 progress.update(len(chunk))
         if size is not None and received != size:
             raise _TransferError(f"it ended after {received} of {size} bytes", again=True)
+        if not _begins_as(path.suffix, head):
+            raise _TransferError(f"it is no {path.suffix} file, but begins with {head[:40]!r}", again=False)
     return sha256.hexdigest()
+
+
+def _begins_as(suffix: str, head: bytes) -> bool:
+    """Whether a file of this name can begin so; servers answer with a page where they should not answer at all."""
+    if suffix == ".npz":
+        return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))  # of an archive, of an empty one
+    if suffix == ".safetensors":
+        return head[8:9] == b"{"
+    return not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
 
 
 def _no_room(path: pathlib.Path, room: int) -> UserError:

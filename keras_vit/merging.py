@@ -76,10 +76,9 @@ def plan_merge(
     strangers = set(checkpoint.strangers) - dropped
     extra = sorted(strangers | {offered[key].source.key for key in offered.keys() - weights.keys()})
     if missing or extra:
-        raise UserError(
-            f"The checkpoint does not fit the model: missing in the file: {listed(missing)}; "
-            f"left over in it: {listed(extra)}."
-        )
+        reasons = {"missing in the file": missing, "left over in it": extra}
+        found = "; ".join(f"{reason}: {listed(keys)}" for reason, keys in reasons.items() if keys)
+        raise UserError(f"The checkpoint does not fit the model: {found}.")
     resized, config = (), config_of(model)
     if checkpoint.layout != "keras" and isinstance(config, ViTConfig):
         _require_same_kind(checkpoint, config)

@@ -9,11 +9,11 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from keras_vit.config import Classifier, ConvStem, ModelConfig, PositionEmbeddingKind, ResNetConfig, ViTConfig
+from keras_vit.config import MODELS, Classifier, ConvStem, ModelConfig, PositionEmbeddingKind, ResNetConfig, ViTConfig
 from keras_vit.declared import Declared, read_declared
 from keras_vit.errors import UserError
 from keras_vit.finding import find_checkpoint
@@ -26,8 +26,12 @@ from keras_vit.tensors import open_folder, open_safetensors
 _PICKLES = (".pth", ".pt", ".bin", ".pkl", ".ckpt")
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 _FIRST_QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query"
-# Of the official models.
-HEADS_OF_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1664: 16}
+# Of the official models: (hidden_size, mlp_dim, num_layers) -> attention heads.
+_OFFICIAL_HEADS = {
+    (model.hidden_size, model.mlp_dim, model.num_layers): model.num_heads
+    for model in MODELS.values()
+    if isinstance(model, ViTConfig)
+}
 # Mean and deviation of ImageNet, which torchvision's models expect; (0 - mean) / deviation and (1 - mean) / deviation.
 _IMAGENET_RANGE = (
     (-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225),
@@ -100,10 +104,46 @@ def refuse_strangers(checkpoint: Checkpoint) -> None:
     )
 
 
+def untold(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:
+    """What a file without a configuration leaves open because several models of its origin have the same arrays.
+
+    timm has, without a class token: models with a norm before pooling, of either GELU and not only of the official
+    number of heads; and with one after it, besides ordinary blocks, those that normalise after each branch.
+    """
+    bare = checkpoint.layout == "timm" and not checkpoint.declared.names_model
+    if not bare or not isinstance(config, ViTConfig) or config.classifier == "token":
+        return ()
+    if config.norm_after_pooling:
+        return ("block",)
+    return ("gelu", "num_heads")
+
+
+def refuse_untold(checkpoint: Checkpoint, config: ModelConfig, given: Mapping[str, object]) -> None:
+    """Raise UserError if the file leaves open what would change the numbers, and the caller does not say it.
+
+    given: by argument of `from_checkpoint`, None where the caller gave none.
+    """
+    open_ones = untold(checkpoint, config)
+    if "block" in open_ones and not config.qkv_bias:
+        raise UserError(
+            "The arrays are those of timm's vit_base_patch16_rpn_224, which normalises after each branch and is not "
+            "built here, as well as of a model that is; put the config.json beside them, which names the architecture."
+        )
+    if missing := [name for name in open_ones if name in given and given[name] is None]:
+        raise UserError(
+            f"timm has several models with these arrays and other numbers; give {' and '.join(missing)}, or put the "
+            "config.json beside the file, which names the architecture."
+        )
+
+
 def listed(keys: list[str]) -> str:
-    """Keys for a sentence, the first eight of them."""
-    shown = ", ".join(keys[:8]) or "nothing"
-    return f"{shown} and {len(keys) - 8} more" if len(keys) > 8 else shown
+    """Keys for a sentence, the first ten of them, none longer than 200 characters."""
+    shown = ", ".join(key[:200] for key in keys[:10]) or "nothing"
+    return f"{shown} and {len(keys) - 10} more" if len(keys) > 10 else shown
+
+
+def _numbered(numbers: Iterable[int]) -> str:
+    return f"[{listed([str(number) for number in sorted(numbers)])}]"
 
 
 def _open_arrays(path: pathlib.Path) -> dict[str, Stored]:
@@ -121,9 +161,11 @@ def mend(arrays: Mapping[str, Stored]) -> tuple[dict[str, Stored], tuple[str, ..
     """The model's arrays without the prefix of the file, without the numbers that some BiT files append, and with a
     stacked encoder (big_vision's scan) taken apart; and the keys that belong to no model, such as an optimizer's state.
     """
-    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embedding/kernel" in arrays), "")
-    if not prefix and "embedding/kernel" not in arrays:
-        prefix = next((p for p in _PREFIXES if any(key.startswith(f"{p}resnet/root_block/") for key in arrays)), "")
+    found = [prefix for prefix in ("", *_PREFIXES) if _has_model(arrays, prefix)]
+    if len(found) > 1:
+        places = " and ".join(repr(prefix) if prefix else "no prefix" for prefix in found)
+        raise UserError(f"The file should hold one model, but holds one each under {places}; keep one of them.")
+    prefix = found[0] if found else ""
     ignored = tuple(key for key in arrays if not key.startswith(prefix))
     mended = {}
     for key, stored in arrays.items():
@@ -135,6 +177,10 @@ def mend(arrays: Mapping[str, Stored]) -> tuple[dict[str, Stored], tuple[str, ..
             raise UserError(f"The arrays {mended[min(twice)].key!r} and {key!r} are the same weight; keep one of them.")
         mended |= found
     return mended, ignored
+
+
+def _has_model(arrays: Mapping[str, Stored], prefix: str) -> bool:
+    return f"{prefix}embedding/kernel" in arrays or any(key.startswith(f"{prefix}resnet/root_block/") for key in arrays)
 
 
 def _unstacked(name: str, stored: Stored) -> dict[str, Stored]:
@@ -173,9 +219,12 @@ def infer_config(
         config = _infer_vit(checkpoint, declared, classifier, position_embedding, conv_stem_strides)
         per_block = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.mlp_dim
         least = config.num_layers * per_block
-        _refuse_contradictions(config, declared)
+        _refuse_contradictions(config, declared.sizes)
+        if isinstance(config.stem, ResNetConfig):
+            _refuse_contradictions(config.stem, declared.resnet_sizes)
     else:
         config = _infer_resnet(checkpoint, declared, preactivation="resnet/group_norm/gamma" in weights)
+        _refuse_contradictions(config, declared.resnet_sizes)
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
             for units, wide in zip(config.block_units, config.stage_channels, strict=True)
@@ -188,11 +237,11 @@ def infer_config(
     return config
 
 
-def _refuse_contradictions(config: ViTConfig, declared: Declared) -> None:
-    for field, (name, value) in declared.sizes.items():
+def _refuse_contradictions(config: ModelConfig, sizes: Mapping[str, tuple[str, object]]) -> None:
+    for field, (name, value) in sizes.items():
         if getattr(config, field) != value:
             raise UserError(
-                f"config.json says {name}={value}, but the arrays are of a model with {getattr(config, field)}; "
+                f"config.json says {name}={value!s:.80}, but the arrays are of a model with {getattr(config, field)}; "
                 "put the config.json beside them that belongs to them."
             )
 
@@ -207,7 +256,7 @@ def _infer_vit(
     weights, origin = checkpoint.weights, checkpoint.origin
     blocks = {int(match[1]) for key in weights if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
     if not blocks or blocks != set(range(len(blocks))):
-        raise UserError(f"The encoder blocks should be numbered from 0 without gaps, but are {sorted(blocks)}.")
+        raise UserError(f"The encoder blocks should be numbered from 0 without gaps, but are {_numbered(blocks)}.")
     _require_alike(weights, r"(Transformer/encoderblock_\d+/)(.*)")
     first = "Transformer/encoderblock_0/"
     patch = _shape(weights, "embedding/kernel", 4)
@@ -226,12 +275,13 @@ def _infer_vit(
             raise UserError(f"The array {weights[POSITIONS].source.key!r} should begin with an axis of length 1.")
         position_embedding = "learned"
     norm = weights.get("Transformer/encoder_norm/scale")
+    mlp_dim = _shape(weights, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else patch[:2],
         hidden_size=hidden_size,
         num_layers=len(blocks),
-        num_heads=_num_heads(weights, declared, hidden_size),
-        mlp_dim=_shape(weights, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1],
+        num_heads=_num_heads(weights, declared, (hidden_size, mlp_dim, len(blocks))),
+        mlp_dim=mlp_dim,
         classifier=seen or classifier or "gap",
         representation_size=_shape(weights, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in weights else None,
         gelu=declared.gelu or origin.gelu,
@@ -259,12 +309,12 @@ class HeadsNotTold(UserError):
     """Neither the file nor an official model of its width tells the number of attention heads."""
 
 
-def _num_heads(weights: Mapping[str, Weight], declared: Declared, hidden_size: int) -> int:
-    num_heads = told_num_heads(weights, declared) or HEADS_OF_WIDTH.get(hidden_size)
+def _num_heads(weights: Mapping[str, Weight], declared: Declared, sizes: tuple[int, int, int]) -> int:
+    num_heads = told_num_heads(weights, declared) or _OFFICIAL_HEADS.get(sizes)
     if num_heads is None:
         raise HeadsNotTold(
-            f"The file does not tell its number of attention heads, and no official model is {hidden_size} wide; give "
-            "num_heads."
+            f"The file does not tell its number of attention heads, and no official model is {sizes[0]} wide with "
+            f"{sizes[2]} layers and MLPs of {sizes[1]}; give num_heads."
         )
     return num_heads
 
@@ -316,7 +366,7 @@ def _infer_resnet(checkpoint: Checkpoint, declared: Declared, preactivation: boo
         if match := re.match(rf"(?:resnet/)?block(\d+)/({unit})/", key):
             units.setdefault(int(match[1]), set()).add(match[2])
     if sorted(units) != list(range(1, len(units) + 1)):
-        raise UserError(f"The stages should be numbered from 1 without gaps, but are {sorted(units)}.")
+        raise UserError(f"The stages should be numbered from 1 without gaps, but are {_numbered(units)}.")
     stages = [f"{'resnet/' if preactivation else ''}block{stage}/{min(units[stage])}/{last}" for stage in sorted(units)]
     return ResNetConfig(
         tuple(len(units[stage]) for stage in sorted(units)),

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_vit.config import ModelConfig, ResNetConfig, ViTConfig
-from keras_vit.declared import TRANSFORMERS_GELU
+from keras_vit.declared import RESAMPLE, TRANSFORMERS_GELU
 from keras_vit.errors import UserError
 from keras_vit.layouts import LAYOUTS, POSITIONS, SUFFIXES, layout_of, num_classes_of
 from keras_vit.merging import weights_by_key
@@ -140,14 +140,28 @@ def _bit_fields(config: ResNetConfig) -> dict:
 
 
 def _preprocessor_config(preprocessing: Preprocessing) -> dict:
-    """preprocessor_config.json of transformers: resize, rescale and normalisation as ours."""
+    """preprocessor_config.json of transformers: resize, rescale and normalisation as ours, to the rounding of pixels.
+
+    The largest centred square, resized, is the centre of the image that is resized to the same smaller side.
+    """
+    height, width = preprocessing.image_size
     lows, highs = preprocessing.channel_ranges()
     std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
+    if preprocessing.resize == "stretch":
+        resize = {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
+    else:
+        if preprocessing.resize == "crop" and height != width:
+            raise UserError(
+                f"A processor of transformers cannot resize by 'crop' to {height}x{width}, which is no square; adapt "
+                "the model to square images, or choose another layout."
+            )
+        resize = {"image_processor_type": "BitImageProcessor", "do_center_crop": True}
+        resize["size"] = {"shortest_edge": preprocessing.crop_from or height}
+        resize["crop_size"] = {"height": height, "width": width}
     return {
-        "image_processor_type": "ViTImageProcessor",
+        **resize,
         "do_resize": True,
-        "size": {"height": preprocessing.image_size[0], "width": preprocessing.image_size[1]},
-        "resample": 2,  # bilinear
+        "resample": RESAMPLE[preprocessing.resize],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

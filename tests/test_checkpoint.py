@@ -98,7 +98,7 @@ def test_missing_and_left_over_keys_are_named_and_the_model_is_untouched(tmp_pat
 def test_a_checkpoint_of_another_shape_is_refused_by_key(tmp_path, arrays):
     arrays["head/kernel"] = arrays["head/kernel"][:, :5]
     model = keras_vit.build("testing", image_size=32)
-    with pytest.raises(UserError, match="missing in the file"):
+    with pytest.raises(UserError, match="does not fit the model: left over in it: "):
         keras_vit.load_checkpoint(model, TOKEN)
     with pytest.raises(UserError, match=r"'head/kernel' has shape \(48, 5\), but the model needs \(48, 7\)"):
         keras_vit.from_checkpoint(saved(tmp_path, arrays))

@@ -16,7 +16,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 import keras_vit
 from conftest import randomize
-from export import as_saved_model, as_tflite, parity, saved_model, tflite
+from export import as_saved_model, as_tflite, card, parity, saved_model, tflite
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.npz import write_npz
@@ -446,3 +446,16 @@ def test_the_command_prints_its_table_and_nothing_else(run, tmp_path):
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=root, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split()[:3] == ["format", "file", "bytes"]
+
+
+@pytest.mark.parametrize(
+    ("resize", "crop_from", "sentence"),
+    [
+        ("stretch", None, "RGB, stretched to 16 x 24 (bilinear)"),
+        ("crop", None, "RGB, cut to the central window of this aspect and resized to 16 x 24 (bilinear, antialiased)"),
+        ("resize-small", 30, "RGB, resized to a smaller side of 30 (mean of areas), the centre cut to 16 x 24"),
+    ],
+)
+def test_a_card_states_how_pictures_are_resized(resize, crop_from, sentence):
+    preprocessing = keras_vit.Preprocessing((16, 24), resize=resize, crop_from=crop_from)
+    assert card._preprocessing(preprocessing) == f"{sentence}, 0..255 to -1.0..1.0; of files inside the graph"

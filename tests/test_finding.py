@@ -20,7 +20,7 @@ from keras_vit import UserError, finding
 from keras_vit.finding import best_upstream, find_checkpoint
 
 STORAGE = "https://storage.googleapis.com"
-CONTENT = bytes(range(251)) * 13_007  # more than three reads, no power of two
+CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, no power of two
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -88,6 +88,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(CONTENT)
             self.close_connection = True
+        elif path.startswith("/page"):
+            self.answer(200, b"\n<!DOCTYPE html><title>Sign in</title>")
         elif path == "/forbidden.npz":
             self.answer(403)
         else:
@@ -492,6 +494,14 @@ def test_progress_is_shown_on_a_terminal_only(terminal, server, capsys, monkeypa
     assert (out, "model.npz: 100%" in err, bool(err)) == ("", terminal, terminal)
 
 
+@pytest.mark.parametrize("name", ["page.npz", "page.safetensors", "page.csv", "page"])
+def test_a_page_is_not_kept_as_a_checkpoint(name, server, cache):
+    sentence = complaint(server.address(f"/{name}"))
+    assert "cannot be fetched (it is no " in sentence
+    assert "<!DOCTYPE html>" in sentence
+    assert (kept(cache), server.requests[f"/{name}"]) == ([], 1)
+
+
 # Without a network, and by hand
 
 
@@ -520,6 +530,15 @@ def test_a_cached_file_of_another_size_is_refused_until_somebody_decides(server)
     assert find_checkpoint(address).read_bytes() == b"damaged"
     path.unlink()
     assert find_checkpoint(address).read_bytes() == CONTENT
+
+
+def test_a_cached_file_with_another_hash_is_refused_until_somebody_decides(server):
+    address = server.address("/whole/model.npz")
+    path = find_checkpoint(address)
+    path.write_bytes(CONTENT[:-1] + b"!")
+    assert f"should have the SHA-256 {hashlib.sha256(CONTENT).hexdigest()} noted beside it" in complaint(address)
+    path.with_name("model.npz.json").unlink()
+    assert find_checkpoint(address) == path
 
 
 def test_the_note_of_a_deleted_file_does_not_judge_the_next_one():

@@ -107,6 +107,7 @@ def test_what_is_written_is_read_bit_for_bit_or_refused(kind, layout, tmp_path):
     keras_vit.save_checkpoint(model, path, layout=layout)
     options = {"num_heads": 3} if layout in ("timm", "torchvision") and kind != "bit" else {}
     options |= {"num_groups": 2} if kind in ("hybrid", "bit") and layout != "huggingface" else {}
+    options |= {"gelu": "erf"} if (kind, layout) == ("gap", "timm") else {}
     again = keras_vit.from_checkpoint(path, image_size=TINY_IMAGE, **options)
     same = ("gelu", "layer_norm_epsilon", "stem", "group_norm_epsilon", "variance_epsilon", "deviation_epsilon")
     first, second = (
@@ -271,7 +272,7 @@ def test_pictures_are_normalised_as_the_origin_does(tmp_path):
     np.testing.assert_array_equal(keras_vit.preprocessing_of(timm)(white), 1.0)
     (tmp_path / "model.safetensors").write_bytes((FIXTURES / "timm_vit.safetensors").read_bytes())
     pretrained = {"input_size": [3, 32, 32], "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.5, 0.5]}
-    config = {"architecture": "vit", "model_args": {"num_heads": 4}, "pretrained_cfg": pretrained}
+    config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}, "pretrained_cfg": pretrained}
     write_json(tmp_path / "config.json", config)
     declared = keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path))
     np.testing.assert_allclose(declared(white)[0, 0], [1.0, 1.2, 1.4], rtol=1e-6)
@@ -329,7 +330,7 @@ def test_another_number_of_channels_is_taken(name):
 
 
 def test_a_file_that_does_not_tell_its_heads_says_so():
-    with pytest.raises(UserError, match="no official model is 48 wide; give num_heads"):
+    with pytest.raises(UserError, match="no official model is 48 wide with 3 layers and MLPs of 96; give num_heads"):
         keras_vit.from_checkpoint(FIXTURES / "timm_vit.safetensors")
     with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
         keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", num_heads=3)
@@ -476,7 +477,7 @@ def test_a_configuration_that_asks_for_other_operators_is_refused(name, change, 
 )
 def test_a_timm_configuration_that_the_arrays_contradict_is_refused(config, sentence, tmp_path):
     shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
-    write_json(tmp_path / "config.json", {"architecture": "vit"} | config)
+    write_json(tmp_path / "config.json", {"architecture": "vit_base_patch16_224"} | config)
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(tmp_path, num_heads=4)
 

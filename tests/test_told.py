@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -13,6 +14,7 @@ from conftest import FIXTURES, TINY, TINY_STEM, randomize
 from keras_vit import ConvStem, UserError
 from keras_vit.npz import read_npz, write_npz
 from keras_vit.tensors import read_json, write_json
+from keras_vit.timm_models import timm_model
 
 
 def with_config(folder: pathlib.Path, name: str = "config.json", origin: str = "hf_vit", **change) -> pathlib.Path:
@@ -71,7 +73,11 @@ def test_a_configuration_that_contradicts_the_arrays_is_refused_by_its_field(cha
 
 def test_a_timm_size_binds_if_the_model_was_made_with_it(tmp_path):
     shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
-    config = {"architecture": "vit", "model_args": {"num_heads": 4}, "pretrained_cfg": {"input_size": [3, 224, 224]}}
+    config = {
+        "architecture": "vit_base_patch16_224",
+        "model_args": {"num_heads": 4},
+        "pretrained_cfg": {"input_size": [3, 224, 224]},
+    }
     write_json(tmp_path / "config.json", config)
     assert keras_vit.from_checkpoint(tmp_path).input_shape == (None, 32, 32, 3)
     for change, sentence in (({"img_size": 64}, "image_size="), ({"depth": 9}, "depth=9"), ({"embed_dim": 9}, "dim=9")):
@@ -174,7 +180,7 @@ def test_other_kinds_of_models_are_named_before_anything_is_asked_for(key, kind,
     """Neither heads, which this file does not tell, nor the configuration come first."""
     arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit.safetensors") | {key: np.zeros((1, 4, 48), np.float32)}
     safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
-    write_json(tmp_path / "config.json", {"architecture": "vit", "global_pool": "map"})
+    write_json(tmp_path / "config.json", {"architecture": "vit_base_patch16_224", "global_pool": "map"})
     with pytest.raises(UserError, match=f"kind of model that is not built here{kind}: left over in it: {key}"):
         keras_vit.from_checkpoint(tmp_path)
     (tmp_path / "config.json").unlink()
@@ -258,3 +264,229 @@ def test_a_loaded_model_can_be_trained_on_without_touching_the_file(tmp_path):
     assert np.abs(np.asarray(model.get_layer("head").bias)).min() > 0
     assert not np.asarray(again.get_layer("head").bias).any()
     assert (tmp_path / "x.npz").read_bytes() == content
+
+
+def timm_folder(folder: pathlib.Path, origin: str = "timm_vit", **config) -> pathlib.Path:
+    """A golden file of timm with a config.json beside it."""
+    shutil.copy(FIXTURES / f"{origin}.safetensors", folder / "model.safetensors")
+    (folder / "config.json").unlink(missing_ok=True)
+    write_json(folder / "config.json", config)
+    return folder
+
+
+def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
+    """The folder, of whose config.json some fields are taken away."""
+    known = read_json(folder / "config.json")
+    (folder / "config.json").unlink()
+    write_json(folder / "config.json", {name: value for name, value in known.items() if name not in fields})
+    return folder
+
+
+# As timm 1.0.31 builds them: (num_heads, act_layer of the first block's MLP).
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "facts"),
+    [
+        ("vit_base_patch16_224", {}, (12, "erf")),
+        ("vit_base_patch16_224.augreg_in21k", {"num_heads": 4, "act_layer": None, "drop_path_rate": 0.1}, (12, "erf")),
+        ("vit_base_patch16_gap_224", {}, (16, "erf")),
+        ("vit_base_patch16_siglip_gap_224", {}, (12, "erf")),
+        ("vit_base_patch32_siglip_gap_256", {}, (12, "tanh")),
+        ("vit_large_patch16_siglip_gap_384", {}, (16, "erf")),
+        ("vit_large_patch16_siglip_gap_512", {}, (16, "tanh")),
+        ("vit_so400m_patch14_siglip_gap_896", {}, (16, "erf")),
+        ("vit_so400m_patch16_siglip_gap_256", {}, (16, "tanh")),
+        ("vit_giantopt_patch16_siglip_gap_384", {}, (16, "tanh")),
+        ("vit_giantopt_patch16_siglip_gap_384", {"act_layer": "gelu"}, (16, "erf")),
+        ("vit_base_patch16_224", {"act_layer": "gelu_tanh", "no_embed_class": False}, (12, "tanh")),
+        ("resnetv2_50x1_bit", {"width_factor": 2, "output_stride": 32}, (None, None)),
+    ],
+)
+def test_an_architecture_of_timm_and_its_arguments_tell_heads_and_gelu(architecture, arguments, facts):
+    model = timm_model(architecture, arguments)
+    assert (model.num_heads, model.gelu) == facts
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "name"),
+    [
+        ("vit_base_patch16_rpn_224", {}, "architecture='vit_base_patch16_rpn_224'"),
+        ("vit_base_patch16_clip_quickgelu_224", {}, "architecture="),
+        ("flexivit_small", {}, "architecture="),
+        (None, {}, "architecture=None"),
+        (["vit_base_patch16_224"], {}, "architecture="),
+        ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'"),
+        ("vit_base_patch16_224", {"act_layer": "quick_gelu"}, "act_layer='quick_gelu'"),
+        ("vit_base_patch16_224", {"act_layer": ["gelu"]}, "act_layer="),
+        ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer='rmsnorm'"),
+        ("vit_base_patch16_224", {"no_embed_class": True}, "no_embed_class=True"),
+        ("vit_base_patch16_224", {"block_fn": "ResPostBlock"}, "block_fn='ResPostBlock'"),
+        ("vit_base_patch16_224", {"mlp_layer": False}, "mlp_layer=False"),
+        ("vit_tiny_r_s16_p8_224", {"padding_same": False}, "padding_same=False"),
+        ("resnetv2_50x1_bit", {"output_stride": 16}, "output_stride=16"),
+        ("resnetv2_50x1_bit", {"stem_type": "same"}, "stem_type='same'"),
+        ("resnetv2_50x1_bit", {"act_layer": "gelu"}, "act_layer='gelu'"),
+    ],
+)
+def test_what_is_not_known_of_timm_is_refused_by_its_name(architecture, arguments, name):
+    with pytest.raises(UserError, match=re.escape(name)):
+        timm_model(architecture, arguments)
+
+
+def test_a_timm_folder_is_built_as_its_architecture_says(tmp_path):
+    folder = timm_folder(tmp_path, "timm_vit_avg", architecture="vit_base_patch32_siglip_gap_256", global_pool="avg")
+    config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
+    assert (config.num_heads, config.gelu, config.layer_norm_epsilon) == (12, "tanh", 1e-6)
+    assert keras_vit.describe(folder).untold == ()
+    timm_folder(tmp_path, "timm_vit_avg", architecture="vit_base_patch16_rpn_224", global_pool="avg")
+    for read in (keras_vit.from_checkpoint, keras_vit.describe):
+        with pytest.raises(UserError, match="vit_base_patch16_rpn_224"):
+            read(folder)
+
+
+def test_a_bare_timm_file_that_may_be_another_model_is_refused_or_said(tmp_path):
+    described = keras_vit.describe(FIXTURES / "timm_vit_avg.safetensors")
+    assert described.untold == ("block",)
+    assert any(line.startswith("norms not told by the file; taken are norms before each") for line in said(described))
+    arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit_avg.safetensors")
+    residual_post_norm = {key: array for key, array in arrays.items() if not key.endswith("qkv.bias")}
+    safetensors.numpy.save_file(residual_post_norm, tmp_path / "rpn.safetensors")
+    with pytest.raises(UserError, match="vit_base_patch16_rpn_224"):
+        keras_vit.from_checkpoint(tmp_path / "rpn.safetensors", num_heads=4)
+    assert keras_vit.describe(tmp_path / "rpn.safetensors").untold == ("block",)
+    before = {key.replace("fc_norm", "norm"): array for key, array in arrays.items()}
+    safetensors.numpy.save_file(before, tmp_path / "gap.safetensors")
+    with pytest.raises(UserError, match="give gelu, or put the config.json beside"):
+        keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4)
+    told = keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4, gelu="tanh")
+    assert keras_vit.config_of(told).gelu == "tanh"
+    assert keras_vit.describe(tmp_path / "gap.safetensors").untold == ("gelu", "num_heads")
+
+
+def test_official_heads_are_taken_for_official_models_only(tmp_path):
+    small = keras_vit.build(dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=1), image_size=32)
+    keras_vit.save_checkpoint(small, tmp_path / "x.safetensors", layout="timm")
+    with pytest.raises(UserError, match="no official model is 192 wide with 1 layers"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors")
+
+
+# transformers 5.23.0 writes all fields, older ones what differs; the defaults are those of the configuration modules.
+def test_what_a_configuration_leaves_out_is_the_default_of_its_class(tmp_path):
+    folder = without(with_config(tmp_path / "heads"), "num_attention_heads", "layer_norm_eps", "hidden_act")
+    config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
+    assert (config.num_heads, config.layer_norm_epsilon, config.gelu) == (12, 1e-12, "erf")
+    msn = without(with_config(tmp_path / "msn", model_type="vit_msn"), "num_attention_heads", "layer_norm_eps")
+    config = keras_vit.config_of(keras_vit.from_checkpoint(msn))
+    assert (config.num_heads, config.layer_norm_epsilon) == (12, 1e-6)
+    for field, sentence in (("patch_size", r"patch_size=\(16, 16\)"), ("hidden_size", "hidden_size=768")):
+        with pytest.raises(UserError, match=sentence):
+            keras_vit.from_checkpoint(without(with_config(tmp_path / field), field))
+    with pytest.raises(UserError, match="neither model_type nor num_attention_heads"):
+        keras_vit.from_checkpoint(without(with_config(tmp_path / "none"), "model_type", "num_attention_heads"))
+
+
+@pytest.mark.parametrize(
+    ("origin", "field", "sentence"),
+    [
+        ("hf_bit", "layer_type", None),
+        ("hf_bit", "global_padding", None),
+        ("hf_bit", "num_groups", "GroupNorm|num_groups|groups"),
+        ("hf_bit", "depths", r"depths=\(3, 4, 6, 3\)"),
+        ("hf_bit_bottleneck_same", "layer_type", "layer_type 'preactivation'"),
+        ("hf_bit_bottleneck_same", "global_padding", "'bottleneck' with 'same'"),
+        ("hf_bit_bottleneck_same", "embedding_dynamic_padding", "embedding_dynamic_padding=True"),
+    ],
+)
+def test_what_the_configuration_of_a_bit_leaves_out_is_the_default(origin, field, sentence, tmp_path):
+    folder = without(with_config(tmp_path, origin=origin), field)
+    if sentence is None:
+        keras_vit.from_checkpoint(folder)
+        return
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("processor", "resize", "crop_from"),
+    [
+        ({"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}, "stretch", None),
+        ({"image_processor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, "stretch", None),
+        ({"size": {"height": 32, "width": 32}, "do_center_crop": True, "crop_size": 32}, "stretch", None),
+        ({"do_resize": False}, "stretch", None),
+        (
+            {
+                "image_processor_type": "BitImageProcessor",
+                "size": {"shortest_edge": 32},
+                "crop_size": {"height": 32, "width": 32},
+                "resample": 2,
+            },
+            "crop",
+            None,
+        ),
+        (
+            {"image_processor_type": "BitImageProcessorFast", "size": 40, "crop_size": 32, "resample": 4},
+            "resize-small",
+            40,
+        ),
+    ],
+)
+def test_pictures_are_resized_as_the_processor_says(processor, resize, crop_from, tmp_path):
+    folder = with_config(tmp_path, "preprocessor_config.json", **processor)
+    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
+    assert (found.resize, found.crop_from, found.image_size) == (resize, crop_from, (32, 32))
+
+
+@pytest.mark.parametrize(
+    ("processor", "name"),
+    [
+        ({"resample": 3}, "resample=3"),
+        ({"do_flip_channel_order": True}, "do_flip_channel_order=True"),
+        ({"do_pad": True}, "do_pad=True"),
+        ({"do_center_crop": True, "crop_size": {"height": 24, "width": 24}}, "crop_size="),
+        ({"do_resize": False, "do_center_crop": True}, "do_resize=False"),
+        ({"size": {"shortest_edge": 32}}, "size="),
+        ({"size": {"longest_edge": 32}}, "size="),
+        ({"image_processor_type": "BitImageProcessor"}, "resample=3"),
+        ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type='ConvNext"),
+    ],
+)
+def test_what_a_processor_does_and_pictures_here_cannot_is_refused_by_its_name(processor, name, tmp_path):
+    with pytest.raises(UserError, match=f"preprocessor_config.json says {name}"):
+        keras_vit.from_checkpoint(with_config(tmp_path, "preprocessor_config.json", **processor))
+
+
+@pytest.mark.parametrize(("resize", "crop_from"), [("crop", None), ("resize-small", 40)])
+def test_a_written_processor_resizes_as_the_model_does(resize, crop_from, tmp_path):
+    preprocessing = keras_vit.Preprocessing((24, 24), resize=resize, crop_from=crop_from)
+    config = dataclasses.replace(TINY, patch_size=8)
+    model = keras_vit.build(config, preprocessing=preprocessing, num_classes=3)
+    keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+    assert keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path / "hf")) == preprocessing
+
+
+def test_a_window_that_is_no_square_cannot_be_written_for_transformers(tmp_path):
+    preprocessing = keras_vit.Preprocessing((16, 24), resize="crop")
+    model = keras_vit.build(dataclasses.replace(TINY, patch_size=8), preprocessing=preprocessing, num_classes=3)
+    with pytest.raises(UserError, match="'crop' to 16x24"):
+        keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("prefix", ["params/", "opt/target/", "params/img/"])
+def test_a_file_of_two_models_is_refused(prefix, tmp_path):
+    arrays = read_npz(FIXTURES / "vit_token.npz")
+    write_npz(tmp_path / "x.npz", arrays | {f"{prefix}{key}": array + 1 for key, array in arrays.items()})
+    with pytest.raises(UserError, match=f"one each under no prefix and '{prefix}'"):
+        keras_vit.from_checkpoint(tmp_path / "x.npz")
+
+
+def test_what_does_not_fit_is_told_in_a_short_sentence(tmp_path):
+    arrays = read_npz(FIXTURES / "vit_token.npz")
+    model = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz")
+    write_npz(tmp_path / "x.npz", arrays | {f"{number:05}{'x' * 300}": np.zeros(1) for number in range(2000)})
+    with pytest.raises(UserError, match="left over in it: .* and 1990 more") as caught:
+        keras_vit.load_checkpoint(model, tmp_path / "x.npz")
+    assert len(str(caught.value)) < 3000
+    assert "missing" not in str(caught.value)
+    write_npz(tmp_path / "y.npz", {key: array for key, array in arrays.items() if key != "cls"})
+    with pytest.raises(UserError, match="missing in the file: cls.$"):
+        keras_vit.load_checkpoint(model, tmp_path / "y.npz")
