@@ -18,7 +18,7 @@ LARGEST_IMAGE = 32_000_000
 # Scans of a progressive JPEG that cost no more than others; encoders make about ten.
 _USUAL_SCANS = 32
 # Steps through the blocks of a GIF, about eight for a frame, and parts of a frame's data in a step.
-_GIF_STEPS, _GIF_RUN = 4096, 4096
+_GIF_STEPS, _GIF_RUN = 2048, 1024
 
 
 def decode_batch(image_bytes: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
@@ -92,7 +92,7 @@ def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
     """0 for what TensorFlow would read wrongly: palettes that are no ramp of greys, compression, unusual masks."""
     first_pixel, header_bytes = _little_endian(header, 10), _little_endian(header, 14)
     bits, compression = _little_endian(header, 28, 2), _little_endian(header, 30)
-    start = tf.minimum(14 + header_bytes, tf.strings.length(data, out_type=tf.int64))
+    start = tf.minimum(14 + header_bytes, tf.cast(tf.strings.length(data), tf.int64))
     length = tf.clip_by_value(first_pixel - start, 0, 1024)
     palette = tf.io.decode_raw(tf.strings.substr(data, start, length) + b"\0\0\0", tf.uint8)
     palette = tf.reshape(palette[: tf.size(palette) // 4 * 4], (-1, 4))[: length // 4, :3]
@@ -150,7 +150,7 @@ def _gif_pixels(data: tf.Tensor) -> tf.Tensor:
     def behind_parts(position: tf.Tensor) -> tf.Tensor:
         """Where the first part of another length than that at the position is, looking _GIF_RUN parts ahead."""
         stride = 1 + at(position)
-        lengths = content[position : position + stride * _GIF_RUN : stride]
+        lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # of a known rank
         other = tf.cast(lengths, tf.int64) != stride - 1
         equal = tf.where(tf.reduce_any(other), tf.argmax(other), tf.size(lengths, out_type=tf.int64))
         return position + tf.where(stride > 1, equal * stride, 1)

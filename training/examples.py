@@ -61,8 +61,9 @@ def decode_image(data: tf.Tensor) -> tf.Tensor:
         return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
 
     def checked() -> tf.Tensor:
-        keyed, is_bmp = tf.numpy_function(_checked, [data], (tf.bool, tf.bool))
-        image = tf.cond(keyed, lambda: tf.io.decode_png(data, channels=4), decoded)
+        problem, keyed, is_bmp = tf.numpy_function(_checked, [data], (tf.string, tf.bool, tf.bool))
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
+            image = tf.cond(tf.identity(keyed), lambda: tf.io.decode_png(data, channels=4), decoded)
         return tf.cond(is_bmp, lambda: image[..., :3], lambda: image)  # the fourth byte of a BMP is seldom an alpha
 
     image = tf.cond(tf.io.is_jpeg(data), decoded, checked)
@@ -70,11 +71,12 @@ def decode_image(data: tf.Tensor) -> tf.Tensor:
     return image
 
 
-def _checked(data: bytes) -> tuple[np.bool_, np.bool_]:
-    """Whether a file is a PNG with a transparent colour, and whether it is a BMP."""
-    if problem := image_formats.format_problem(data):
-        raise ValueError(problem)
-    return np.bool_(image_formats.colour_key(data) is not None), np.bool_(image_formats.image_format(data) == "BMP")
+def _checked(data) -> tuple[bytes, np.bool_, np.bool_]:
+    """Why a file is refused by its header, or nothing; whether it is a PNG with a transparent colour, and a BMP."""
+    content = bytes(np.asarray(data).item())  # TensorFlow gives bytes in a graph, else an array
+    problem = image_formats.format_problem(content) or ""
+    keyed = image_formats.colour_key(content) is not None
+    return problem.encode(), np.bool_(keyed), np.bool_(image_formats.image_format(content) == "BMP")
 
 
 def typical_size(split: Split) -> tuple[int, int]:
