@@ -58,9 +58,19 @@ def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
         is_bmp = tf.equal(tf.strings.substr(data, 0, 2), b"BM")
         return tf.cond(is_bmp, lambda: image[..., :3], lambda: image)  # its fourth byte is seldom an alpha
 
+    def png() -> tf.Tensor:
+        image = tf.io.decode_png(data, channels=4)
+        depth_and_type = tf.strings.substr(data, 24, 2)
+        shallow = tf.reduce_any(tf.equal(depth_and_type, [b"\1\0", b"\2\0", b"\4\0"]))  # greys not scaled to 0..255
+
+        def scaled() -> tf.Tensor:
+            return tf.concat([tf.io.decode_png(data, channels=1), image[..., 3:]], axis=-1)
+
+        return tf.cond(shallow, scaled, lambda: image)
+
     # With four channels a transparent colour becomes an alpha; with those of the file it is ignored.
     is_png = tf.equal(tf.strings.substr(data, 0, 8), b"\x89PNG\r\n\x1a\n")
-    image = tf.cond(is_png, lambda: tf.io.decode_png(data, channels=4), stored)
+    image = tf.cond(is_png, png, stored)
     image.set_shape((None, None, None))
     return tf.cast(preprocessing.fit(image), tf.float32)
 
