@@ -61,10 +61,11 @@ def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
     def png() -> tf.Tensor:
         image = tf.io.decode_png(data, channels=4)
         depth_and_type = tf.strings.substr(data, 24, 2)
-        shallow = tf.reduce_any(tf.equal(depth_and_type, [b"\1\0", b"\2\0", b"\4\0"]))  # greys not scaled to 0..255
+        shallow = tf.reduce_any(tf.equal(depth_and_type, [b"\1\0", b"\2\0", b"\4\0"]))
 
-        def scaled() -> tf.Tensor:
-            return tf.concat([tf.io.decode_png(data, channels=1), image[..., 3:]], axis=-1)
+        def scaled() -> tf.Tensor:  # where greys have fewer than 8 bits, so has the alpha that TensorFlow adds
+            alpha = tf.where(image[..., 3:] > 0, tf.constant(255, tf.uint8), tf.constant(0, tf.uint8))
+            return tf.concat([image[..., :3], alpha], axis=-1)
 
         return tf.cond(shallow, scaled, lambda: image)
 
