@@ -9,6 +9,7 @@ import keras
 from export.report import versions
 from export.source import Origin
 from keras_vit import Preprocessing, ViTConfig, config_of, preprocessing_of
+from keras_vit.image_formats import format_list
 
 _SERVING = """\
 docker run -p 8500:8500 -p 8501:8501 -v "$PWD:/models/NAME" -e MODEL_NAME=NAME tensorflow/serving
@@ -28,6 +29,14 @@ with GrpcClient("localhost:8500", "NAME") as client:
     [ranking] = client.classify([pathlib.Path("picture.jpg").read_bytes()])
 print(ranking[0].label, ranking[0].score)
 """
+# What becomes of files: see keras_vit/image_formats.py.
+_FILES = """Files are {}, of an animated GIF the first frame, no animated WebP (and no WebP at all where the server's \
+TensorFlow is older than 2.21). The EXIF orientation is not applied: a photograph must be turned before it is sent. \
+What is transparent in a GIF is black."""
+_ALPHA = {
+    "white": "Other transparent pictures are put on white.",
+    None: "The alpha of other transparent pictures is dropped, whatever colours are under it.",
+}
 
 
 def model_card(
@@ -67,7 +76,8 @@ def model_card(
     lines += ["", "## Signatures", "", "B is the number of images, 0 or more.", ""]
     lines += ["| signature | | tensor | type | shape |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in interface]
-    lines += ["", "An image that cannot be decoded is INVALID_ARGUMENT and named by its number in the batch.", ""]
+    lines += ["", f"{_FILES.format(format_list())} {_ALPHA[preprocessing.background]}", ""]
+    lines += ["An image that cannot be decoded is INVALID_ARGUMENT and named by its number in the batch.", ""]
     lines += ["## Serving", "", "From the folder above this one:", "", "```text", _SERVING.rstrip(), "```", ""]
     lines += ["By gRPC, from a checkout of the project that made this:", "", "```text", _GRPC.rstrip(), "```", ""]
     lines += ["What was checked before this version was put here: [report](report.md).", ""]

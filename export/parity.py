@@ -10,6 +10,7 @@ import tensorflow as tf
 from export.arguments import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
+from keras_vit.image_formats import format_problem
 from keras_vit.run_directory import SAMPLES, Samples
 
 # Largest difference that float32 arithmetic in another order explains, as a share of the largest logit, or of 1 where
@@ -57,8 +58,30 @@ class Parity:
 
 
 def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
-    """JPEG, PNG, BMP or GIF (first frame) bytes -> (height, width, channels) float32 0..255, as evaluation does."""
-    image = tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+    """Bytes of an image file (keras_vit/image_formats.py) -> (height, width, channels) float32 0..255, as evaluation.
+
+    The header must have been looked at: TensorFlow 2.21 writes all frames of an animated WebP into the memory of one.
+    """
+
+    def stored() -> tf.Tensor:
+        image = tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+        is_bmp = tf.equal(tf.strings.substr(data, 0, 2), b"BM")
+        return tf.cond(is_bmp, lambda: image[..., :3], lambda: image)  # its fourth byte is seldom an alpha
+
+    def png() -> tf.Tensor:
+        image = tf.io.decode_png(data, channels=4)
+        depth_and_type = tf.strings.substr(data, 24, 2)
+        shallow = tf.reduce_any(tf.equal(depth_and_type, [b"\1\0", b"\2\0", b"\4\0"]))
+
+        def scaled() -> tf.Tensor:  # where greys have fewer than 8 bits, so has the alpha that TensorFlow adds
+            alpha = tf.where(image[..., 3:] > 0, tf.constant(255, tf.uint8), tf.constant(0, tf.uint8))
+            return tf.concat([image[..., :3], alpha], axis=-1)
+
+        return tf.cond(shallow, scaled, lambda: image)
+
+    # With four channels a transparent colour becomes an alpha; with those of the file it is ignored.
+    is_png = tf.equal(tf.strings.substr(data, 0, 8), b"\x89PNG\r\n\x1a\n")
+    image = tf.cond(is_png, png, stored)
     image.set_shape((None, None, None))
     return tf.cast(preprocessing.fit(image), tf.float32)
 
@@ -79,8 +102,10 @@ def _batches(
     for start in range(0, len(samples.encoded), size):
         files = samples.encoded[start : start + size]
         try:
+            if any(map(format_problem, files)):
+                raise ValueError
             pixels = [decode(tf.constant(file), preprocessing) for file in files]
-        except tf.errors.InvalidArgumentError as error:
+        except (tf.errors.InvalidArgumentError, ValueError) as error:
             raise UserError(
                 f"Of the images in {SAMPLES}, one from {start} to {start + len(files) - 1} cannot be decoded; "
                 "train again to write them."

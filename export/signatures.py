@@ -2,7 +2,7 @@
 
 K classes, B images, any number of them, none included, H x W the model's image size, C its channels:
 
-    serving_default     image_bytes (B,) JPEG, PNG, BMP or GIF files of any size, decoded, resized and normalised in the
+    serving_default     image_bytes (B,) image files of any size, decoded, resized and normalised in the
                         graph as evaluation does -> probabilities (B, K), and of the five likeliest classes, likeliest
                         first: classes (B, 5) int32, labels (B, 5) their names, scores (B, 5) their probabilities
     image_tensor        image (B, H, W, C) float32 in the model's range -> logits (B, K), probabilities (B, K)

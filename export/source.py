@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from export.arguments import SourceArguments
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
+from keras_vit.image_formats import format_list, image_format
 from keras_vit.run_directory import Samples
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif"}
 # Pictures that are made up where there are none, and their sides in sides of the model's input.
 _MADE_UP, _MADE_UP_SIDES = 16, (1.0, 1.5, 0.7)
 
@@ -125,13 +125,18 @@ def read_labels(path: str | None, number: int) -> tuple[str, ...]:
     return labels
 
 
+def _is_image(path: pathlib.Path) -> bool:
+    with path.open("rb") as stream:
+        return image_format(stream.read(12)) is not None
+
+
 def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> Samples:
     """Image files of a folder and its subfolders, an even choice of `most`; the class is the subfolder's name."""
     if not pathlib.Path(folder).is_dir():
         raise UserError(f"There is no folder {folder!r} of images.")
-    files = sorted(path for path in pathlib.Path(folder).rglob("*") if path.suffix.lower() in _SUFFIXES)
+    files = sorted(path for path in pathlib.Path(folder).rglob("*") if path.is_file() and _is_image(path))
     if not files:
-        raise UserError(f"{folder} holds no image files ({', '.join(sorted(_SUFFIXES))}).")
+        raise UserError(f"{folder} holds no image files ({format_list()}).")
     if most is not None:
         files = [files[index] for index in np.linspace(0, len(files) - 1, min(most, len(files))).astype(int)]
     number = {label: index for index, label in enumerate(labels)}

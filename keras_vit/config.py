@@ -19,6 +19,7 @@ Gelu = Literal["tanh", "erf"]
 PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "none"]
 PositionInjection = Literal["input", "every-layer", "shared"]
 Resize = Literal["stretch", "crop", "resize-small"]
+Background = Literal["white"]
 
 
 def plain_numbers(value):

@@ -60,7 +60,7 @@ def config_of(model: keras.Model) -> ModelConfig:
 
 def preprocessing_of(model: keras.Model) -> Preprocessing:
     """How a picture becomes the input of this model; call it on a decoded image."""
-    return Preprocessing(**_spec(model).preprocessing)
+    return Preprocessing(**{"background": None, **_spec(model).preprocessing})  # before the field, alpha was dropped
 
 
 def _spec(model: keras.Model) -> ModelSpec:

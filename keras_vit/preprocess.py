@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.config import Resize, make_plain
+from keras_vit.config import Background, Resize, make_plain
 from keras_vit.errors import UserError, check_integers
 
 # ITU-R BT.601 luma, the weights of PIL's convert("L") and of libjpeg.
@@ -34,6 +34,9 @@ class Preprocessing:
     """What 0 and 255 become: a number each, or a number for each channel."""
     crop_from: int | None = None
     """For resize-small, and only there: length of the smaller side before the centre is cut out, in pixels."""
+    background: Background | None = "white"
+    """What transparent pictures are put on. None drops the alpha, and shows colours that nobody sees; models stored
+    before there was a choice do."""
 
     def __post_init__(self) -> None:
         make_plain(self)  # lists arrive here from JSON and from command lines
@@ -45,6 +48,8 @@ class Preprocessing:
             raise UserError(f"image_size must be (height, width) in pixels, but is {self.image_size}.")
         if self.resize not in Resize.__args__:
             raise UserError(f"resize must be one of {', '.join(Resize.__args__)}, but is {self.resize!r}.")
+        if self.background not in (None, *Background.__args__):
+            raise UserError(f"background must be white or None, but is {self.background!r}.")
         if (self.resize == "resize-small") != (self.crop_from is not None):
             raise UserError(f"resize-small, and nothing else, needs crop_from; {self.resize} has {self.crop_from}.")
         if self.crop_from is not None and self.crop_from < max(self.image_size):
@@ -68,7 +73,7 @@ class Preprocessing:
 
         Stays uint8 where it has the size already and is not to be cropped, else becomes float32.
         """
-        image = to_channels(image, self.channels)
+        image = self.to_channels(image)
         if self.resize == "resize-small":
             return _centre_of_resized(image, self.crop_from, self.image_size)
         if tuple(image.shape[:2]) == self.image_size:
@@ -82,6 +87,10 @@ class Preprocessing:
             crop_to_aspect_ratio=crop,
             data_format="channels_last",
         )
+
+    def to_channels(self, image):
+        """One decoded image (H, W, C), 1 to 4 channels -> (H, W, channels) of the same dtype, without alpha."""
+        return to_channels(image, self.channels, self.background)
 
     def normalize(self, image):
         """Pixels 0..255 of any dtype -> float32 in value_range; (x - 127.5) / 127.5 for the official range."""
@@ -137,10 +146,11 @@ def _area_weights(side, factor, length: int):
     return ops.maximum(covered, 0.0) / step
 
 
-def to_channels(image, channels: int):
+def to_channels(image, channels: int, background: Background | None = None):
     """An image (H, W, C) with 1 to 4 channels -> (H, W, channels) of the same dtype.
 
-    Grey becomes RGB by repetition, RGB becomes grey by luma, alpha is dropped. C may be unknown until the graph runs.
+    Grey becomes RGB by repetition, RGB becomes grey by luma. An alpha, the last of 2 or 4 channels, is dropped, or the
+    image is put on a background. C may be unknown until the graph runs.
     """
     if image.shape[-1] == channels:
         return image
@@ -150,9 +160,27 @@ def to_channels(image, channels: int):
         )
     has_colour = ops.cast(ops.shape(image)[-1] >= 3, "int32")
     rgb = ops.take(image, ops.arange(3, dtype="int32") * has_colour, axis=-1)  # (H, W, 3)
+    if background == "white":
+        rgb = _on_white(image, rgb)
     if channels == 3:
         return rgb
     grey = ops.sum(ops.cast(rgb, "float32") * ops.convert_to_tensor(_LUMA, dtype="float32"), axis=-1, keepdims=True)
     if keras.backend.is_float_dtype(image.dtype):
         return ops.cast(grey, image.dtype)
     return ops.cast(ops.round(grey), image.dtype)  # (H, W, 1)
+
+
+def _on_white(image, rgb):
+    """What is seen of an image (H, W, C) with colours `rgb` (H, W, 3) on white; itself where it has no alpha.
+
+    Of whole numbers no result lies halfway between two (255 is odd), so that every backend rounds to the same.
+    """
+
+    def blended():
+        alpha = ops.cast(image[..., -1:], "float32") / 255.0
+        seen = 255.0 - (255.0 - ops.cast(rgb, "float32")) * alpha
+        return ops.cast(seen if keras.backend.is_float_dtype(image.dtype) else ops.round(seen), image.dtype)
+
+    if image.shape[-1] is not None:
+        return blended() if image.shape[-1] % 2 == 0 else rgb
+    return ops.cond(ops.equal(ops.shape(image)[-1] % 2, 0), blended, lambda: rgb)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import Preprocessing
+from keras_vit.preprocess import to_channels
 from training import augment, randaugment
 from training.data import training_batches
 from training.recipe import Recipe
@@ -199,8 +200,8 @@ def test_a_window_of_a_file_is_that_of_the_decoded_image(encode, channels):
     decoded = tf.io.decode_image(data)
     for seed in seeds(10):
         begin, size = augment.inception_window(tf.shape(decoded), seed)
-        window = augment.decode_and_inception_crop(data, seed, channels)
-        expected = augment.to_channels(tf.slice(decoded, begin, size), channels)
+        window = augment.decode_and_inception_crop(data, seed, Preprocessing((6, 8), channels))
+        expected = to_channels(tf.slice(decoded, begin, size), channels)
         edge = 2 if encode is tf.io.encode_jpeg else 0  # its colours are interpolated from what lies outside
         inside = (slice(edge, size[0] - edge), slice(edge, size[1] - edge))
         np.testing.assert_array_equal(window[inside], expected[inside])

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_vit
+from conftest import TINY, TINY_IMAGE
 from keras_vit import Preprocessing, UserError
 from keras_vit.preprocess import to_channels
 
@@ -85,6 +87,29 @@ def test_any_picture_becomes_grey(channels):
     assert grey.shape == (5, 7, 1)
     assert grey.dtype == np.uint8
     assert np.abs(grey[..., 0] - luma).max() <= 0.5001
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_transparent_pictures_are_put_on_white(channels, wanted):
+    image = picture(5, 7, channels)
+    image[0, :3, -1] = (0, 255, 128)
+    alpha = image[..., -1:].astype(float) / 255
+    colours = image[..., :3] if channels == 4 else np.repeat(image[..., :1], 3, axis=-1)
+    seen = np.round(colours * alpha + 255 * (1 - alpha)).astype(np.uint8)
+    preprocessing = Preprocessing((5, 7), channels=wanted)
+    np.testing.assert_array_equal(np.asarray(preprocessing.to_channels(image)), to_channels(seen, wanted))
+    graph = tf.function(preprocessing.to_channels, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    np.testing.assert_array_equal(graph(image), to_channels(seen, wanted))
+    dropped = Preprocessing((5, 7), channels=wanted, background=None).to_channels(image)
+    np.testing.assert_array_equal(dropped, to_channels(colours, wanted))
+
+
+def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():
+    model = keras_vit.build(TINY, preprocessing=Preprocessing(TINY_IMAGE), num_classes=2)
+    assert keras_vit.preprocessing_of(model).background == "white"
+    del next(layer for layer in model.layers if hasattr(layer, "preprocessing")).preprocessing["background"]
+    assert keras_vit.preprocessing_of(model).background is None
 
 
 def test_channels_unknown_until_the_graph_runs_are_converted():

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.image_formats import format_list
 from training import examples, sources
 from training.sources import DataArguments, Split, open_source
 
@@ -271,7 +272,7 @@ def test_every_bad_image_is_named_and_stops(folder, capfd):
         open_source(DataArguments(f"folder:{folder}"))
     for name in ("broken.jpg", "words.png", "notes.txt", "empty.png"):
         assert name in str(caught.value)
-    assert "words.png (Unknown image file format." in str(caught.value)
+    assert f"words.png (not {format_list()})" in str(caught.value)
     assert "{{" not in str(caught.value)
     assert "give --on-bad-image skip" in str(caught.value)
     assert capfd.readouterr().err == ""

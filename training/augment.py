@@ -7,7 +7,7 @@ from the seed, and are those of big_vision and BiT.
 
 import tensorflow as tf
 
-from keras_vit.preprocess import to_channels
+from keras_vit import Preprocessing
 from training.examples import decode_image
 
 # The area and aspect of Inception crops, as vit_jax and big_vision draw them.
@@ -38,7 +38,7 @@ def inception_crop(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return window
 
 
-def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, channels: int) -> tf.Tensor:
+def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
     """The same window of the image in a file: of a JPEG nothing else is decoded, which takes half the time.
 
     Colours at the window's edges may be a few values off, for JPEGs store them at half the resolution.
@@ -47,15 +47,17 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, channels: int) -
     def from_jpeg() -> tf.Tensor:
         begin, size = inception_window(tf.io.extract_jpeg_shape(data), seed)
         window = tf.concat([begin[:2], size[:2]], axis=0)
-        if channels == 3:  # libjpeg repeats grey as we do, at no cost; its grey of colours is not quite ours
+        if (
+            preprocessing.channels == 3
+        ):  # libjpeg repeats grey as we do, at no cost; its grey of colours is not quite ours
             return tf.io.decode_and_crop_jpeg(data, window, channels=3)
-        return to_channels(tf.io.decode_and_crop_jpeg(data, window), channels)
+        return preprocessing.to_channels(tf.io.decode_and_crop_jpeg(data, window))
 
     def from_any() -> tf.Tensor:
-        return to_channels(inception_crop(decode_image(data), seed), channels)
+        return preprocessing.to_channels(inception_crop(decode_image(data), seed))
 
     window = tf.cond(tf.io.is_jpeg(data), from_jpeg, from_any)
-    window.set_shape((None, None, channels))
+    window.set_shape((None, None, preprocessing.channels))
     return window
 
 

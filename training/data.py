@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
-from keras_vit.preprocess import to_channels
 from keras_vit.run_directory import Samples
 from training import augment, randaugment
 from training.examples import Split, decode_image
@@ -128,14 +127,14 @@ def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Pr
     encoded = data.dtype == tf.string
     if recipe.inception_crop:
         if encoded:
-            window = augment.decode_and_inception_crop(data, seed, preprocessing.channels)
+            window = augment.decode_and_inception_crop(data, seed, preprocessing)
         else:
-            window = to_channels(augment.inception_crop(data, seed), preprocessing.channels)
+            window = preprocessing.to_channels(augment.inception_crop(data, seed))
         return tf.image.resize(window, preprocessing.image_size, antialias=preprocessing.resize == "crop")
     image = decode_image(data) if encoded else data
     if recipe.crop_from is None:
         return preprocessing.fit(image)
-    image = to_channels(image, preprocessing.channels)
+    image = preprocessing.to_channels(image)
     if recipe.resize == "resize-small":
         image = augment.resize_small(image, recipe.crop_from)
     else:

@@ -8,7 +8,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import re
-import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,11 +15,15 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from keras_vit import UserError
+from keras_vit import UserError, image_formats
+from keras_vit.preprocess import to_channels
 from keras_vit.quiet import native_stderr_silenced
 
 # How a graph says that a stored label is no class; `bad_labels_named` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
+
+# Images that a warning names, and images of each split that are looked at where not all of them are read beforehand.
+_NAMED, _LOOKED_AT = 10, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +52,31 @@ class Source:
 
 
 def decode_image(data: tf.Tensor) -> tf.Tensor:
-    """JPEG, PNG, BMP or GIF (first frame) bytes -> uint8 (H, W, C), C as in the file."""
-    image = tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+    """Bytes of an image file (keras_vit/image_formats.py; of a GIF the first frame) -> uint8 (H, W, C).
+
+    C is that of the file, with an alpha where it has one. What is refused by its header is INVALID_ARGUMENT.
+    """
+
+    def decoded() -> tf.Tensor:
+        return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+
+    def checked() -> tf.Tensor:
+        problem, keyed, is_bmp = tf.numpy_function(_checked, [data], (tf.string, tf.bool, tf.bool))
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
+            image = tf.cond(tf.identity(keyed), lambda: tf.io.decode_png(data, channels=4), decoded)
+        return tf.cond(is_bmp, lambda: image[..., :3], lambda: image)  # the fourth byte of a BMP is seldom an alpha
+
+    image = tf.cond(tf.io.is_jpeg(data), decoded, checked)
     image.set_shape((None, None, None))
     return image
+
+
+def _checked(data) -> tuple[bytes, np.bool_, np.bool_]:
+    """Why a file is refused by its header, or nothing; whether it is a PNG with a transparent colour, and a BMP."""
+    content = bytes(np.asarray(data).item())  # TensorFlow gives bytes in a graph, else an array
+    problem = image_formats.format_problem(content) or ""
+    keyed = image_formats.colour_key(content) is not None
+    return problem.encode(), np.bool_(keyed), np.bool_(image_formats.image_format(content) == "BMP")
 
 
 def typical_size(split: Split) -> tuple[int, int]:
@@ -131,7 +155,7 @@ def _bad_images(split: Split, bad: dict[int, str]) -> str:
 
 
 def problems_of(examples: Sequence, problem: Callable) -> dict:
-    """Those of the examples that have a problem, each with the reason. Looks at every one of them once."""
+    """Those of the examples for which `problem` finds one, each with it. Looks at every one of them once."""
     # On stdout, beside Keras' progress, since what libjpeg prints of broken files on stderr is kept away.
     with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
         found = pool.map(problem, examples)
@@ -139,32 +163,71 @@ def problems_of(examples: Sequence, problem: Callable) -> dict:
         return {example: why for example, why in zip(examples, progress, strict=True) if why}
 
 
-def decoding_problem(data: tf.Tensor) -> str | None:
-    """Why the bytes of a file are no image that we read, or None."""
+def decoding_problem(data: tf.Tensor, oddities: "Oddities | None" = None, name: str = "") -> str | None:
+    """Why the bytes of a file are no image that we read, or None; `oddities` notes what else is odd about it."""
+    content = data.numpy()
+    if problem := image_formats.format_problem(content):
+        return problem
     try:
-        if _is_indexed_bmp(data.numpy()):
-            return "a BMP with a palette or compressed, which would be read wrongly; save it as PNG"
-        decode_image(data)
+        image = decode_image(data)
     except tf.errors.OpError as error:
         return reason(error)
+    if oddities is not None:
+        oddities.note(name, image, content)
     return None
+
+
+@dataclasses.dataclass
+class Oddities:
+    """Images that are read, but of which a model sees something else than their author may think."""
+
+    uniform: list[str] = dataclasses.field(default_factory=list)
+    """Names of those of one colour throughout, once they are on white."""
+    turned: list[str] = dataclasses.field(default_factory=list)
+    """Names of those with an EXIF orientation, which is not applied."""
+
+    def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
+        """Look at an image (H, W, C) uint8, and at the bytes of its file."""
+        if _is_uniform(image.numpy()):
+            self.uniform.append(name)
+        if content is not None and image_formats.orientation(content) != 1:
+            self.turned.append(name)
+
+    def warn(self, looked_at: str) -> None:
+        """Print a sentence for each kind. looked_at: how many images, and which."""
+        for names, what in (
+            (self.uniform, "of one colour throughout (transparent pictures are put on white)"),
+            (self.turned, "turned by an EXIF orientation, which is not applied: the model sees them as stored"),
+        ):
+            if names:
+                more = ", …" if len(names) > _NAMED else ""
+                print(f"Warning: {len(names):,} of {looked_at} are {what}: {', '.join(sorted(names)[:_NAMED])}{more}")
+
+
+def warn_of_oddities(*splits: Split) -> None:
+    """Look at some images of each split, evenly spaced, and warn of what is odd about them."""
+    for split in splits:
+        chosen = np.unique(np.linspace(0, split.num_examples - 1, _LOOKED_AT).astype(np.int64))
+        oddities = Oddities()
+        for index in chosen:
+            with contextlib.suppress(tf.errors.OpError):  # what cannot be read is reported where it is needed
+                data, _ = split.read(tf.constant(index))
+                if data.dtype != tf.string:
+                    return  # pixels without files
+                decoding_problem(data, oddities, split.name(int(index)))
+        oddities.warn(
+            f"{len(chosen)} images looked at" if len(chosen) < split.num_examples else f"{len(chosen)} images"
+        )
+
+
+def _is_uniform(image: np.ndarray) -> bool:
+    """Whether an image (H, W, C) uint8 is of one colour on white."""
+    if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
+        return False  # as nearly all are, at no cost
+    seen = np.asarray(to_channels(image, 3, "white"))
+    return bool((seen == seen[:1, :1]).all())
 
 
 def reason(error: tf.errors.OpError) -> str:
     """What went wrong, without the names of TensorFlow's operators."""
     return error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]
-
-
-def _is_indexed_bmp(data: bytes) -> bool:
-    """Whether an image is a BMP whose bytes are not the pixels, for which TensorFlow takes them all the same.
-
-    Offsets: 10 the first pixel, 14 the length of the header with the palette behind it, 28 bits per pixel, 30 the
-    compression. The colours of a palette are blue, green, red, unused; that of a grey image is a ramp.
-    """
-    if data[:2] != b"BM" or len(data) < 54:
-        return False
-    first_pixel, header_bytes = struct.unpack_from("<II", data, 10)
-    bits, compression = struct.unpack_from("<HI", data, 28)
-    palette = data[14 + header_bytes : first_pixel][:1024]
-    ramp = all(palette[4 * grey : 4 * grey + 3] == bytes([grey] * 3) for grey in range(len(palette) // 4))
-    return bits <= 8 and (compression != 0 or not ramp)

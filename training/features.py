@@ -18,7 +18,6 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.finding import CACHE_VARIABLE
 from keras_vit.npz import read_npz, write_npz
-from keras_vit.preprocess import to_channels
 from training.arguments import FeatureArguments
 from training.evaluate_models import OUTPUT_NEEDED, load_model, outputs
 from training.sources import Source, Split, bad_labels_named, open_source
@@ -71,7 +70,7 @@ class SquareCrop(Preprocessing):
 
     def fit(self, image):
         """One decoded image (H, W, C), 0..255 -> (height, width, channels) float32, 0..255."""
-        image = tf.image.resize(to_channels(image, self.channels), (self.side, self.side))
+        image = tf.image.resize(self.to_channels(image), (self.side, self.side))
         top, left = ((self.side - length) // 2 for length in self.image_size)
         return image[top : top + self.image_size[0], left : left + self.image_size[1]]
 
@@ -157,7 +156,8 @@ def _preprocessing(model: keras.Model, crop_from: int | None) -> Preprocessing:
     own = preprocessing_of(model)
     if crop_from is None:
         return own
-    return SquareCrop(own.image_size, own.channels, value_range=own.value_range, side=crop_from)
+    kept = {name: getattr(own, name) for name in ("image_size", "channels", "value_range", "background")}
+    return SquareCrop(**kept, side=crop_from)
 
 
 # The cache

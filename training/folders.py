@@ -7,17 +7,17 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.image_formats import format_list
 from training.arguments import OnBadImage
-from training.examples import Source, Split, decoding_problem, problems_of, reason
+from training.examples import Oddities, Source, Split, decoding_problem, problems_of, reason
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 EVALUATION_NAMES = ("test", "val", "valid", "validation")
 # Of a folder without a split of its own, every tenth image of each class is kept for evaluation.
 _HOLD_OUT = 10
 
 
 def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
-    """Class folders of JPEG, PNG, BMP or GIF (first frame) files; classes in the order of their names.
+    """Class folders of image files (keras_vit/image_formats.py), whatever they are called; classes in name order.
 
     With train and test (or val, valid, validation) above the classes these are the splits, and must hold the same
     classes; else every tenth image of each class, by name, is kept for evaluation.
@@ -71,7 +71,8 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
         if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
             raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
     found = {name: _entries(path / name) for name in classes}
-    bad = problems_of([file for files in found.values() for file in files], _file_problem)
+    oddities = Oddities()
+    bad = problems_of([file for files in found.values() for file in files], lambda file: _file_problem(file, oddities))
     if bad:
         named = "; ".join(f"{_shown(file)} ({why})" for file, why in bad.items())
         count = f"{len(bad)} of {sum(map(len, found.values()))} files in {path} are no readable images: {named}"
@@ -81,7 +82,8 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
     images = {name: [file for file in files if file not in bad] for name, files in found.items()}
     for name, files in images.items():
         if not files:
-            raise UserError(f"The class folder {path / name} holds no image ({', '.join(_EXTENSIONS)}).")
+            raise UserError(f"The class folder {path / name} holds no image ({format_list()}).")
+    oddities.warn(f"{sum(map(len, images.values())):,} images in {path}")
     return images
 
 
@@ -93,16 +95,14 @@ def _entries(folder: pathlib.Path) -> list[str]:
     )
 
 
-def _file_problem(file: str) -> str | None:
-    """Why a file cannot be decoded, or None."""
+def _file_problem(file: str, oddities: Oddities) -> str | None:
+    """Why a file cannot be decoded, or None; `oddities` notes what else is odd about it."""
     if os.path.isdir(file):
         return "a link to a folder, which is not followed"
     if not os.path.isfile(file):
         return "no file, or a link to none"
-    if not file.lower().endswith(_EXTENSIONS):
-        return "not " + ", ".join(_EXTENSIONS)
     try:
-        return decoding_problem(tf.io.read_file(os.fsencode(file)))
+        return decoding_problem(tf.io.read_file(os.fsencode(file)), oddities, _shown(file))
     except tf.errors.OpError as error:
         return reason(error)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import nearest
 from training.arguments import DataArguments
-from training.examples import Source, Split, bad_labels_named, checked_label
+from training.examples import Source, Split, bad_labels_named, checked_label, warn_of_oddities
 from training.folders import EVALUATION_NAMES, folder
 from training.records import Records, tfrecord
 
@@ -42,10 +42,13 @@ def open_source(arguments: DataArguments) -> Source:
     for field in dataclasses.fields(arguments):
         if field.name not in ("data", *_TAKEN[kind]) and getattr(arguments, field.name) != field.default:
             raise UserError(f"--{field.name.replace('_', '-')} means nothing to --data {kind}; leave it out.")
-    if kind == "tfds":
-        return tfds_source(rest, arguments.data_dir, arguments.train_split, arguments.eval_split)
-    if kind == "tfrecord":
-        return tfrecord(rest, arguments.on_bad_image)
+    if kind in ("tfds", "tfrecord"):
+        if kind == "tfds":
+            source = tfds_source(rest, arguments.data_dir, arguments.train_split, arguments.eval_split)
+        else:
+            source = tfrecord(rest, arguments.on_bad_image)
+        warn_of_oddities(source.train, source.evaluation)  # of a folder all files are looked at
+        return source
     return folder(pathlib.Path(rest), arguments.on_bad_image) if kind == "folder" else digits()
 
 

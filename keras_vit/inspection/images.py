@@ -13,11 +13,9 @@ import numpy as np
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError
+from keras_vit.image_formats import colour_key, format_list, format_problem, image_format, orientation
 from keras_vit.run_directory import Samples
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-# Pillow's own formats of these extensions; others, such as EPS, run programs.
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF")
 _LARGEST_FILE = 256 * 2**20
 _DATA_SETS = ("digits", "tfds:", "folder:", "tfrecord:")
 
@@ -48,7 +46,7 @@ def read_pictures(
     if path.suffix == ".npz" and path.is_file():
         return _samples(path, count, labels)
     if path.is_file():
-        return [decode(path.read_bytes() if _small(path) else b"", path.name)]
+        return [_file(path, path.name)]
     if path.is_dir():
         return _folder(path, count)
     if str(source).startswith(_DATA_SETS):
@@ -60,27 +58,55 @@ def read_pictures(
 
 
 def decode(data: bytes, name: str, label: str | None = None) -> Picture:
-    """A JPEG, PNG, BMP or GIF (first frame) -> a picture, upright as stored: EXIF is not applied, as in training."""
+    """The bytes of an image file (of a GIF the first frame) -> a picture as it is stored, its alpha included.
+
+    The formats are those of training (`keras_vit.image_formats`), and as there EXIF's orientation is not applied.
+    """
     import PIL.Image  # here, so that a script with arrays of its own needs no Pillow
 
     try:
+        if problem := format_problem(data):
+            raise ValueError(problem)
         with warnings.catch_warnings():
             warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)  # above 89 million pixels
-            with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                pixels = _as_bytes(image)
+            with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
+                pixels = _as_bytes(image, data)
     except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
-        unknown = isinstance(error, PIL.UnidentifiedImageError)
-        reason = "another format" if unknown else " ".join(str(error).split())[:120] or type(error).__name__
-        raise UserError(f"{name} cannot be read as a JPEG, PNG, BMP or GIF ({reason}); mend or remove it.") from error
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UserError(f"{name} cannot be read as a {format_list()} ({reason}); mend or remove it.") from error
     return Picture(name, pixels if pixels.ndim == 3 else pixels[:, :, None], label)
 
 
-def _as_bytes(image) -> np.ndarray:
-    """(H, W) or (H, W, C) uint8: grey stays grey, 16 bits become 8, everything else RGB; alpha is dropped."""
-    if image.mode.startswith("I"):  # 16 bits of grey
-        return np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-    grey = image.mode in ("1", "L", "LA")
-    return np.asarray(image.convert("LA").getchannel(0) if grey else image.convert("RGBA").convert("RGB"))
+def _as_bytes(image, data: bytes) -> np.ndarray:
+    """(H, W) or (H, W, C) uint8 as TensorFlow decodes the file: 16 bits become 8, palettes RGB, an alpha stays."""
+    if image.format == "GIF":
+        pixels = np.asarray(image.convert("RGBA"))
+        return pixels[:, :, :3] * (pixels[:, :, 3:] > 0).astype(np.uint8)  # TensorFlow shows what is transparent black
+    if image.format == "BMP":
+        return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))  # the fourth byte is seldom an alpha
+    if key := colour_key(data):
+        return _with_alpha_of(key, image, bits=data[24])
+    if image.mode.startswith("I"):
+        return _upper_bytes(np.asarray(image))
+    if image.mode in ("1", "L", "LA"):
+        return np.asarray(image.convert("LA" if image.mode == "LA" else "L"))
+    return np.asarray(image.convert("RGBA" if image.has_transparency_data else "RGB"))
+
+
+def _with_alpha_of(key: tuple[int, ...], image, bits: int) -> np.ndarray:
+    """A PNG (H, W) or (H, W, 3) whose colour `key`, of `bits` bits, is transparent -> (H, W, 2) or (H, W, 4) uint8."""
+    if len(key) == 3 and bits == 16:
+        raise ValueError("16 bits of colour and one that is transparent; save it with an alpha channel")
+    image.info.pop("transparency", None)
+    pixels = np.atleast_3d(np.asarray(image if bits == 16 else image.convert("L" if len(key) == 1 else "RGB")))
+    scale = 1 if bits == 16 else 255 // (2**bits - 1)
+    alpha = 255 * np.any(pixels != np.array(key) * scale, axis=-1, keepdims=True).astype(np.uint8)
+    return np.concatenate([_upper_bytes(pixels) if bits == 16 else pixels, alpha], axis=-1)
+
+
+def _upper_bytes(pixels: np.ndarray) -> np.ndarray:
+    """16 bits -> 8."""
+    return np.clip(pixels.astype(np.int64) >> 8, 0, 255).astype(np.uint8)
 
 
 def _small(path: pathlib.Path) -> bool:
@@ -93,16 +119,24 @@ def _small(path: pathlib.Path) -> bool:
 
 
 def _folder(path: pathlib.Path, count: int) -> list[Picture]:
-    files = sorted(
-        file
-        for file in path.rglob("*")
-        if file.suffix.lower() in _EXTENSIONS and not any(part[0] == "." for part in file.relative_to(path).parts)
-    )
+    visible = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
+    files = sorted(file for file in visible if file.is_file() and _is_image(file))
     if not files:
-        raise UserError(f"The folder {str(path)!r} holds no image ({', '.join(_EXTENSIONS)}).")
+        raise UserError(f"The folder {str(path)!r} holds no image ({format_list()}).")
     chosen = np.unique(np.linspace(0, len(files) - 1, min(count, len(files))).astype(int))
-    files = [files[index] for index in chosen]
-    return [decode(file.read_bytes() if _small(file) else b"", str(file.relative_to(path))) for file in files]
+    return [_file(files[index], str(files[index].relative_to(path))) for index in chosen]
+
+
+def _is_image(path: pathlib.Path) -> bool:
+    with path.open("rb") as stream:
+        return image_format(stream.read(12)) is not None
+
+
+def _file(path: pathlib.Path, name: str) -> Picture:
+    data = path.read_bytes() if _small(path) else b""
+    if orientation(data) != 1:
+        print(f"Warning: {name} is turned by an EXIF orientation, which is not applied: the model sees it as stored.")
+    return decode(data, name)
 
 
 def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Picture]:

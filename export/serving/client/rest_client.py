@@ -74,7 +74,7 @@ class RestClient:
         """Nothing is held between calls."""
 
     def classify(self, images: Sequence[bytes]) -> list[list[Prediction]]:
-        """The likeliest classes of each image file (JPEG, PNG, BMP or GIF), likeliest first."""
+        """The likeliest classes of each image file (JPEG, PNG, BMP, GIF or WebP), likeliest first."""
         return rankings(self.predict({"image_bytes": list(images)}), len(images)) if images else []
 
     def features(self, images: Sequence[bytes]) -> np.ndarray:

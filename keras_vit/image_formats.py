@@ -1,0 +1,182 @@
+"""Which image files are read: one list for training, evaluation, inspection and serving, by content, not by name.
+
+TensorFlow decodes in training and in a served graph, Pillow in inspection. A file that the two would show differently,
+or that TensorFlow shows wrongly, is refused by all of them.
+"""
+
+import functools
+import importlib.metadata
+import struct
+
+_MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM", "GIF": b"GIF8"}
+# The first TensorFlow that decodes WebP, and the distributions that it comes in.
+_WEBP_SINCE = (2, 21)
+_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly")
+# The tag of EXIF that says how to turn a picture; 1 is upright.
+_ORIENTATION, _UPRIGHT = 0x0112, 1
+
+
+@functools.cache
+def formats() -> tuple[str, ...]:
+    """Names of the formats. WebP is one unless a TensorFlow is installed that cannot decode it."""
+    return (*_MAGIC, "WebP") if _webp_is_decoded() else tuple(_MAGIC)
+
+
+def format_list() -> str:
+    """The formats for a message: JPEG, PNG, BMP, GIF or WebP."""
+    return f"{', '.join(formats()[:-1])} or {formats()[-1]}"
+
+
+def _webp_is_decoded() -> bool:
+    for distribution in _DISTRIBUTIONS:
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return tuple(int(number) for number in version.split(".")[:2]) >= _WEBP_SINCE
+    return True
+
+
+def image_format(data: bytes) -> str | None:
+    """The format of a file by its first 12 bytes, or None where it is not read."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WebP" if "WebP" in formats() else None
+    return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
+
+
+def format_problem(data: bytes) -> str | None:
+    """Why an image file is refused by its header, or None; the pixels are not looked at."""
+    match image_format(data):
+        case None:
+            return f"not {format_list()}"
+        case "BMP" if not _is_plain_bmp(data):
+            return "a BMP with a palette or compressed, which would be read wrongly; save it as PNG"
+        case "GIF" if not _fills_its_screen(data):
+            return "a GIF whose first frame does not fill it; save it as PNG"
+        case "WebP" if data[12:16] == b"VP8X" and data[20:21] and data[20] & 0x02:
+            # TensorFlow 2.21 writes all its frames into the memory of one.
+            return "an animated WebP; save a frame of it"
+    return None
+
+
+def colour_key(data: bytes) -> tuple[int, ...] | None:
+    """Of a PNG without alpha the grey or the RGB that is transparent, in the file's bits; None where there is none.
+
+    TensorFlow makes an alpha of it only where four channels are asked for.
+    """
+    if image_format(data) != "PNG" or len(data) < 26 or data[25] not in (0, 2):
+        return None
+    numbers = 1 if data[25] == 0 else 3
+    found = (part for kind, part in _png_chunks(data) if kind == b"tRNS" and len(part) >= 2 * numbers)
+    return next((struct.unpack_from(f">{numbers}H", part) for part in found), None)
+
+
+def orientation(data: bytes) -> int:
+    """The EXIF orientation of a file, 1 to 8, which is not applied anywhere; 1 where none is stored."""
+    try:
+        match image_format(data):
+            case "JPEG":
+                return _from_tiff(_jpeg_exif(data))
+            case "PNG":
+                return _from_tiff(next((part for kind, part in _png_chunks(data, b"IEND") if kind == b"eXIf"), b""))
+            case "WebP":
+                return _from_tiff(_webp_exif(data))
+    except (struct.error, IndexError):  # a damaged header
+        pass
+    return _UPRIGHT
+
+
+def _is_plain_bmp(data: bytes) -> bool:
+    """Whether the bytes of a BMP are its pixels, for which TensorFlow takes them in any case.
+
+    Offsets: 10 the first pixel, 14 the length of the header with the palette behind it, 28 bits per pixel, 30 the
+    compression; of its kinds 3 gives a mask for each colour, at 54. The colours of a palette are blue, green, red,
+    unused; that of a grey image is a ramp.
+    """
+    if len(data) < 54:
+        return True  # too short to be decoded at all
+    first_pixel, header_bytes = struct.unpack_from("<II", data, 10)
+    if header_bytes < 40:
+        return False
+    bits, compression = struct.unpack_from("<HI", data, 28)
+    if bits > 8:
+        usual = compression == 3 and data[54:66] == struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)
+        return bits in (24, 32) and (compression == 0 or usual)
+    palette = data[14 + header_bytes : first_pixel][:1024]
+    ramp = all(palette[4 * grey : 4 * grey + 3] == bytes([grey] * 3) for grey in range(len(palette) // 4))
+    return compression == 0 and ramp
+
+
+def _fills_its_screen(data: bytes) -> bool:
+    """Whether the first frame of a GIF has the size of the whole, and no later one is larger.
+
+    TensorFlow takes the largest frame for the whole, others the size in the header. A damaged file passes.
+    """
+    try:
+        screen = struct.unpack_from("<HH", data, 6)
+        position, first = 13 + _table_bytes(data[10]), True
+        while position < len(data) and data[position] != 0x3B:
+            if data[position] == 0x2C:
+                left, top, width, height = struct.unpack_from("<HHHH", data, position + 1)
+                if (first and (left, top, width, height) != (0, 0, *screen)) or width > screen[0] or height > screen[1]:
+                    return False
+                first = False
+                position += 11 + _table_bytes(data[position + 9])
+            else:
+                position += 2
+            while data[position]:
+                position += 1 + data[position]
+            position += 1
+    except (struct.error, IndexError):
+        pass
+    return True
+
+
+def _table_bytes(flags: int) -> int:
+    """Bytes of the colour table that the flags of a GIF announce."""
+    return 3 * 2 ** (flags % 8 + 1) if flags >= 128 else 0
+
+
+def _png_chunks(data: bytes, end: bytes = b"IDAT"):
+    """(kind, content) of the chunks of a PNG before the first of kind `end`."""
+    position = 8
+    while position + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, position)
+        if kind == end:
+            return
+        yield kind, data[position + 8 : position + 8 + min(length, 2**16)]
+        position += 12 + length
+
+
+def _jpeg_exif(data: bytes) -> bytes:
+    position = 2
+    while data[position] == 0xFF and data[position + 1] != 0xDA:
+        (length,) = struct.unpack_from(">H", data, position + 2)
+        if data[position + 1] == 0xE1 and data[position + 4 : position + 10] == b"Exif\0\0":
+            return data[position + 10 : position + 2 + length]
+        position += 2 + length
+    return b""
+
+
+def _webp_exif(data: bytes) -> bytes:
+    position = 12
+    while position + 8 <= len(data):
+        kind, length = struct.unpack_from("<4sI", data, position)
+        if kind == b"EXIF":
+            return data[position + 8 : position + 8 + length].removeprefix(b"Exif\0\0")
+        position += 8 + length + length % 2
+    return b""
+
+
+def _from_tiff(exif: bytes) -> int:
+    """The orientation in the first directory of an EXIF block."""
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None:
+        return _UPRIGHT
+    (directory,) = struct.unpack_from(order + "I", exif, 4)
+    (entries,) = struct.unpack_from(order + "H", exif, directory)
+    for entry in range(entries):
+        tag, _, _, value = struct.unpack_from(order + "HHIH", exif, directory + 2 + 12 * entry)
+        if tag == _ORIENTATION:
+            return value if 1 <= value <= 8 else _UPRIGHT
+    return _UPRIGHT
