@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import pathlib
+import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -122,7 +123,7 @@ def _data_offset(stream, member: zipfile.ZipInfo) -> int:
 def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
     """Write an uncompressed archive under a temporary name, then rename it: it is whole or not there."""
     path = pathlib.Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as stream:
             np.savez(stream, **arrays)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from training.arguments import OnBadImage
-from training.examples import Source, Split, decoding_problem, problems_of, reason
+from training.examples import Source, Split, decoding_problem, listed, problems_of, reason
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 EVALUATION_NAMES = ("test", "val", "valid", "validation")
@@ -73,7 +73,7 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
     found = {name: _entries(path / name) for name in classes}
     bad = problems_of([file for files in found.values() for file in files], _file_problem)
     if bad:
-        named = "; ".join(f"{_shown(file)} ({why})" for file, why in bad.items())
+        named = listed({_shown(file): why for file, why in bad.items()})
         count = f"{len(bad)} of {sum(map(len, found.values()))} files in {path} are no readable images: {named}"
         if on_bad_image == "stop":
             raise UserError(f"{count}; mend or remove them, or give --on-bad-image skip.")
