@@ -99,6 +99,19 @@ def test_a_lock_leaves_no_directory_in_which_nothing_was_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
+    class Model:
+        def save(self, path):
+            path.write_bytes(b"half")
+            raise OSError(run_module.errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(
+        UserError, match="model could not be written to .* .No space left on device.; its last state is"
+    ):
+        Run(tmp_path).save_model(Model())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_threads_that_write_the_same_file_leave_one_of_their_texts(tmp_path):
     texts = [str(number) * 1000 for number in range(10)] * 5
     with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -117,8 +117,14 @@ class Run:
 
     def save_model(self, model: keras.Model) -> None:
         """Write model.keras, of a model that is not compiled: whoever loads it needs keras_vit alone."""
-        with written_whole(self.model_file) as temporary:
-            model.save(temporary)
+        try:
+            with written_whole(self.model_file) as temporary:
+                model.save(temporary)
+        except OSError as error:
+            raise UserError(
+                f"The trained model could not be written to {self.path} ({error.strerror or error}); its last state is "
+                "whole: make room, and the same command continues."
+            ) from error
 
     def metrics(self) -> list[dict]:
         """One record for each finished epoch."""
