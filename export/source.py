@@ -116,10 +116,7 @@ def read_labels(path: str | None, number: int) -> tuple[str, ...]:
         )
     if not pathlib.Path(path).is_file():
         raise UserError(f"There is no file {path!r}; --labels takes a text file with a class in each line.")
-    try:
-        labels = tuple(pathlib.Path(path).read_text(encoding="utf-8").splitlines())
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} should name a class in each line, but is no UTF-8 text ({error}).") from error
+    labels = run_directory.read_labels(path)
     if len(labels) != number:
         raise UserError(f"The model has {number} classes, but {path} has {len(labels)} lines; name each class once.")
     return labels

@@ -59,11 +59,24 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
 
 def load_labels(run: str | os.PathLike) -> tuple[str, ...]:
     """The names of the classes of a run, in the order of its logits."""
-    path = find(run, LABELS)
+    return read_labels(find(run, LABELS))
+
+
+def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
+    """The names of classes in a text file, one in each line; `labels_text` is the way back."""
+    return parse_labels(pathlib.Path(path).read_bytes(), path)
+
+
+def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
+    """The names of classes in the bytes of a text file, whose last line may end without a line break.
+
+    Lines end with a line feed, before which editors on Windows put a carriage return; all else is part of a name.
+    """
     try:
-        return tuple(path.read_text(encoding="utf-8").split("\n")[:-1])
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} should name a class in each line, but is no UTF-8 text ({error}).") from error
+    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
 
 
 def labels_text(labels: Sequence[str]) -> str:

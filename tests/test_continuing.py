@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -90,24 +91,40 @@ def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undistur
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 
-def test_sigterm_saves_and_leaves_with_the_documented_code(undisturbed, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
+    number, undisturbed, tmp_path, monkeypatch, capfd
+):
     save = states.save
 
     def save_and_ask(folder, step, progress, arrays):
         save(folder, step, progress, arrays)
         if step == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(states, "save", save_and_ask)
     with pytest.raises(SystemExit) as left:
         in_process(tmp_path / "run")
     assert left.value.code == CONTINUE_LATER == 75
-    assert "Stopped, with the state saved: the same command continues." in capsys.readouterr().err
+    error = capfd.readouterr().err
+    assert f"Stopped, with the state saved; the same command continues: {shlex.join(sys.orig_argv)}\n" in error
+    assert ("Ctrl-C again stops at once" in error) == (number == signal.SIGINT)
     assert states.newest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
     monkeypatch.setattr(states, "save", save)
     in_process(tmp_path / "run")
-    assert "Continuing after step 9, in epoch 1." in capsys.readouterr().out
+    assert "Continuing after step 9, in epoch 1." in capfd.readouterr().out
     assert_ended_alike(tmp_path / "run", undisturbed)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path, monkeypatch):
+    def save_and_ask_twice(folder, step, progress, arrays):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(states, "save", save_and_ask_twice)
+    with pytest.raises(KeyboardInterrupt):
+        in_process(tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_average_is_what_the_run_saves(undisturbed):

@@ -15,7 +15,7 @@ from training import shard, sharding
 from training.data import training_batches
 from training.examples import bad_labels_named, typical_size
 from training.recipes import find_recipe
-from training.records import IMAGE, LABEL
+from training.records import IMAGE, LABEL, Records
 from training.sources import DataArguments, Source, open_source
 
 MODES = ("RGB", "L", "P", "RGBA", "LA", "1", "I;16")
@@ -188,3 +188,62 @@ def test_a_number_of_files_that_cannot_be_is_refused(folder, tmp_path, shards, w
 def test_records_that_are_there_are_not_overwritten(folder, shards):
     with pytest.raises(UserError, match=re.escape(f"{shards} holds TFRecord files already; give another --output")):
         sharded(folder, shards)
+
+
+def test_a_record_is_named_by_its_place_in_the_file_when_some_are_skipped(tmp_path):
+    path = tmp_path / "train.tfrecord"
+    write(path, [(GOOD, 0)] * 5)
+    records = Records([(str(path), 0, 2), (str(path), 3, 2)])
+    assert [records.name(index) for index in range(4)] == [f"record {n} of train.tfrecord" for n in (0, 1, 3, 4)]
+
+
+def flip(path: pathlib.Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_is_found_by_the_checksum_of_its_record(tmp_path, capsys):
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.tfrecord", [(GOOD, 0), (GOOD, 1), (GOOD, 1)])
+    path = tmp_path / "train.tfrecord"
+    size = path.stat().st_size // 3
+    flip(path, size + size // 2)
+    data = f"tfrecord:{tmp_path}/*.tfrecord"
+    train = open_source(DataArguments(data)).train
+    with (
+        pytest.raises(
+            UserError, match="The record 1 of train.tfrecord, in .*, is damaged: its bytes do not fit their "
+        ),
+        bad_labels_named(train),
+    ):
+        list(tf.data.Dataset.range(3).map(train.example))
+    assert open_source(DataArguments(data, on_bad_image="skip")).train.num_examples == 2
+    assert "1 of 3 images cannot be decoded: record 1 of train.tfrecord (The record" in capsys.readouterr().out
+
+
+def test_a_flipped_bit_in_a_length_is_found_when_the_file_is_opened(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.tfrecord", [(GOOD, 0), (GOOD, 1)])
+    flip(tmp_path / "train.tfrecord", 0)
+    with pytest.raises(UserError, match="at byte 0 the length of a record does not fit its checksum"):
+        open_source(DataArguments(f"tfrecord:{tmp_path}/*.tfrecord"))
+
+
+def test_a_file_that_vanishes_is_named(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.tfrecord", [(GOOD, 0), (GOOD, 1)])
+    train = open_source(DataArguments(f"tfrecord:{tmp_path}/*.tfrecord")).train
+    (tmp_path / "train.tfrecord").unlink()
+    with (
+        pytest.raises(UserError, match="train.tfrecord can no longer be read .No such file or directory.; put it back"),
+        bad_labels_named(train),
+    ):
+        list(tf.data.Dataset.range(2).map(train.example))
+
+
+def test_the_last_class_of_a_file_without_a_final_line_break_counts(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.tfrecord", [(GOOD, 0), (GOOD, 1)])
+    (tmp_path / "labels.txt").write_text("ant\nbee")
+    assert open_source(DataArguments(f"tfrecord:{tmp_path}/*.tfrecord")).labels == ("ant", "bee")

@@ -3,6 +3,7 @@
 import io
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.image_formats import format_list
 from training import examples, sources
-from training.sources import DataArguments, Split, open_source
+from training.sources import DataArguments, Split, bad_labels_named, open_source
 
 TFDS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
@@ -363,3 +364,32 @@ def test_a_folder_that_is_missing_or_holds_no_classes_is_refused(tmp_path):
         open_source(DataArguments(f"folder:{tmp_path / 'nowhere'}"))
     with pytest.raises(UserError, match="at least two classes, but holds 0"):
         open_source(DataArguments(f"folder:{tmp_path}"))
+
+
+def test_of_many_unreadable_files_ten_are_named_and_a_file_lists_all(tmp_path):
+    make_many = {f"class {number % 2}/{number:04d}.png": b"words" if number % 3 else b"" for number in range(60)}
+    for name, data in make_many.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match="^60 of 60 files in .* are no readable images: ") as caught:
+        open_source(DataArguments(f"folder:{tmp_path}"))
+    message = str(caught.value)
+    assert message.count(".png (") == 10
+    assert "; and 50 more (in all 40 times Unknown image file format" in message
+    listed = pathlib.Path(re.search(r"which are listed in (\S+\.txt);", message)[1])
+    lines = listed.read_text().splitlines()
+    listed.unlink()
+    assert sorted(line.split("\t")[0] for line in lines) == sorted(str(tmp_path / name) for name in make_many)
+
+
+def test_a_picture_that_vanishes_is_named(tmp_path):
+    for name in ("ant/1.png", "ant/2.png", "bee/1.png", "bee/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(tf.io.encode_png(np.full((5, 6, 3), 9, np.uint8)).numpy())
+    train = open_source(DataArguments(f"folder:{tmp_path}")).train
+    (tmp_path / "bee" / "2.png").unlink()
+    words = "can no longer be read .*bee/2.png; No such file or directory.; put it back, and the same command continues"
+    with pytest.raises(UserError, match=words), bad_labels_named(train):
+        tf.function(lambda: next(iter(tf.data.Dataset.range(2).map(train.example).batch(2))))()
+    with pytest.raises(UserError, match=words), bad_labels_named(train):
+        train.example(tf.constant(1, tf.int64))

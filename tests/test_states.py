@@ -1,12 +1,14 @@
 """States: whole, checked, the last two kept."""
 
 import errno
+import shutil
 
 import numpy as np
 import pytest
 
 from keras_vit import UserError
 from training import states
+from training.run import Run
 
 
 def save(folder, step):
@@ -59,3 +61,24 @@ def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
         save(tmp_path, 12)
     assert [path.name[:13] for path in tmp_path.iterdir()] == ["step-00000005"]
     assert states.newest(tmp_path)[0] == 5
+
+
+def test_a_state_renamed_to_another_step_is_passed_over(tmp_path, capsys):
+    save(tmp_path, 5)
+    save(tmp_path, 12)
+    newest = max(tmp_path.iterdir())
+    newest.rename(newest.with_name(newest.name.replace("00000012", "00000099")))
+    assert states.newest(tmp_path)[0] == 5
+    assert "its bytes are not those that this run saved at this step" in capsys.readouterr().out
+
+
+def test_a_state_of_another_run_of_the_same_settings_is_not_believed(tmp_path):
+    here, there = Run(tmp_path / "here"), Run(tmp_path / "there")
+    for run in (here, there):
+        run.start({"epochs": 3}, ("ant", "bee"))
+    save(there.states_folder, 12)
+    assert states.newest(there.states_folder)[0] == 12
+    for state in there.states_folder.iterdir():
+        shutil.copy(state, here.states_folder)
+    with pytest.raises(UserError, match="is whole, so the run cannot go on"):
+        states.newest(here.states_folder)

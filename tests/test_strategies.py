@@ -1,5 +1,6 @@
 """Strategies: the same numbers on one device, two replicas and two workers; what is asked for and not there."""
 
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -14,9 +15,9 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training import fit, strategies
+from training import fit, launch, rendezvous, strategies
 from training.recipes import RECIPES
-from training.strategies import StrategyArguments, open_strategy
+from training.strategies import CONTINUE_LATER, StrategyArguments, lost_workers_named, open_strategy
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
 
@@ -189,6 +190,7 @@ def test_several_workers_need_to_be_named(monkeypatch):
         '{"cluster": {"worker": ["a:1"]}}',
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
         '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}',
+        '{"cluster": {"worker": ["a:99999"]}, "task": {"type": "worker", "index": 0}}',
         '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}',
     ],
 )
@@ -206,6 +208,43 @@ def test_a_worker_that_never_arrives_is_named_with_its_address(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(UserError, match=f"After 1 seconds no worker has come to {absent}; start all workers"):
         open_strategy(StrategyArguments(strategy="multi-worker", worker_timeout=1))
+
+
+def free_addresses(count: int) -> list[str]:
+    return [f"127.0.0.1:{port}" for port in launch._free_ports(count)]
+
+
+def met(calls: list[tuple]) -> list[str | None]:
+    """What each worker says when all of them meet at once: None, or why not."""
+
+    def one(call):
+        try:
+            rendezvous.meet(*call)
+        except UserError as mistake:
+            return str(mistake)
+
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(one, calls))
+
+
+def test_workers_meet():
+    workers = free_addresses(3)
+    assert met([(workers, here, 60) for here in workers]) == [None] * 3
+
+
+def test_workers_that_were_given_other_ports_are_told_so_on_both_sides():
+    chief, right, wrong = free_addresses(3)
+    chiefs, others = met([([chief, right], chief, 1), ([chief, wrong], wrong, 1)])
+    assert f"The worker at {wrong} was started with the addresses {chief}, {wrong}, others than this one" in chiefs
+    assert f"The worker at {chief} was started with the addresses {chief}, {right}, others than this one" in others
+
+
+def test_another_server_at_the_port_of_a_worker_is_told():
+    here = free_addresses(1)[0]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        there = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"What listens at {there} is no worker of this training; correct its port"):
+            rendezvous.meet([here, there], here, 1)
 
 
 def test_a_taken_port_is_refused(monkeypatch):
@@ -247,3 +286,57 @@ def test_a_failed_worker_ends_the_launch_with_its_exit_code(tmp_path):
     )
     command = [sys.executable, "-m", "training.launch", "--grace", "0.1", "--", sys.executable, "-c", script]
     assert subprocess.run(command, timeout=200, env=ENVIRONMENT).returncode == 3
+
+
+@pytest.fixture(name="first_of_two")
+def _first_of_two(monkeypatch):
+    """The strategy of worker 0, as far as a lost worker is looked for."""
+
+    class Resolver:
+        task_type, task_id = "worker", 0
+
+    class Strategy:
+        cluster_resolver = Resolver()
+
+    monkeypatch.setattr(strategies, "several_workers", lambda strategy: True)
+    return Strategy()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.UnavailableError(
+            None, None, "Graph execution error:\n\nDetected at node Collective\nCollective ops is aborted by: recvmsg:"
+            "Connection reset by peer\nAdditional GRPC information from remote target /job:worker/replica:0/task:1",
+        ),
+        tf.errors.InternalError(
+            None, None, "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are "
+            "unhealthy (stopped sending heartbeats)",
+        ),
+        tf.errors.DeadlineExceededError(None, None, "Collective has timed out during execution."),
+        tf.errors.UnavailableError(
+            None, None, "Collective ops is aborted by: Deadline Exceeded RPC: /tensorflow.CoordinationService/Heartbeat"
+        ),
+    ],
+)  # fmt: skip
+def test_a_lost_worker_is_named_and_ends_with_the_code_to_start_again(error, first_of_two, monkeypatch, capsys):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    with lost_workers_named(first_of_two):
+        raise error
+    assert left == [CONTINUE_LATER]
+    assert "A worker was lost or did not answer" in (message := capsys.readouterr().err)
+    assert any(word in message for word in ("task:1", "timed out", "Heartbeat"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.InternalError(None, None, "cuDNN launch failure : input shape ([32,3,224,224])"),
+        tf.errors.InternalError(None, None, "/job:worker/replica:0/task:0/device:GPU:0: cuDNN launch failure"),
+        tf.errors.CancelledError(None, None, "Cancelled"),
+    ],
+)
+def test_an_error_of_this_worker_is_not_taken_for_a_lost_one(error, first_of_two):
+    with pytest.raises(type(error)), lost_workers_named(first_of_two):
+        raise error

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_vit import ResNetConfig, UserError, run_directory
 from keras_vit.costs import costs
-from training import least_squares, study, study_runs, trial
+from training import least_squares, run, study, study_runs, trial
 from training.examples import Split, random_subset
 from training.features import features_of
 from training.recipes import RECIPES
@@ -173,6 +173,17 @@ def test_mistakes_are_named(arguments, words, tmp_path):
 
 def test_sizes_are_taken_from_the_data():
     assert [point.train_images for point in data_size(BASE, 60_000, [500, 1000])] == [500, 1000] * 3
+
+
+def test_each_run_has_a_process_of_its_own_whatever_the_version_of_python(monkeypatch):
+    monkeypatch.setattr(study_runs, "run_trial", divmod)
+    assert study_runs._in_own_process(17, 5) == (3, 2)
+
+
+def test_a_second_study_in_the_same_directory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_LOCK_WAIT", 0.0)
+    with run.locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
+        study.main(["head", "--data", "digits", *TINY, "--workdir", str(tmp_path)])
 
 
 @pytest.mark.slow

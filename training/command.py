@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 
@@ -20,7 +22,7 @@ from training.fit import build_trainer, check_batch, total_steps, train
 from training.keeper import Stopped
 from training.plan import describe_plan, draw_learning_rate
 from training.recipe import Recipe
-from training.run import Run
+from training.run import Run, locked
 from training.sources import Source, open_source
 from training.strategies import CONTINUE_LATER, check_alike, is_chief, open_strategy
 
@@ -70,7 +72,23 @@ def run_training(
         make_model: number of classes -> model; called once, under the strategy, before anything is written.
         command, recipe_name: for config.json.
     """
-    run, source, strategy = Run(pathlib.Path(arguments.workdir)), setting.source, setting.strategy
+    run, strategy = Run(pathlib.Path(arguments.workdir)), setting.strategy
+    writes = is_chief(strategy) and not run.model_file.is_file()
+    with locked(run.path) if writes else contextlib.nullcontext():
+        return _trained(arguments, recipe, setting, make_model, run, command=command, recipe_name=recipe_name)
+
+
+def _trained(
+    arguments: TrainingArguments,
+    recipe: Recipe,
+    setting: Setting,
+    make_model: Callable[[int], keras.Model],
+    run: Run,
+    *,
+    command: str,
+    recipe_name: str,
+) -> Run:
+    source, strategy = setting.source, setting.strategy
     check_batch(recipe, strategy)
     num_steps = total_steps(recipe, source)
     settings = _settings(arguments, command, recipe_name, source)
@@ -157,5 +175,7 @@ def continued_later() -> Iterator[None]:
     try:
         yield
     except Stopped:
-        print("Stopped, with the state saved: the same command continues.", file=sys.stderr)
+        everywhere = " on every worker" if "TF_CONFIG" in os.environ else ""
+        command = shlex.join(sys.orig_argv)
+        print(f"Stopped, with the state saved; the same command{everywhere} continues: {command}", file=sys.stderr)
         sys.exit(CONTINUE_LATER)

@@ -105,7 +105,13 @@ def main(arguments: Sequence[str]) -> None:
     """`--workdir DIR`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m training.demo")
     cli.require_tensorflow()
-    demo(parsed)
+
+    from training.command import continued_later
+    from training.run import locked
+
+    # A lock of its own, besides that of the training: the exports, too, are of one process.
+    with continued_later(), locked(pathlib.Path(parsed.workdir), ".demo.lock"):
+        demo(parsed)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ An example is an image, as it is stored, and its label. Images stay encoded unti
 window can be decoded alone.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +24,8 @@ from keras_vit.quiet import native_stderr_silenced
 
 # How a graph says that a stored label is no class; `bad_labels_named` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
+# Of images at fault, how many are named in a message, and how many different reasons are counted.
+_NAMED, _REASONS = 10, 5
 
 # Images that a warning names, and images of each split that are looked at where not all of them are read beforehand.
 _NAMED, _LOOKED_AT = 10, 64
@@ -110,17 +115,34 @@ def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
 def bad_labels_named(*splits: Split) -> Iterator[None]:
     """Turns the graph error of a label outside the classes, met while examples are read, into a UserError.
 
-    Also that of an image which cannot be decoded: all such images of the splits are then looked for and named.
+    Also that of an image which cannot be decoded: all such images of the splits are then looked for and named. And that
+    of a file which cannot be read any more, or of a damaged record.
     """
     try:
         yield
+    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+        # The line before the name of the operator: the path and what is wrong.
+        found = re.search(r"(?:\}\} |^)([^\n{}]+?)\s*\[(?:\[\{\{node [\w/]*ReadFile|Op:ReadFile)", error.message, re.M)
+        if not found:
+            raise
+        raise UserError(
+            f"An image can no longer be read ({found[1].strip()}); put it back, and the same command continues."
+        ) from error
     except tf.errors.InvalidArgumentError as error:
+        if mistake := _mistake_in_graph(error):
+            raise UserError(mistake) from error
         if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", str(error)):
             raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; mend the data, or give splits without it.") from error
         for split in splits:
             if bad := _undecodable(split):
                 raise UserError(f"{_bad_images(split, bad)}; mend or remove them.") from error
         raise
+
+
+def _mistake_in_graph(error: tf.errors.OpError) -> str | None:
+    """The text of a UserError that Python code raised while a graph ran it."""
+    found = re.search(r"UserError: (.+)", error.message)
+    return found and found[1]
 
 
 def without_bad(split: Split) -> Split:
@@ -143,15 +165,33 @@ def _undecodable(split: Split) -> dict[int, str]:
     """Numbers of the examples that cannot be decoded, each with the reason. Reads all of them."""
 
     def problem(index: int) -> str | None:
-        image, _ = split.read(tf.constant(index, tf.int64))
+        try:
+            image, _ = split.read(tf.constant(index, tf.int64))
+        except UserError as damaged:
+            return str(damaged)
         return decoding_problem(image) if image.dtype == tf.string else None
 
     return problems_of(range(split.num_examples), problem)
 
 
 def _bad_images(split: Split, bad: dict[int, str]) -> str:
-    named = "; ".join(f"{split.name(index)} ({why})" for index, why in bad.items())
+    named = listed({split.name(index): why for index, why in bad.items()})
     return f"{len(bad)} of {split.num_examples} images cannot be decoded: {named}"
+
+
+def listed(problems: Mapping[str, str]) -> str:
+    """Names with their problems, for a message: a few of them, how many have which, and a file that holds all."""
+    shown = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems.items(), _NAMED))
+    if len(problems) <= _NAMED:
+        return shown
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="keras_vit-images-", suffix=".txt", delete=False
+    ) as file:
+        file.writelines(f"{name}\t{why}\n" for name, why in problems.items())
+    counts = collections.Counter(problems.values())
+    reasons = ", ".join(f"{count} times {why[:200]}" for why, count in counts.most_common(_REASONS))
+    rest = f", and {len(counts) - _REASONS} reasons more" if len(counts) > _REASONS else ""
+    return f"{shown}; and {len(problems) - _NAMED} more (in all {reasons}{rest}), which are listed in {file.name}"
 
 
 def problems_of(examples: Sequence, problem: Callable) -> dict:

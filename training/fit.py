@@ -138,7 +138,7 @@ def train(trainer: Trainer, recipe: Recipe, source: Source, run: Run, *, seed: i
     """Fit, from the last saved state where the run has one, and leave the trained model in the run directory.
 
     Raises:
-        Stopped: after SIGTERM, with the state saved.
+        Stopped: after SIGTERM or Ctrl-C, with the state saved.
         UserError: when the loss is no number any more, or the disk is full; the last state stays.
     """
     strategy, num_steps = trainer.distribute_strategy, total_steps(recipe, source)
@@ -146,7 +146,7 @@ def train(trainer: Trainer, recipe: Recipe, source: Source, run: Run, *, seed: i
     callbacks = [keeper]
     if execution.inspect_every and is_chief(strategy):
         callbacks.insert(0, InspectEpochs(lambda: _as_built(trainer), run.path, execution.inspect_every))
-    with lost_workers_named(strategy), keeper.sigterm_heeded(), bad_labels_named(source.train, source.evaluation):
+    with lost_workers_named(strategy), keeper.stop_signals_heeded(), bad_labels_named(source.train, source.evaluation):
         check_alike(strategy, {"the step that they continue after": keeper.step})
         _fit(trainer, recipe, source, keeper, callbacks, seed=seed, evaluate_every=execution.evaluate_every)
         if is_chief(strategy):

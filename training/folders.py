@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.image_formats import format_list
 from training.arguments import OnBadImage
-from training.examples import Oddities, Source, Split, decoding_problem, problems_of, reason
+from training.examples import Oddities, Source, Split, decoding_problem, listed, problems_of, reason
 
 EVALUATION_NAMES = ("test", "val", "valid", "validation")
 # Of a folder without a split of its own, every tenth image of each class is kept for evaluation.
@@ -74,7 +74,7 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
     oddities = Oddities()
     bad = problems_of([file for files in found.values() for file in files], lambda file: _file_problem(file, oddities))
     if bad:
-        named = "; ".join(f"{_shown(file)} ({why})" for file, why in bad.items())
+        named = listed({_shown(file): why for file, why in bad.items()})
         count = f"{len(bad)} of {sum(map(len, found.values()))} files in {path} are no readable images: {named}"
         if on_bad_image == "stop":
             raise UserError(f"{count}; mend or remove them, or give --on-bad-image skip.")

@@ -5,6 +5,7 @@ metrics.jsonl is always that of one state: without gaps, and nothing twice.
 """
 
 import contextlib
+import os
 import shutil
 import signal
 import time
@@ -70,17 +71,22 @@ class Keeper(keras.callbacks.Callback):
             print(f"Continuing after step {self.step:,}, in epoch {len(self.records) + 1}.")
 
     @contextlib.contextmanager
-    def sigterm_heeded(self) -> Iterator[None]:
-        """Within it SIGTERM lets the step end, saves the state, and raises Stopped."""
+    def stop_signals_heeded(self) -> Iterator[None]:
+        """Within it SIGTERM or Ctrl-C lets the step end, saves and raises Stopped; a second Ctrl-C interrupts."""
 
-        def note(*_) -> None:
+        def note(number, _) -> None:
             self._stop_asked = True  # no more: TensorFlow may be in the middle of anything
+            if number == signal.SIGINT:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                # Not printed, for Python may be in the middle of that.
+                os.write(2, b"\nStopping after this step, with its state saved; Ctrl-C again stops at once.\n")
 
-        before = signal.signal(signal.SIGTERM, note)
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._first_step, self._start = self.step, time.monotonic()

@@ -43,12 +43,19 @@ def launch(arguments: Arguments, command: Sequence[str]) -> int:
     for index in range(arguments.workers):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         environment = {**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONUNBUFFERED": "1"}
-        worker = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        worker = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # or Ctrl-C in a terminal would reach it twice
+        )
         reader = threading.Thread(target=_echo, args=(index, worker), daemon=True)
         reader.start()
         workers.append(worker)
         readers.append(reader)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: [worker.send_signal(received) for worker in workers])
     code = _wait(workers, arguments.grace)
     for reader in readers:

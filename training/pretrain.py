@@ -3,7 +3,7 @@
     python -m training.pretrain mnist-notes --data tfds:mnist --workdir runs/mnist-notes
 
 about 97 % on the test images of MNIST. The same command continues an interrupted run from its last saved state; asked
-to end (SIGTERM), it saves one and leaves with exit code 75.
+to end (SIGTERM or Ctrl-C), it saves one and leaves with exit code 75.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """TFRecord files as a data set: where each record lies is found once, then any of them is read by position.
 
-A record is: length (8 bytes, little-endian), CRC of it (4), data, CRC of them (4).
+A record is: length (8 bytes, little-endian), CRC of it (4), data, CRC of them (4). That of the length is compared when
+the records are found, that of the data whenever a record is read.
 """
 
 import os
@@ -9,13 +10,14 @@ import struct
 import sys
 from collections.abc import Sequence
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.run_directory import LABELS
+from keras_vit.run_directory import LABELS, parse_labels
 from training.arguments import OnBadImage
-from training.examples import Source, Split, bad_labels_named, checked_label, without_bad
+from training.examples import Source, Split, bad_labels_named, checked_label, reason, without_bad
 from training.folders import EVALUATION_NAMES
 
 _HEADER, _FOOTER = 12, 4
@@ -36,6 +38,7 @@ class Records:
     def __init__(self, spans: Sequence[tuple[str, int, int]]):
         """`spans`: (path, records to skip, records to take) of each file, in order."""
         self._paths = [path for path, _, _ in spans]
+        self._skipped = [skip for _, skip, _ in spans]
         self._local = [os.path.isfile(path) for path in self._paths]
         places = [_scan(path)[skip : skip + take] for path, skip, take in spans]
         self._file = np.repeat(np.arange(len(spans)), [len(part) for part in places])
@@ -45,9 +48,10 @@ class Records:
         return len(self._file)
 
     def name(self, index: int) -> str:
-        """What to call a record in a message."""
+        """What to call a record in a message: its number in the file, from 0."""
         file = self._file[index]
-        return f"record {index - np.argmax(self._file == file)} of {os.path.basename(self._paths[file])}"
+        number = self._skipped[file] + index - np.argmax(self._file == file)
+        return f"record {number} of {os.path.basename(self._paths[file])}"
 
     def read(self, index: tf.Tensor) -> tf.Tensor:
         """The record number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
@@ -57,6 +61,23 @@ class Records:
 
     def _read(self, index: np.int64) -> bytes:
         (offset, length), file = self._place[index].tolist(), self._file[index]
+        try:
+            data = self._bytes(file, offset, length + _FOOTER)
+        except (OSError, tf.errors.OpError) as error:
+            why = error.strerror if isinstance(error, OSError) else reason(error)
+            raise UserError(
+                f"The file {self._paths[file]} can no longer be read ({why}); put it back, and the same command "
+                "continues."
+            ) from error
+        record = data[:length]
+        if data[length:] != _checksum(record):
+            raise UserError(
+                f"The {self.name(index)}, in {os.path.dirname(self._paths[file]) or '.'}, is damaged: its bytes do not "
+                "fit their checksum; fetch or write the file again."
+            )
+        return record
+
+    def _bytes(self, file: int, offset: int, length: int) -> bytes:
         path = self._paths[file]
         if self._local[file]:  # a tenth of the time that GFile takes
             with open(path, "rb", buffering=0) as local:
@@ -64,6 +85,12 @@ class Records:
         with tf.io.gfile.GFile(path, "rb") as stream:
             stream.seek(offset)
             return stream.read(length)
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C as TFRecord files store it: rotated by 15 bits, plus a constant, little-endian."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _scan(path: str) -> np.ndarray:
@@ -75,6 +102,11 @@ def _scan(path: str) -> np.ndarray:
             stream.seek(position)
             header = stream.read(_HEADER)
             length = struct.unpack("<Q", header[:8])[0] if len(header) == _HEADER else size
+            if len(header) == _HEADER and header[8:] != _checksum(header[:8]):
+                raise UserError(
+                    f"The file {path} is damaged, or no TFRecord file: at byte {position} the length of a record does "
+                    "not fit its checksum; fetch or write it again."
+                )
             if position + _HEADER + length + _FOOTER > size:
                 raise UserError(f"The file {path} ends within a record at byte {position}; it is truncated.")
             places.append((position + _HEADER, length))
@@ -107,7 +139,7 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> Source:
             + (f"there is no {names_file}." if len(folders) == 1 else f"they lie in {', '.join(folders)}.")
         )
     with tf.io.gfile.GFile(names_file, "rb") as stream:
-        names = tuple(stream.read().decode(errors="replace").split("\n")[:-1])
+        names = parse_labels(stream.read(), names_file)
     return Source(names, *(_record_split(split, names, on_bad_image) for split in splits))
 
 

@@ -7,12 +7,17 @@ first is config.json, which makes the directory a run; the last is model.keras, 
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import pathlib
 import platform
 import re
+import socket
 import subprocess
+import time
+import uuid
 from collections.abc import Iterator
 
 import keras
@@ -22,7 +27,13 @@ import tensorflow as tf
 from keras_vit import UserError, run_directory
 
 # What `written_whole` and `write_npz` call a file until it is whole.
-_TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
+_TEMPORARY = re.compile(r".+\.(\d+|[0-9a-f]{32})\.tmp(\.\w+)?")
+# The file whose lock says that a process writes into the directory, and for how many seconds a process waits for it:
+# one that was just killed holds it a moment longer.
+LOCK = ".lock"
+_LOCK_WAIT = 5.0
+# What a file system says that has no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +73,20 @@ class Run:
         unfinished = self._unfinished()
         if self.config_file.is_file():
             self._check_same(settings, labels)
-        elif self.path.exists() and (not self.path.is_dir() or set(self.path.iterdir()) - set(unfinished)):
+        elif self.path.exists() and not (self.path.is_dir() and self._holds_only(unfinished)):
             raise UserError(f"{self.path} exists and is no run directory; give a new or empty --workdir.")
         for file in unfinished:
             file.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
-            config = {"settings": settings, "environment": environment()}
+            config = {"id": uuid.uuid4().hex, "settings": settings, "environment": environment()}
             write_text(self.config_file, json.dumps(config, indent=2) + "\n")
         if not self.labels_file.is_file():
             write_text(self.labels_file, run_directory.labels_text(labels))
         self.states_folder.mkdir(exist_ok=True)
+
+    def _holds_only(self, unfinished: list[pathlib.Path]) -> bool:
+        return all(file in unfinished or file.name.endswith(LOCK) for file in self.path.iterdir())
 
     def _unfinished(self) -> list[pathlib.Path]:
         """Temporary files that a killed process left."""
@@ -103,8 +117,14 @@ class Run:
 
     def save_model(self, model: keras.Model) -> None:
         """Write model.keras, of a model that is not compiled: whoever loads it needs keras_vit alone."""
-        with written_whole(self.model_file) as temporary:
-            model.save(temporary)
+        try:
+            with written_whole(self.model_file) as temporary:
+                model.save(temporary)
+        except OSError as error:
+            raise UserError(
+                f"The trained model could not be written to {self.path} ({error.strerror or error}); its last state is "
+                "whole: make room, and the same command continues."
+            ) from error
 
     def metrics(self) -> list[dict]:
         """One record for each finished epoch."""
@@ -118,6 +138,87 @@ class Run:
     def write_metrics(self, records: list[dict]) -> None:
         """Replace metrics.jsonl."""
         write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
+    """Within it no other process that asks for the same lock writes into the directory, which is made if need be.
+
+    The operating system holds the lock and frees it with the process, so that a file which a killed one left is no
+    obstacle. Machines see each other's where the file system carries locks, as NFS does; a mounted bucket does not.
+
+    Args:
+        folder: a directory, or what shall become one.
+        name: of the file in it, so that who holds one lock may run what takes another.
+
+    Raises UserError, after some seconds, when another process has it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a new or empty directory as --workdir.")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _lock_taken(folder / name):
+            yield
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # not empty: something was written
+                path.rmdir()
+
+
+@contextlib.contextmanager
+def _lock_taken(file: pathlib.Path) -> Iterator[None]:
+    end = time.monotonic() + _LOCK_WAIT
+    while True:
+        with open(file, "a+", encoding="utf-8") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise UserError(
+                        f"Another process, {_holder(file)}, writes into {file.parent}; wait for its end, or give "
+                        "another --workdir."
+                    ) from None
+                time.sleep(0.1)
+                continue
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                print(f"The file system of {file.parent} has no locks; see that no other process trains there.")
+            if not _is_still(file, stream.fileno()):
+                continue  # its last holder removed it between the two lines above
+            _warn_of_elsewhere(file)
+            stream.truncate(0)
+            stream.write(f"{os.getpid()} on {socket.gethostname()}")
+            stream.flush()
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+            return
+
+
+def _is_still(file: pathlib.Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(file), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(file: pathlib.Path) -> str:
+    with contextlib.suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace")[:200].strip() or "which has just begun"
+    return "which is just ending"
+
+
+def _warn_of_elsewhere(file: pathlib.Path) -> None:
+    """A process of another machine left its name: it was killed, or the file system hides its lock."""
+    before = _holder(file)
+    if " on " in before and not before.endswith(f" on {socket.gethostname()}"):
+        print(
+            f"Process {before} left {file.parent} without a word; if it still runs, which a file system without locks "
+            "between machines, such as a mounted bucket, would hide, end one of the two."
+        )
 
 
 def differences(there: dict, here: dict) -> str:
@@ -150,7 +251,7 @@ def environment() -> dict:
 @contextlib.contextmanager
 def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives a temporary path to write to, which becomes `path` when the block ends well and else is removed."""
-    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    temporary = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp{path.suffix}")
     try:
         yield temporary
         with open(temporary, "rb+") as stream:

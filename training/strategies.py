@@ -5,22 +5,22 @@ import faulthandler
 import json
 import os
 import re
-import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from keras_vit import UserError
 from training.arguments import StrategyArguments, StrategyKind
+from training.rendezvous import meet
 
 # Exit code of a run that stopped before its end, by SIGTERM or because a worker was lost: the same command continues.
 # sysexits.h calls it EX_TEMPFAIL.
 CONTINUE_LATER = 75
 
 _MULTI_WORKER = tf.distribute.MultiWorkerMirroredStrategy
-# What workers see of one that is gone, or that does not answer within the time-out.
+# What workers see of one that is gone, or that does not answer within the time-out; other mistakes have these classes,
+# too, so that the message counts as well.
 _LOST = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
@@ -97,8 +97,9 @@ def _workers() -> list[str]:
         workers = [*cluster.get("chief", ()), *cluster.get("worker", ())]
         if task["type"] not in ("chief", "worker") or not 0 <= int(task["index"]) < len(cluster[task["type"]]):
             raise KeyError("task")
-        if not all(re.fullmatch(r".+:\d+", worker) for worker in workers):
-            raise KeyError("address")
+        ports = [int(re.fullmatch(r".+:(\d+)", worker)[1]) for worker in workers]
+        if not all(0 < port < 2**16 for port in ports):
+            raise ValueError("port")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
             'TF_CONFIG should be {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}, '
@@ -123,48 +124,13 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     here = cluster[task["type"]][int(task["index"])]
-    _meet([worker for worker in _workers() if worker != here], here, timeout)
+    meet(_workers(), here, timeout)
     # The constructor waits for all without end, deaf to Python's signals; they were there a moment ago.
     faulthandler.dump_traceback_later(timeout, exit=True)
     try:
         return _MULTI_WORKER(communication_options=options)
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _meet(others: list[str], here: str, timeout: int) -> None:
-    """Wait until every other worker listens at its address, as this one does. Raises UserError for those that do not.
-
-    The port is given back before TensorFlow takes it; who comes between the two tries again.
-    """
-    with contextlib.ExitStack() as stack:
-        door = stack.enter_context(socket.socket())
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            door.bind(("", int(here.rsplit(":", 1)[1])))
-        except OSError as error:
-            raise UserError(f"The port of this worker, {here}, is taken ({error.strerror}); give another.") from error
-        door.listen(len(others) + 1)
-        end = time.monotonic() + timeout
-        absent = set(others)
-        while absent:
-            absent = {address for address in absent if not _listens(address)}
-            if absent and time.monotonic() > end:
-                raise UserError(
-                    f"After {timeout} seconds no worker has come to {', '.join(sorted(absent))}; start all workers of "
-                    "TF_CONFIG, and see that these addresses can be reached from here."
-                )
-            time.sleep(0.2 if absent else 0.0)
-        time.sleep(1.0)  # for the others to find this door too
-
-
-def _listens(address: str) -> bool:
-    host, port = address.rsplit(":", 1)
-    try:
-        with socket.create_connection((host, int(port)), timeout=2.0):
-            return True
-    except OSError:
-        return False
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
@@ -222,9 +188,9 @@ def lost_workers_named(strategy: tf.distribute.Strategy) -> Iterator[None]:
     try:
         yield
     except _LOST as error:
-        if not several_workers(strategy):
+        reason = _another_worker_named(strategy, error) if several_workers(strategy) else None
+        if reason is None:
             raise
-        reason = " ".join(error.message.split())[:300]
         print(
             f"A worker was lost or did not answer ({type(error).__name__}: {reason}); start all workers again with the "
             "same command, and they continue from the last state.",
@@ -234,3 +200,15 @@ def lost_workers_named(strategy: tf.distribute.Strategy) -> Iterator[None]:
         sys.stdout.flush()
         # Leaving in good order would wait for the lost one.
         os._exit(CONTINUE_LATER)
+
+
+def _another_worker_named(strategy: tf.distribute.Strategy, error: tf.errors.OpError) -> str | None:
+    """What an error says of another worker, or of its silence; None for any other, as of a kernel that fails here."""
+    resolver = strategy.cluster_resolver
+    here = (resolver.task_type, str(resolver.task_id))
+    for line in error.message.splitlines():
+        named = set(re.findall(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", line)) - {here}
+        late = isinstance(error, tf.errors.DeadlineExceededError) and "Collective " in line
+        if named or late or "heartbeat" in line.lower():
+            return " ".join(line.split())[:300]
+    return None

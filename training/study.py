@@ -68,9 +68,11 @@ def main(arguments: Sequence[str]) -> None:
     parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
     cli.require_tensorflow()
 
+    from training.command import continued_later
     from training.study_runs import study
 
-    study(name, parsed)
+    with continued_later():
+        study(name, parsed)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from scipy import stats
 from keras_vit import UserError
 from keras_vit.costs import costs
 from keras_vit.run_directory import check_output
+from training.keeper import Stopped
 from training.least_squares import check_shots
-from training.run import write_text, written_whole
+from training.run import locked, write_text, written_whole
 from training.sources import open_source
 from training.studies import STUDIES, Point, check_base, data_size
 from training.study import Arguments
@@ -46,12 +47,13 @@ def study(name: str, arguments: Arguments) -> list[dict]:
         for point in points
         for seed in range(arguments.seeds)
     ]
-    measured = _measured(trials, arguments.jobs)
-    rows = [
-        _row(point, len(source.labels), measured[i * arguments.seeds : (i + 1) * arguments.seeds])
-        for i, point in enumerate(points)
-    ]
-    _report(name, arguments, rows)
+    with locked(workdir):
+        measured = _measured(trials, arguments.jobs)
+        rows = [
+            _row(point, len(source.labels), measured[i * arguments.seeds : (i + 1) * arguments.seeds])
+            for i, point in enumerate(points)
+        ]
+        _report(name, arguments, rows)
     return rows
 
 
@@ -71,12 +73,10 @@ def _measured(trials: list[Trial], jobs: int | None) -> list[dict]:
 
 
 def _run_all(trials: list[Trial], jobs: int, threads: int) -> dict[pathlib.Path, dict]:
-    # A fresh process for each: TensorFlow gives no memory back, and threads are set once.
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1)
+    pool = concurrent.futures.ThreadPoolExecutor(jobs)
     found = {}
     try:
-        running = {pool.submit(run_trial, trial, threads): trial for trial in trials}
+        running = {pool.submit(_in_own_process, trial, threads): trial for trial in trials}
         progress = tqdm.tqdm(concurrent.futures.as_completed(running), "Runs", len(running), unit="run", disable=None)
         for done in progress:
             trial = running[done]
@@ -85,9 +85,19 @@ def _run_all(trials: list[Trial], jobs: int, threads: int) -> dict[pathlib.Path,
                 f"{trial.folder.name}: accuracy {result['accuracy']:.4f}, {trial.shots}-shot {result['few_shot']:.4f}, "
                 f"{result['seconds']:.0f} s"
             )
+    except KeyboardInterrupt:  # the runs have had it, too, and save their states
+        raise Stopped from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return found
+
+
+def _in_own_process(trial: Trial, threads: int) -> dict:
+    """A fresh process for each: TensorFlow gives no memory back, and threads are set once."""
+    # max_tasks_per_child of one pool for all needs Python 3.11.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(run_trial, trial, threads).result()
 
 
 def _result(done: concurrent.futures.Future, trial: Trial) -> dict:
@@ -96,7 +106,7 @@ def _result(done: concurrent.futures.Future, trial: Trial) -> dict:
         return done.result()
     except concurrent.futures.BrokenExecutor:
         raise UserError(
-            f"The process of {trial.folder.name} or of one beside it was killed, by want of memory perhaps; its last "
+            f"The process of {trial.folder.name} was killed, by want of memory perhaps; its last "
             f"words are in {log}: repeat the command to go on, with fewer --jobs."
         ) from None
     except UserError as mistake:

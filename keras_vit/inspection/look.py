@@ -72,10 +72,7 @@ def _model(arguments: Arguments) -> keras.Model:
 
 def _labels(arguments: Arguments) -> tuple[str, ...]:
     if arguments.labels is not None:
-        try:
-            return tuple(arguments.labels.read_text(encoding="utf-8").splitlines())
-        except UnicodeDecodeError as error:
-            raise UserError(f"{arguments.labels} should name a class in each line, but is no UTF-8 text.") from error
+        return run_directory.read_labels(arguments.labels)
     if arguments.run is not None and pathlib.Path(arguments.run).is_dir():
         return run_directory.load_labels(arguments.run)
     return ()

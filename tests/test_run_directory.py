@@ -1,0 +1,120 @@
+"""A run directory: its labels, the lock of the process that writes into it, names of unfinished files."""
+
+import concurrent.futures
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from keras_vit import UserError, run_directory
+from training import run as run_module
+from training.run import Run, locked, write_text
+
+# Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
+HOLDER = """
+import fcntl, os, socket, sys
+stream = open(sys.argv[1], "w")
+fcntl.flock(stream, fcntl.LOCK_EX)
+print(os.getpid(), "on", socket.gethostname(), file=stream, flush=True)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        (b"", ()),
+        (b"ant\nbee\n", ("ant", "bee")),
+        (b"ant\nbee", ("ant", "bee")),
+        (b"ant\r\nbee\r\n", ("ant", "bee")),
+        (b"\xef\xbb\xbfant\nbee\n", ("ant", "bee")),
+        ("a\u2028b\n\nc\x0bd\n".encode(), ("a\u2028b", "", "c\x0bd")),
+    ],
+)
+def test_every_line_is_a_class(text, labels, tmp_path):
+    (tmp_path / "labels.txt").write_bytes(text)
+    assert run_directory.load_labels(tmp_path) == labels
+
+
+def test_labels_that_are_no_utf_8_are_refused(tmp_path):
+    (tmp_path / "labels.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(UserError, match="should name a class in each line, but is no UTF-8 text"):
+        run_directory.load_labels(tmp_path)
+
+
+@pytest.fixture(name="held")
+def _held(tmp_path):
+    """A run directory, and a process that writes into it."""
+    Run(tmp_path / "run").start({}, ("ant",))
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "run" / ".lock")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "locked\n"
+    yield tmp_path / "run", process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_process_is_refused_with_the_name_of_the_first(held, monkeypatch):
+    run, process = held
+    monkeypatch.setattr(run_module, "_LOCK_WAIT", 0.0)
+    words = f"Another process, {process.pid} on {socket.gethostname()}, writes into {run}; wait for its end, or give"
+    with pytest.raises(UserError, match=words), locked(run):
+        pass
+    assert (run / ".lock").exists()
+
+
+def test_a_process_that_was_killed_leaves_no_obstacle(held):
+    run, process = held
+    process.send_signal(signal.SIGKILL)
+    with locked(run):
+        assert (run / ".lock").read_text() == f"{os.getpid()} on {socket.gethostname()}"
+        Run(run).start({}, ("ant",))
+    assert {path.name for path in run.iterdir()} == {"config.json", "labels.txt", "checkpoints"}
+
+
+def test_a_process_of_another_machine_that_left_its_name_is_told(tmp_path, capsys):
+    (tmp_path / ".lock").write_text("7 on elsewhere")
+    with locked(tmp_path):
+        pass
+    assert f"Process 7 on elsewhere left {tmp_path} without a word; if it still runs," in capsys.readouterr().out
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+    def flock(stream, operation):
+        raise OSError(run_module.errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_module.fcntl, "flock", flock)
+    with locked(tmp_path):
+        pass
+    assert f"{tmp_path} has no locks; see that no other process trains there." in capsys.readouterr().out
+
+
+def test_a_lock_leaves_no_directory_in_which_nothing_was_written(tmp_path):
+    with locked(tmp_path / "some" / "run"):
+        assert (tmp_path / "some" / "run").is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
+    class Model:
+        def save(self, path):
+            path.write_bytes(b"half")
+            raise OSError(run_module.errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(
+        UserError, match="model could not be written to .* .No space left on device.; its last state is"
+    ):
+        Run(tmp_path).save_model(Model())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_that_write_the_same_file_leave_one_of_their_texts(tmp_path):
+    texts = [str(number) * 1000 for number in range(10)] * 5
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: write_text(tmp_path / "config.json", text), texts))
+    assert (tmp_path / "config.json").read_text() in texts
+    assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
