@@ -8,8 +8,9 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit.attention import DotProductAttention, split_heads
+from keras_vit.errors import UserError
 from keras_vit.first_token import calling_at_first_token, read_at_first_token
-from keras_vit.layers import StandardizedConv2D, TokenDense, weights_will_be_loaded
+from keras_vit.layers import StandardizedConv2D, TokenDense, gelu_erf, weights_will_be_loaded
 
 
 def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
@@ -76,7 +77,7 @@ class _NearlyZeroPadding(keras.layers.ZeroPadding2D):
 
 
 def _is_exact_gelu(layer: keras.layers.Layer) -> bool:
-    return isinstance(layer, TokenDense) and layer.activation == "gelu_erf"
+    return isinstance(layer, TokenDense) and layer.activation is gelu_erf
 
 
 def _is_pool_padding(layer: keras.layers.Layer) -> bool:
@@ -166,6 +167,11 @@ def _rebuilt(
     first_token: Collection[str] = (),
 ) -> keras.Model:
     """A copy with layers of the same names, those of `first_token` called on it alone."""
+    if any(layer.quantization_mode for layer in model.layers):
+        raise UserError(
+            f"The model {model.name!r} is quantized by Keras, which no export can keep; export it as it was before "
+            "`quantize`, and let the export quantize it."
+        )
     names = {layer.name for layer in model.layers}
 
     def bakes(layer: keras.layers.Layer) -> bool:
@@ -193,6 +199,7 @@ def _rebuilt(
                 name=layer.name,
             )
         config = {**layer.get_config(), "dtype": dtype}
+        config.pop("lora_rank", None), config.pop("lora_alpha", None)
         if one_pass(layer):
             return _OnePassNorm(epsilon=layer.epsilon, scale=False, center=False, dtype=dtype, name=layer.name)
         if for_tensorflow and isinstance(layer, keras.layers.GroupNormalization):
@@ -209,6 +216,8 @@ def _rebuilt(
         copy = keras.models.clone_model(model, clone_function=copied, call_function=calling_at_first_token(first_token))
     for layer in model.layers:
         weights = [np.asarray(weight.value) for weight in layer.weights]
+        if isinstance(layer, TokenDense) and layer.lora_enabled:
+            weights = [np.asarray(weight) for weight in (layer.kernel, layer.bias) if weight is not None]
         if bakes(layer):
             weights = [standardized(layer, weights[0])]
         elif one_pass(layer):
