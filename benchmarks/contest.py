@@ -58,7 +58,8 @@ def hold(case: Case, peers: Sequence[str], rounds: int) -> list[Result]:
 def flops(case: Case, peer: str | None = None) -> int:
     """Floating-point operations in the matrix products and convolutions of one call, as the model is defined.
 
-    Of a peer, those that it computes: ours leave out what no head reads (keras_vit.first_token), with the same result.
+    Of a peer, those that it computes: ours leave out what no head reads (keras_vit.models.class_token_only), with the
+    same result.
     """
     config = MODELS[case.model]
     multiply_adds = costs(config, (case.size, case.size), num_classes=NUM_CLASSES).multiply_adds

@@ -8,8 +8,9 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit.attention import DotProductAttention, split_heads
-from keras_vit.first_token import calling_at_first_token, read_at_first_token
-from keras_vit.layers import StandardizedConv2D, TokenDense, weights_will_be_loaded
+from keras_vit.errors import UserError
+from keras_vit.layers import StandardizedConv2D, TokenDense, gelu_erf, weights_will_be_loaded
+from keras_vit.models import calling_class_token_only, class_token_only
 
 
 def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
@@ -33,7 +34,7 @@ def plain(
 ) -> keras.Model:
     """The model in one dtype with its standardised convolutions baked into plain ones, equal to float rounding.
 
-    What its head reads at the class token alone is computed of that token alone: see keras_vit.first_token.
+    What its head reads at the class token alone is computed of that token alone: see keras_vit.models.class_token_only.
 
     Args:
         model: any of ours.
@@ -43,12 +44,12 @@ def plain(
             _OnePassNorm, _GroupNormByProducts, _OneProductAttention.
         all_tokens: compute what no head reads, too, for who wants to see inside.
     """
-    first_token = frozenset() if all_tokens else read_at_first_token(model)
+    class_token = frozenset() if all_tokens else class_token_only(model)
     rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
     rewritten = rewritten or any(isinstance(layer, StandardizedConv2D) for layer in model.layers)
-    if rewritten or for_tensorflow or first_token:
+    if rewritten or for_tensorflow or class_token:
         return _rebuilt(
-            model, dtype, bake=True, for_onnx=for_onnx, for_tensorflow=for_tensorflow, first_token=first_token
+            model, dtype, bake=True, for_onnx=for_onnx, for_tensorflow=for_tensorflow, class_token=class_token
         )
     return in_dtype(model, dtype)
 
@@ -76,7 +77,7 @@ class _NearlyZeroPadding(keras.layers.ZeroPadding2D):
 
 
 def _is_exact_gelu(layer: keras.layers.Layer) -> bool:
-    return isinstance(layer, TokenDense) and layer.activation == "gelu_erf"
+    return isinstance(layer, TokenDense) and layer.activation is gelu_erf
 
 
 def _is_pool_padding(layer: keras.layers.Layer) -> bool:
@@ -163,9 +164,14 @@ def _rebuilt(
     bake: bool = False,
     for_onnx: bool = False,
     for_tensorflow: bool = False,
-    first_token: Collection[str] = (),
+    class_token: Collection[str] = (),
 ) -> keras.Model:
-    """A copy with layers of the same names, those of `first_token` called on it alone."""
+    """A copy with layers of the same names, those of `class_token` called on it alone."""
+    if any(layer.quantization_mode for layer in model.layers):
+        raise UserError(
+            f"The model {model.name!r} is quantized by Keras, which no export can keep; export it as it was before "
+            "`quantize`, and let the export quantize it."
+        )
     names = {layer.name for layer in model.layers}
 
     def bakes(layer: keras.layers.Layer) -> bool:
@@ -194,6 +200,7 @@ def _rebuilt(
                 name=layer.name,
             )
         config = {**layer.get_config(), "dtype": dtype}
+        config.pop("lora_rank", None), config.pop("lora_alpha", None)
         if one_pass(layer):
             return _OnePassNorm(epsilon=layer.epsilon, scale=False, center=False, dtype=dtype, name=layer.name)
         if for_tensorflow and isinstance(layer, keras.layers.GroupNormalization):
@@ -207,9 +214,13 @@ def _rebuilt(
         return type(layer).from_config(config)
 
     with weights_will_be_loaded():
-        copy = keras.models.clone_model(model, clone_function=copied, call_function=calling_at_first_token(first_token))
+        copy = keras.models.clone_model(
+            model, clone_function=copied, call_function=calling_class_token_only(class_token)
+        )
     for layer in model.layers:
         weights = [np.asarray(weight.value) for weight in layer.weights]
+        if isinstance(layer, TokenDense) and layer.lora_enabled:
+            weights = [np.asarray(weight) for weight in (layer.kernel, layer.bias) if weight is not None]
         if bakes(layer):
             weights = [standardized(layer, weights[0])]
         elif one_pass(layer):

@@ -18,7 +18,7 @@ from keras_vit.config import Classifier, ConvStem, Gelu, ModelConfig, PositionEm
 from keras_vit.embedding import ChannelRule
 from keras_vit.errors import UserError, check_integers
 from keras_vit.layouts import POSITIONS, Layout
-from keras_vit.merging import LoadReport, assign, plan_merge, weights_by_key
+from keras_vit.merging import LoadReport, assign, plan_merge, values_by_key
 from keras_vit.models import config_of, preprocessing_of
 from keras_vit.posemb import Resampler, check_resampler
 from keras_vit.preprocess import Preprocessing
@@ -168,9 +168,9 @@ def adapt(
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
     config, preprocessing = config_of(model), preprocessing_of(model)
     weights = {}
-    for key, variable in weights_by_key(model).items():
-        content = functools.partial(_numbers_of, variable)
-        stored = Stored(key, tuple(variable.shape), np.dtype(np.float32), content)
+    for key, value in values_by_key(model).items():
+        content = functools.partial(_numbers_of, value)
+        stored = Stored(key, tuple(value.shape), np.dtype(np.float32), content)
         weights[key] = Weight(stored, stored.shape, np.asarray)
     grid = config.grid(preprocessing.image_size) if POSITIONS in weights else None
     if image_size is not None:
@@ -178,8 +178,8 @@ def adapt(
     return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes)
 
 
-def _numbers_of(variable: keras.Variable) -> io.BytesIO:
-    return io.BytesIO(np.array(variable, np.float32).tobytes())
+def _numbers_of(value) -> io.BytesIO:
+    return io.BytesIO(np.array(value, np.float32).tobytes())
 
 
 def load_checkpoint(

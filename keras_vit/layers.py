@@ -6,7 +6,7 @@ Weights have the names and initial values of vit_jax `models_vit.py` (flax 0.x d
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -169,8 +169,21 @@ def group_norm(x, config: ResNetConfig, name: str, scale: str = "ones"):
     )(x)
 
 
+def gelu_tanh(x):
+    """GELU in the tanh form of the original code."""
+    return ops.gelu(x, approximate=True)
+
+
+def gelu_erf(x):
+    """The exact GELU."""
+    return ops.gelu(x, approximate=False)
+
+
+_GELUS = {"gelu_tanh": gelu_tanh, "gelu_erf": gelu_erf}
+
+
 @keras.saving.register_keras_serializable(PACKAGE)
-class TokenDense(keras.layers.Layer):
+class TokenDense(keras.layers.Dense):
     """A dense layer on tokens, computed as one 2-D matrix product.
 
     Keras' Dense on (B, N, D) becomes a Tensordot, whose reshapes stand between product and bias, so that oneDNN can
@@ -179,10 +192,11 @@ class TokenDense(keras.layers.Layer):
 
     Args:
         units: width of the output.
-        activation: "gelu_tanh", "gelu_erf", "tanh" or None.
-        kernel_initializer: a Keras initialiser by name.
+        activation: "gelu_tanh", "gelu_erf" or what Keras' Dense takes.
+        kernel_initializer: as Keras' Dense.
         bias_stddev: standard deviation of the initial bias; 0 for zeros.
         use_bias: False for the projections of models without them.
+        **kwargs: the other arguments of Keras' Dense, such as regularizers and constraints.
 
     Shape: (..., D) -> (..., units).
     """
@@ -190,40 +204,40 @@ class TokenDense(keras.layers.Layer):
     def __init__(
         self,
         units: int,
-        activation: str | None = None,
-        kernel_initializer: str = "glorot_uniform",
+        activation: str | Callable | None = None,
+        kernel_initializer: str | keras.Initializer = "glorot_uniform",
         bias_stddev: float = 0.0,
         use_bias: bool = True,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        self.use_bias = use_bias
-        self.units = units
-        self.activation = activation
-        self.kernel_initializer = kernel_initializer
+        activation = _GELUS.get(activation, activation) if isinstance(activation, str) else activation
+        super().__init__(units, activation, use_bias, kernel_initializer, **kwargs)
         self.bias_stddev = bias_stddev
+        if bias_stddev:  # made behind that of the kernel, for each takes its seed when it is made
+            self.bias_initializer = keras.initializers.RandomNormal(stddev=bias_stddev)
 
     def build(self, input_shape):
-        width = input_shape[-1]
-        kernel = _initial(keras.initializers.get(self.kernel_initializer))
-        self.kernel = self.add_weight(name="kernel", shape=(width, self.units), initializer=kernel)
-        if self.use_bias:
-            bias = keras.initializers.RandomNormal(stddev=self.bias_stddev) if self.bias_stddev else "zeros"
-            self.bias = self.add_weight(name="bias", shape=(self.units,), initializer=bias)
+        drawn = self.kernel_initializer
+        self.kernel_initializer = _initial(drawn)
+        super().build(input_shape)
+        self.kernel_initializer = drawn
 
-    def call(self, tokens):
+    def call(self, tokens, training=None):
         flat = ops.reshape(tokens, (-1, tokens.shape[-1]))  # (B * N, D)
-        flat = ops.matmul(flat, self.kernel)  # (B * N, units)
-        if self.use_bias:
-            flat = ops.add(flat, self.bias)
-        if self.activation == "tanh":
-            flat = ops.tanh(flat)
-        elif self.activation is not None:
-            flat = ops.gelu(flat, approximate=self.activation == "gelu_tanh")
+        flat = super().call(flat, training=training)  # (B * N, units)
         return ops.reshape(flat, (-1, *tokens.shape[1:-1], self.units))  # (B, N, units)
 
-    def compute_output_shape(self, input_shape):
-        return (*input_shape[:-1], self.units)
+    def quantize(self, mode=None, type_check=True, config=None):
+        """As keras.layers.Dense, which refuses subclasses because they may compute something else."""
+        super().quantize(mode, type_check=False, config=config)
+
+    def get_config(self):
+        config = super().get_config()
+        if self.activation in _GELUS.values():
+            config["activation"] = self.activation.__name__
+        if self.bias_stddev:
+            del config["bias_initializer"]
+        return {**config, "bias_stddev": self.bias_stddev}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vit.config import ViTConfig
 from keras_vit.errors import UserError
-from keras_vit.layers import PositionEmbedding, lent
+from keras_vit.layers import PositionEmbedding, TokenDense, lent
 from keras_vit.layouts import POSITIONS, TORCH
 from keras_vit.models import config_of
 from keras_vit.posemb import Resampler, resize_position_embedding
@@ -44,6 +44,23 @@ def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
         for weight in layer.weights:
             key = f"{layer.name.replace('.', '/')}/{names.get(weight.name, weight.name)}"
             weights["cls" if key == "cls/cls" else key] = weight
+    return weights
+
+
+def values_by_key(model: keras.Model) -> dict:
+    """What the model computes with, under the same keys: of a dense layer with LoRA the merged kernel.
+
+    Raises:
+        UserError: for a model that Keras has quantized, whose weights no other code knows.
+    """
+    if any(layer.quantization_mode for layer in model.layers):
+        raise UserError(f"The model {model.name!r} is quantized by Keras; take it as it was before `quantize`.")
+    weights = weights_by_key(model)
+    for layer in model.layers:
+        if isinstance(layer, TokenDense) and layer.lora_enabled:
+            key = layer.name.replace(".", "/")
+            weights[f"{key}/kernel"] = layer.kernel
+            del weights[f"{key}/lora_kernel_a"], weights[f"{key}/lora_kernel_b"]
     return weights
 
 

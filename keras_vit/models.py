@@ -1,12 +1,14 @@
 """Building a model, and asking it what it is."""
 
+from collections.abc import Callable, Collection
+
 import keras
 
 from keras_vit.attention import AttentionProbabilities
 from keras_vit.bit import big_transfer
 from keras_vit.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, model_config, plain_numbers
 from keras_vit.errors import UserError, check_integers, nearest
-from keras_vit.layers import ModelSpec
+from keras_vit.layers import ModelSpec, PoolTokens
 from keras_vit.preprocess import Preprocessing
 from keras_vit.resnet import resnet_classifier
 from keras_vit.vit import vision_transformer
@@ -68,6 +70,46 @@ def _spec(model: keras.Model) -> ModelSpec:
         if isinstance(layer, ModelSpec):
             return layer
     raise UserError(f"The model {model.name!r} was not built by keras_vit: it has no specification layer.")
+
+
+def class_token_only(model: keras.Model) -> frozenset[str]:
+    """Names of the layers whose outputs (B, N, D) are read at the class token alone.
+
+    Behind the class token there is a head that reads one token of N. In the last block keys and values are then needed
+    of all tokens, but the query, the mean of the values, the MLP and the norms only of the first one: 7 % of the
+    products of a ViT-B/16 are for the others. The outputs, and the gradients of all weights, are the same to float
+    rounding without them. A model as it is built computes all tokens all the same, for whoever looks into it.
+
+    None for a model of another kind, and for one that ends with anything else than its own head, which may read more.
+    """
+    layers = {layer.name: layer for layer in model.layers}
+    pool, ends = layers.get("pool"), ("pool", "pre_logits", "head")
+    if not isinstance(pool, PoolTokens) or pool.kind != "token" or config_of(model).classifier != "token":
+        return frozenset()
+    if len(model.outputs) != 1 or not any(model.outputs[0] is layers[end].output for end in ends if end in layers):
+        return frozenset()
+    config = config_of(model)
+    block = f"Transformer.encoderblock_{config.num_layers - 1}"
+    attention = f"{block}.MultiHeadDotProductAttention_1"
+    of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}
+    if config.position_embedding == "relative":  # its logits come with the query of all tokens
+        of_all |= {attention, f"{attention}.query", f"{attention}.relative"}
+    inside = {name for name in layers if name.startswith(f"{block}.")} - of_all
+    return frozenset({*inside, block, "Transformer.encoder_norm"})
+
+
+def calling_class_token_only(names: Collection[str]) -> Callable:
+    """The `call_function` with which keras.models.clone_model computes the named layers for the class token alone."""
+
+    def first(tokens):
+        return tokens if tokens.shape[1] == 1 else tokens[:, :1]  # (B, 1, D)
+
+    def call(layer, tokens, *others, **options):
+        if layer.name in names:  # others are the keys and values of attention
+            tokens = keras.tree.map_structure(first, tokens)
+        return layer(tokens, *others, **options)
+
+    return call
 
 
 def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.Model:

@@ -12,7 +12,7 @@ from keras_vit.config import ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.declared import RESAMPLE, TRANSFORMERS_GELU
 from keras_vit.errors import UserError
 from keras_vit.layouts import LAYOUTS, POSITIONS, SUFFIXES, layout_of, num_classes_of
-from keras_vit.merging import weights_by_key
+from keras_vit.merging import values_by_key
 from keras_vit.models import config_of, preprocessing_of
 from keras_vit.npz import write_npz
 from keras_vit.preprocess import Preprocessing
@@ -34,7 +34,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
     path, config = pathlib.Path(path), config_of(model)
     if layout not in LAYOUTS:
         raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
-    weights = {key: keras.ops.convert_to_numpy(weight) for key, weight in weights_by_key(model).items()}
+    weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
     num_classes = num_classes_of(weights)
     if layout == "big_vision":
         weights = _without_class_position(weights)

@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from keras_vit.attention import DotProductAttention, join_heads, split_heads
-from keras_vit.first_token import calling_at_first_token, read_at_first_token
-from keras_vit.layers import TokenDense
+from keras_vit.layers import TokenDense, gelu_erf, gelu_tanh
+from keras_vit.models import calling_class_token_only, class_token_only
 
 # sqrt(2 / pi) and the cubic term of the tanh form ("Gaussian Error Linear Units", arXiv 1606.08415).
 _TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
@@ -28,15 +28,21 @@ def helps() -> bool:
 
 def fused(network: keras.Model) -> keras.Model:
     """The same layers with the same weights, called in another way; the numbers are equal to float rounding."""
-    add_bias = {None: _bias_add, "gelu_tanh": _bias_gelu(_gelu_tanh), "gelu_erf": _bias_gelu(_gelu_erf)}
+    add_bias = {
+        keras.activations.linear: _bias_add,
+        gelu_tanh: _bias_gelu(_gelu_tanh),
+        gelu_erf: _bias_gelu(_gelu_erf),
+    }
     norm, probabilities = _layer_norm(), _attention_probabilities()
-    first_token = read_at_first_token(network)
+    class_token = class_token_only(network)
 
     def wrapped(layer):
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation without weights, such as a slice
-        if layer.name in first_token:
+        if layer.name in class_token:
             return _Wrapped(layer)  # so little that it is not worth being compiled
+        if layer.quantization_mode is not None:
+            return _Wrapped(layer)
         if isinstance(layer, TokenDense) and layer.use_bias and layer.activation in add_bias:
             return _Dense(layer, add_bias[layer.activation])
         if isinstance(layer, keras.layers.LayerNormalization):
@@ -47,14 +53,16 @@ def fused(network: keras.Model) -> keras.Model:
             return _Patches(layer)
         return _Wrapped(layer)
 
-    return keras.models.clone_model(network, clone_function=wrapped, call_function=calling_at_first_token(first_token))
+    return keras.models.clone_model(
+        network, clone_function=wrapped, call_function=calling_class_token_only(class_token)
+    )
 
 
 class _Wrapped(keras.layers.Layer):
     """A layer of another model. Called by itself, it would have two outputs, and keras.Layer.output none."""
 
     def __init__(self, layer: keras.layers.Layer):
-        super().__init__(name=layer.name, dtype=layer.dtype_policy, autocast=layer.autocast)
+        super().__init__(name=layer.name, dtype=layer.compute_dtype, autocast=layer.autocast)
         self.layer = layer
         self.built = True
 

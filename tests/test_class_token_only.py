@@ -1,4 +1,4 @@
-"""What only the class token is read of: found in the graph, computed of that token alone, with the same numbers."""
+"""What only the class token is read of: told by the config, computed of that token alone, with the same numbers."""
 
 import dataclasses
 
@@ -10,7 +10,8 @@ import tensorflow as tf
 import keras_vit
 from conftest import TINY, TINY_IMAGE, randomize
 from export.plain import plain
-from keras_vit.first_token import read_at_first_token
+from keras_vit.masked import masked_patch_model
+from keras_vit.models import class_token_only
 from training.fused import fused
 
 _BLOCK = "Transformer.encoderblock_1"
@@ -37,20 +38,34 @@ def _build(**fields) -> keras.Model:
     ],
 )  # fmt: skip
 def test_the_class_token_alone_is_read_of_the_last_block_but_for_keys_and_values(fields, names):
-    assert read_at_first_token(_build(**fields)) == names
+    assert class_token_only(_build(**fields)) == names
 
 
 def test_tokens_that_something_else_reads_are_computed():
     model = _build()
     tokens = model.get_layer("Transformer.encoder_norm").output
-    assert not read_at_first_token(keras.Model(model.input, [model.output, tokens]))
+    assert not class_token_only(keras.Model(model.input, [model.output, tokens]))
     summed = keras.layers.GlobalAveragePooling1D()(tokens)
     joined = keras.Model(model.input, keras.layers.Concatenate()([model.get_layer("pool").output, summed]))
-    assert not read_at_first_token(joined)
+    assert not class_token_only(joined)
     inside = model.get_layer(f"{_BLOCK}.MlpBlock_3.Dense_0").output
-    assert read_at_first_token(keras.Model(model.input, [model.output, inside])) == {
-        *_BEHIND - {f"{_BLOCK}.residual", f"{_BLOCK}.LayerNorm_2", f"{_BLOCK}.MlpBlock_3.Dense_0", f"{_ATTENTION}.out"}
-    }
+    assert not class_token_only(keras.Model(model.input, [model.output, inside]))
+    again = keras.layers.GlobalAveragePooling1D()(model.get_layer("head")(tokens))
+    assert not class_token_only(keras.Model(model.input, again))
+    assert not class_token_only(keras.Model(model.input, keras.layers.Add()([model.output, again])))
+
+
+def test_a_model_without_its_head_and_one_of_a_file_compute_no_more(tmp_path):
+    model = _build()
+    features = keras.Model(model.input, model.get_layer("pool").output)
+    assert class_token_only(features) == class_token_only(model) != set()
+    model.save(tmp_path / "model.keras")
+    assert class_token_only(keras.models.load_model(tmp_path / "model.keras")) == class_token_only(model)
+
+
+def test_a_model_of_masked_patches_computes_all_tokens():
+    config, preprocessing = TINY, keras_vit.Preprocessing(TINY_IMAGE)
+    assert not class_token_only(masked_patch_model(config, preprocessing, outputs=3, corruption=0.5, name="masked"))
 
 
 @pytest.mark.parametrize("form", [plain, fused])
