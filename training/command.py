@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -60,6 +60,7 @@ def run_training(
     *,
     command: str,
     recipe_name: str,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Run:
     """Train and return the run, finished.
 
@@ -69,6 +70,7 @@ def run_training(
         setting: data and devices.
         make_model: number of classes -> model; called once, under the strategy, before anything is written.
         command, recipe_name: for config.json.
+        callbacks: of the caller, as `training.fit.train` takes them.
     """
     run, source, strategy = Run(pathlib.Path(arguments.workdir)), setting.source, setting.strategy
     check_batch(recipe, strategy)
@@ -90,6 +92,7 @@ def run_training(
         strategy=strategy,
         execution=arguments.execution,
         seed=arguments.seed,
+        deterministic=arguments.deterministic,
     )
     if is_chief(strategy):
         run.start(settings, source.labels)
@@ -102,7 +105,7 @@ def run_training(
         preprocessing = preprocessing_of(trainer.network)
         save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
         save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
-    train(trainer, recipe, source, run, seed=arguments.seed, execution=arguments.execution)
+    train(trainer, recipe, source, run, seed=arguments.seed, execution=arguments.execution, callbacks=callbacks)
     if is_chief(strategy):
         last = sorted(run.metrics()[-1].items())
         reached = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
