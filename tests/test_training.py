@@ -320,16 +320,110 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
 
+class Seen(keras.callbacks.Callback):
+    """Writes down what it is told, and stops a run after a step of its own count."""
+
+    def __init__(self, stop_after: int | None = None):
+        super().__init__()
+        self.told, self.steps, self._stop_after = [], 0, stop_after
+
+    def on_train_begin(self, logs=None):
+        self.told.append("begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.steps == self._stop_after:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["mine"] = "no number"
+        self.told.append((epoch, sorted(logs)))
+
+    def on_train_end(self, logs=None):
+        self.told.append("end")
+
+
+MEASURED = ["accuracy", "loss", "mine", "val_accuracy", "val_loss"]
+
+
+def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bit(finished, tmp_path):
+    seen, early = Seen(), keras.callbacks.EarlyStopping("val_loss", patience=50)
+    execution = fit.Execution(evaluate_every=8)
+    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny", callbacks=[early, seen])
+    assert seen.told == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
+    assert seen.steps == 21
+    assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics()))
+    assert_same_end(run, finished)
+
+
+def assert_same_end(run: Run, other: Run) -> None:
+    ends = [states.newest(each.states_folder)[2] for each in (run, other)]
+    for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
+        np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
+
+
+def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_saved(tmp_path, capsys):
+    seen = Seen(stop_after=10)
+    run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny", callbacks=[seen])
+    assert [record["step"] for record in run.metrics()] == [7, 10]
+    assert seen.told == ["begin", (0, MEASURED), (1, MEASURED), "end"]
+    step, _, arrays = states.newest(run.states_folder)
+    assert step == arrays["step/00000"] == 10
+    assert {"model.keras", "curves.png", "labels.txt"} <= {path.name for path in run.path.iterdir()}
+    weights = [arrays[name] for name in sorted(arrays) if name.startswith("weight/")]
+    saved = keras.models.load_model(run.model_file).trainable_weights
+    for there, here in zip(weights, saved, strict=False):
+        np.testing.assert_array_equal(np.array(here), there)
+    pretraining.pretrain(arguments(run.path), "tiny")
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp_path):
+    """Of a loss that only grows to it, the first epoch is the best."""
+    early = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
+    recipe = dataclasses.replace(RECIPE, learning_rate=1e-3)
+    run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny", callbacks=[early])
+    assert len(run.metrics()) == 2
+    last = states.newest(run.states_folder)[2]["weight/00000"]
+    assert not np.array_equal(np.array(keras.models.load_model(run.model_file).trainable_weights[0]), last)
+
+
+@pytest.mark.parametrize("steps", [4, 50])
+def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
+    execution = fit.Execution(steps_per_execution=steps)
+    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
+    assert [record["step"] for record in run.metrics()] == [7, 14, 21]
+    assert_same_end(run, finished)
+    for here, there in zip(run.metrics(), finished.metrics(), strict=True):
+        timed = {"seconds": 0, "images_per_second": 0}
+        assert here | timed == there | timed
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "per_epoch", "fits"),
+    [
+        (0, 21, 7, [(3, 7)]),
+        (0, 21, 8, [(2, 8), (1, 5)]),
+        (3, 21, 8, [(1, 5), (1, 8), (1, 5)]),
+        (3, 5, 8, [(1, 2)]),
+        (8, 10, 8, [(1, 2)]),
+        (21, 21, 7, []),
+    ],
+)
+def test_a_run_is_at_most_three_fits(begin, end, per_epoch, fits):
+    assert fit.parts(begin, end, per_epoch) == fits
+
+
 @pytest.mark.parametrize(("asked", "compiled"), [("on", True), ("auto", False), ("off", False)])
 def test_xla_compiles_the_step_where_it_is_asked_for_and_by_itself_only_on_a_gpu(asked, compiled):
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
     assert fit.compiled(model, RECIPE, 50, execution=fit.Execution(xla=asked)).jit_compile is compiled
 
 
-def test_xla_is_refused_where_it_cannot_repeat_bits(monkeypatch):
-    monkeypatch.setattr(fit, "is_op_determinism_enabled", lambda: True)
+def test_xla_is_refused_where_it_cannot_repeat_bits():
+    model = keras_vit.build(MODEL, image_size=8)
     with pytest.raises(UserError, match="XLA is not used with --deterministic"):
-        fit.compiled(keras_vit.build(MODEL, image_size=8), RECIPE, 50, execution=fit.Execution(xla="on"))
+        fit.compiled(model, RECIPE, 50, execution=fit.Execution(xla="on"), deterministic=True)
 
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
@@ -340,11 +434,12 @@ def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
         50,
         execution=fit.Execution(),
     )
-    schedule = trainer.optimizer._learning_rate
+    optimizer = trainer.optimizer
     for step in range(51):
         progress = min(max((step - 10) / 40, 0.0), 1.0)
         expected = 0.8 * min(1.0, step / 10) * 0.5 * (1 + math.cos(math.pi * progress))
-        assert float(schedule(step)) == pytest.approx(expected, abs=1e-6)
+        optimizer.iterations.assign(step)
+        assert float(optimizer.learning_rate) == pytest.approx(expected, abs=1e-6)
 
 
 def test_weight_decay_shrinks_kernels_alone():
@@ -353,7 +448,7 @@ def test_weight_decay_shrinks_kernels_alone():
     trainer = fit.compiled(model, recipe, 50, execution=fit.Execution())
     randomize(model)  # of what is 0, as biases are at first, nothing can decay
     before = [np.array(weight) for weight in model.trainable_weights]
-    trainer.optimizer.apply([tf.zeros_like(weight) for weight in model.trainable_weights])
+    trainer.optimizer.apply([tf.zeros_like(weight) for weight in model.trainable_weights], model.trainable_variables)
     for old, weight in zip(before, model.trainable_weights, strict=True):
         factor = 1 - 0.1 * 0.5 if weight.name == "kernel" else 1.0
         np.testing.assert_allclose(np.array(weight), factor * old, rtol=1e-6, err_msg=weight.path)
@@ -364,11 +459,11 @@ def test_gradients_are_clipped_together_and_averaged_as_adam_does():
     trainer = fit.compiled(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=fit.Execution())
     gradients = [np.full(weight.shape, 1.0 + index) for index, weight in enumerate(model.trainable_weights)]
     norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
-    trainer.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients])
+    trainer.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients], model.trainable_variables)
     for index, gradient in enumerate(gradients):
         clipped = gradient * 0.5 / norm
-        np.testing.assert_allclose(trainer.optimizer._momentums[index], (1 - 0.9) * clipped, rtol=1e-4)
-        np.testing.assert_allclose(trainer.optimizer._velocities[index], (1 - 0.999) * clipped**2, rtol=1e-4)
+        np.testing.assert_allclose(trainer.optimizer.slots[0][index], (1 - 0.9) * clipped, rtol=1e-4)
+        np.testing.assert_allclose(trainer.optimizer.slots[1][index], (1 - 0.999) * clipped**2, rtol=1e-4)
 
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():

@@ -8,7 +8,7 @@ import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -62,6 +62,7 @@ def run_training(
     *,
     command: str,
     recipe_name: str,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Run:
     """Train and return the run, finished.
 
@@ -71,6 +72,7 @@ def run_training(
         setting: data and devices.
         make_model: number of classes -> model; called once, under the strategy, before anything is written.
         command, recipe_name: for config.json.
+        callbacks: of the caller, as `training.fit.train` takes them.
     """
     run, strategy = Run(pathlib.Path(arguments.workdir)), setting.strategy
     writes = is_chief(strategy) and not run.model_file.is_file()
@@ -108,6 +110,7 @@ def _trained(
         strategy=strategy,
         execution=arguments.execution,
         seed=arguments.seed,
+        deterministic=arguments.deterministic,
     )
     if is_chief(strategy):
         run.start(settings, source.labels)
@@ -120,7 +123,7 @@ def _trained(
         preprocessing = preprocessing_of(trainer.network)
         save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
         save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
-    train(trainer, recipe, source, run, seed=arguments.seed, execution=arguments.execution)
+    train(trainer, recipe, source, run, seed=arguments.seed, execution=arguments.execution, callbacks=callbacks)
     if is_chief(strategy):
         last = sorted(run.metrics()[-1].items())
         reached = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))

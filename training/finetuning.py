@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import keras
 
@@ -24,8 +25,20 @@ _AUGREG_NAMES = {
 }
 
 
-def finetune(arguments: Arguments, recipe_name: str, setting: Setting) -> Run:
-    """Train a checkpoint further and return its run, or tell the plan of it."""
+def finetune(
+    arguments: Arguments,
+    recipe_name: str,
+    setting: Setting,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> Run:
+    """Train a checkpoint further and return its run, or tell the plan of it.
+
+    Args:
+        arguments: of the command.
+        recipe_name: for config.json and what is printed.
+        setting: data and devices.
+        callbacks: of the caller, as `training.fit.train` takes them.
+    """
     recipe = arguments.recipe
     path = _checkpoint(arguments)
 
@@ -45,7 +58,9 @@ def finetune(arguments: Arguments, recipe_name: str, setting: Setting) -> Run:
         channels = keras_vit.preprocessing_of(model).channels
         tell_plan(arguments, recipe, setting, keras_vit.config_of(model), channels, recipe_name)
         return Run(pathlib.Path(arguments.workdir))
-    return run_training(arguments, recipe, setting, make_model, command="finetune", recipe_name=recipe_name)
+    return run_training(
+        arguments, recipe, setting, make_model, command="finetune", recipe_name=recipe_name, callbacks=callbacks
+    )
 
 
 def _checkpoint(arguments: Arguments) -> pathlib.Path:

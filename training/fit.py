@@ -8,14 +8,13 @@ import keras
 import matplotlib.figure
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled  # no public name; Keras asks it too
 
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from training.arguments import Execution
 from training.data import evaluation_batches, steps_per_epoch, training_batches
 from training.inspect_callback import InspectEpochs
-from training.keeper import Keeper
+from training.keeper import Keeper, WithinTraining
 from training.learning_rate import LearningRate
 from training.optimizers import make_optimizer
 from training.recipe import Recipe
@@ -59,16 +58,25 @@ def build_trainer(
     strategy: tf.distribute.Strategy,
     execution: Execution,
     seed: int,
+    deterministic: bool = False,
 ) -> Trainer:
-    """Make the model under the strategy and compile its trainer, every variable of it made."""
+    """Make the model under the strategy and compile its trainer, every variable of it made.
+
+    Args:
+        make_model: gives the model; called once.
+        num_steps: of the whole run.
+        deterministic: whether TensorFlow's operations repeat bit for bit, with which XLA is not used.
+    """
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("float32" if execution.precision == "float32" else f"mixed_{execution.precision}")
-    stop_asked = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
     try:
         with strategy.scope():
-            return compiled(make_model(), recipe, num_steps, execution=execution, seed=seed, stop_asked=stop_asked)
+            model = make_model()
     finally:
         keras.config.set_dtype_policy(policy)
+    return compiled(
+        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, deterministic=deterministic
+    )
 
 
 def compiled(
@@ -77,25 +85,30 @@ def compiled(
     num_steps: int,
     *,
     execution: Execution,
+    strategy: tf.distribute.Strategy | None = None,
     seed: int = 0,
-    stop_asked: tf.Variable | None = None,
+    deterministic: bool = False,
 ) -> Trainer:
-    """The recipe's trainer of a model, its optimizer with all its variables; called under the strategy's scope."""
+    """The recipe's trainer of a model made under the strategy's scope, with all variables of its optimizer."""
+    strategy = strategy or tf.distribute.get_strategy()
+    stop_asked = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
     _freeze(model, recipe.freeze)
     if recipe.head_bias:
         head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
         head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
-    optimizer = make_optimizer(
-        recipe.optimizer,
-        model,
-        LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
-        clip_norm=recipe.clip_norm,
-        weight_decay=recipe.weight_decay,
-        layer_decay=recipe.layer_decay,
-    )
-    if execution.precision == "float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-        optimizer.build(model.trainable_variables)
+    with strategy.scope():
+        jit_compile = _jit(execution, deterministic)
+        optimizer = make_optimizer(
+            recipe.optimizer,
+            model,
+            LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
+            clip_norm=recipe.clip_norm,
+            weight_decay=recipe.weight_decay,
+            layer_decay=recipe.layer_decay,
+        )
+        if execution.precision == "float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+            optimizer.build(model.trainable_variables)
     trainer = Trainer(
         model,
         batch_size=recipe.batch_size,
@@ -105,8 +118,9 @@ def compiled(
         seed=seed,
         remat=execution.remat,
         stop_asked=stop_asked,
+        strategy=strategy,
     )
-    trainer.compile(optimizer, jit_compile=_jit(execution), steps_per_execution=execution.steps_per_execution)
+    trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
     return trainer
 
 
@@ -122,20 +136,34 @@ def _freeze(model: keras.Model, beginnings: tuple[str, ...]) -> None:
         raise UserError("All layers are frozen, so nothing is left to train; leave one of --freeze out.")
 
 
-def _jit(execution: Execution) -> bool:
+def _jit(execution: Execution, deterministic: bool) -> bool:
     """Whether Keras shall compile the step by XLA. A TPU compiles it itself; replicas on CPU or GPU fail with it."""
     if execution.xla == "on":
         if tf.distribute.has_strategy():
             raise UserError("XLA compiles the step of one device alone; leave --xla out, or give --strategy single.")
-        if is_op_determinism_enabled():
+        if deterministic:
             raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
         return True
     single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
-    return execution.xla == "auto" and single_gpu and not is_op_determinism_enabled()
+    return execution.xla == "auto" and single_gpu and not deterministic
 
 
-def train(trainer: Trainer, recipe: Recipe, source: Source, run: Run, *, seed: int, execution: Execution) -> None:
+def train(
+    trainer: Trainer,
+    recipe: Recipe,
+    source: Source,
+    run: Run,
+    *,
+    seed: int,
+    execution: Execution,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> None:
     """Fit, from the last saved state where the run has one, and leave the trained model in the run directory.
+
+    Args:
+        callbacks: of the caller. Their `model` is the trainer; they begin and end once, with the run, and may set its
+            `stop_training`, which ends the run with the model as it is then. What they remember is not saved: where an
+            interrupted run continues, they begin anew. Several workers each have their own, which must decide alike.
 
     Raises:
         Stopped: after SIGTERM or Ctrl-C, with the state saved.
@@ -143,16 +171,24 @@ def train(trainer: Trainer, recipe: Recipe, source: Source, run: Run, *, seed: i
     """
     strategy, num_steps = trainer.distribute_strategy, total_steps(recipe, source)
     keeper = Keeper(trainer, run, recipe.batch_size, execution.checkpoint_every, writes=is_chief(strategy))
-    callbacks = [keeper]
+    own = [keeper]
     if execution.inspect_every and is_chief(strategy):
-        callbacks.insert(0, InspectEpochs(lambda: _as_built(trainer), run.path, execution.inspect_every))
+        own.insert(0, InspectEpochs(lambda: _as_built(trainer), run.path, execution.inspect_every))
+    per_epoch = execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
     with lost_workers_named(strategy), keeper.stop_signals_heeded(), bad_labels_named(source.train, source.evaluation):
         check_alike(strategy, {"the step that they continue after": keeper.step})
-        _fit(trainer, recipe, source, keeper, callbacks, seed=seed, evaluate_every=execution.evaluate_every)
+        _fit(trainer, recipe, source, keeper, own, callbacks, seed=seed, num_steps=num_steps, per_epoch=per_epoch)
         if is_chief(strategy):
             write_curves(run)  # before the model, with which the run is finished
             run.save_model(_as_built(trainer))
-        check_alike(strategy, {"the steps of the run": num_steps})  # so that none leaves while another one writes
+        check_alike(strategy, {"the steps of the run": keeper.step})  # so that none leaves while another one writes
+
+
+def parts(begin: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
+    """(epochs, steps of each) from one step to another: what is left of an epoch, whole epochs, and the last part."""
+    rest = min(-begin % per_epoch, end - begin)
+    whole, last = divmod(end - begin - rest, per_epoch)
+    return [(epochs, steps) for epochs, steps in ((1, rest), (whole, per_epoch), (1, last)) if epochs and steps]
 
 
 def _fit(
@@ -160,46 +196,60 @@ def _fit(
     recipe: Recipe,
     source: Source,
     keeper: Keeper,
+    own: Sequence[keras.callbacks.Callback],
     callbacks: Sequence[keras.callbacks.Callback],
     *,
     seed: int,
-    evaluate_every: int | None,
+    num_steps: int,
+    per_epoch: int,
 ) -> None:
-    """All that is left, from one evaluation to the next by a `fit` of its own, an epoch to Keras: it may begin
-    anywhere, and ends after its last step.
+    """All that is left of the run, in up to three calls of `fit`: an epoch to Keras lies between two evaluations.
+
+    The caller's callbacks see one training of all of them.
     """
-    strategy, preprocessing = trainer.distribute_strategy, preprocessing_of(trainer.network)
-    num_steps = total_steps(recipe, source)
-    classes, per_epoch = len(source.labels), evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
+    strategy, preprocessing, classes = (
+        trainer.distribute_strategy,
+        preprocessing_of(trainer.network),
+        len(source.labels),
+    )
     size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync)
     evaluation = functools.partial(
         evaluation_batches, source.evaluation, preprocessing, num_classes=classes, batch_size=size
     )
     evaluation = distributed(strategy, size, evaluation)
-    while keeper.step < num_steps:
-        begin, epoch = keeper.step, len(keeper.records)
-        end = min((begin // per_epoch + 1) * per_epoch, num_steps)
-        batches = functools.partial(
-            training_batches,
-            source.train,
-            recipe,
-            preprocessing,
-            num_classes=classes,
-            seed=seed,
-            first_step=begin,
-            num_steps=end - begin,
-        )
+    # Not of the steps that are left alone: Keras counts an execution of several steps whole at the end of an epoch.
+    batches = functools.partial(
+        training_batches, source.train, recipe, preprocessing, num_classes=classes, seed=seed, num_steps=None
+    )
+    left = parts(keeper.step, num_steps, per_epoch)
+    last_epoch = len(keeper.records) + sum(epochs for epochs, _ in left)
+    given = keras.callbacks.CallbackList(list(callbacks), model=trainer, epochs=last_epoch, steps=per_epoch)
+    trainer.stop_training = False
+    given.on_train_begin()
+    for epochs, steps in left:
+        if trainer.stop_training:
+            break
+        epoch = len(keeper.records)
+        trainer.epoch_steps, trainer.evaluation_steps = steps, num_batches
         trainer.fit(
-            distributed(strategy, recipe.batch_size, batches),
-            steps_per_epoch=end - begin,
+            distributed(strategy, recipe.batch_size, functools.partial(batches, first_step=keeper.step)),
+            steps_per_epoch=steps,
             initial_epoch=epoch,
-            epochs=epoch + -(-(num_steps - begin) // per_epoch),  # for the display: the keeper stops after each
+            epochs=epoch + epochs,
             validation_data=evaluation,
             validation_steps=num_batches,
             shuffle=False,
-            verbose="auto" if is_chief(strategy) else 0,
-            callbacks=list(callbacks),
+            callbacks=keras.callbacks.CallbackList(
+                [WithinTraining(given), *own],
+                add_history=True,
+                add_progbar=is_chief(strategy),
+                model=trainer,
+                verbose="auto",
+                epochs=last_epoch,
+                steps=steps,
+            ),
         )
+    given.on_train_end(keeper.records[-1] if left else None)
 
 
 def evaluation_size(num_examples: int, replicas: int) -> tuple[int, int]:

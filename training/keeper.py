@@ -25,6 +25,38 @@ class Stopped(Exception):
     """The run was asked to end; its state is saved."""
 
 
+class WithinTraining(keras.callbacks.Callback):
+    """Tells callbacks all that happens but the begin and the end of a `fit`, which is one part of a training."""
+
+    def __init__(self, callbacks: keras.callbacks.CallbackList):
+        super().__init__()
+        self._callbacks = callbacks
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._callbacks.on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._callbacks.on_epoch_end(epoch, logs)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._callbacks.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._callbacks.on_train_batch_end(batch, logs)
+
+    def on_test_begin(self, logs=None):
+        self._callbacks.on_test_begin(logs)
+
+    def on_test_end(self, logs=None):
+        self._callbacks.on_test_end(logs)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._callbacks.on_test_batch_begin(batch, logs)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._callbacks.on_test_batch_end(batch, logs)
+
+
 class Keeper(keras.callbacks.Callback):
     """Restores the newest state when it is made; then saves, records and stops while Keras fits."""
 
@@ -113,7 +145,8 @@ class Keeper(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         seconds = self._seconds + time.monotonic() - self._start
-        record = {"epoch": epoch + 1, "step": self.step, **{name: float(value) for name, value in logs.items()}}
+        own = [f"{prefix}{name}" for prefix in ("", "val_") for name in self._trainer.measured]
+        record = {"epoch": epoch + 1, "step": self.step, **{name: float(logs[name]) for name in own}}
         record["learning_rate"] = float(np.array(self._trainer.optimizer.learning_rate))
         record["images_per_second"] = self._rate  # of training alone
         record["seconds"] = round(seconds, 3)
@@ -126,7 +159,6 @@ class Keeper(keras.callbacks.Callback):
             self._tensorboard.write(record)
         if self._to_stop():
             raise Stopped
-        self._trainer.stop_training = True
 
     def _to_stop(self) -> bool:
         """The same in every worker: whether one of them was asked to."""

@@ -5,66 +5,50 @@ decays the leaves that match "kernel"). Gradients are taken as summed over the r
 would clip each replica's own and sum what is left, another algorithm.
 """
 
+import dataclasses
+
 import keras
 import tensorflow as tf
 
 from training.recipe import OptimizerKind
 
 
-class _AsThePapers:
-    """A decay and a share of the learning rate for each variable; gradients are summed already.
+@dataclasses.dataclass(frozen=True)
+class Momentum:
+    """The update of SGD with momentum, not Nesterov's."""
 
-    The arithmetic is Keras', but by TensorFlow's one operation for it, where Keras has twenty to be traced and run. It
-    rounds 1 - 0.999 in float32, 1.3e-5 off, as it does the power that the bias is corrected by.
+    momentum: float
+    slots = ("momentum",)
 
-    Leans on private names of Keras (`_all_reduce_sum_gradients`, `_var_key`, `_get_variable_index`, `_momentums`,
-    `_velocities`); tests compare two replicas with one device, and the updates with those of Keras, and fail if it
-    changes under them.
-    """
+    def update(self, variable, gradient, learning_rate, step, momentum) -> None:
+        """Change a variable and its slots, all given by their resource handles.
 
-    def rules(self, decay: dict, share: dict) -> None:
-        """Decay and share of the learning rate by variable path; 0 and 1 where nothing is said."""
-        self._decay, self._share = decay, share
-
-    def build(self, variables):
-        super().build(variables)
-        self._path = {self._var_key(variable): variable.path for variable in variables}
-
-    def update_step(self, gradient, variable, learning_rate):
-        path = self._path[self._var_key(variable)]
-        learning_rate = learning_rate * self._share.get(path, 1.0)
-        if decay := self._decay.get(path, 0.0):
-            self.assign_sub(variable, variable * (decay * learning_rate))
-        self._update(variable, gradient, learning_rate, self._get_variable_index(variable))
-
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        return grads_and_vars
-
-
-@keras.saving.register_keras_serializable("keras_vit_training")
-class SGD(_AsThePapers, keras.optimizers.SGD):
-    """Momentum, not Nesterov's."""
-
-    def _update(self, variable, gradient, learning_rate, index: int) -> None:
+        Args:
+            gradient: of the variable's shape.
+            learning_rate: a scalar.
+            step: updates done before this one, int64.
+        """
         tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle,
-            accum=self.momentums[index].value.handle,
-            grad=gradient,
-            lr=learning_rate,
-            momentum=self.momentum,
+            var=variable, accum=momentum, grad=gradient, lr=learning_rate, momentum=self.momentum
         )
 
 
-@keras.saving.register_keras_serializable("keras_vit_training")
-class Adam(_AsThePapers, keras.optimizers.Adam):
-    """Adam; with a decay it is AdamW."""
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    """Adam's update. It rounds 1 - 0.999 in float32, 1.3e-5 off, as it does the power that the bias is corrected by."""
 
-    def _update(self, variable, gradient, learning_rate, index: int) -> None:
-        step = tf.cast(self.iterations.value + 1, tf.float32)
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    slots = ("momentum", "velocity")
+
+    def update(self, variable, gradient, learning_rate, step, momentum, velocity) -> None:
+        """As `Momentum.update`."""
+        step = tf.cast(step + 1, tf.float32)
         tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=self._momentums[index].value.handle,
-            v=self._velocities[index].value.handle,
+            var=variable,
+            m=momentum,
+            v=velocity,
             beta1_power=tf.pow(self.beta_1, step),
             beta2_power=tf.pow(self.beta_2, step),
             beta1=self.beta_1,
@@ -73,6 +57,68 @@ class Adam(_AsThePapers, keras.optimizers.Adam):
             lr=learning_rate,
             grad=gradient,
         )
+
+
+class SummedGradientOptimizer(keras.optimizers.Optimizer):
+    """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
+
+    The arithmetic is Keras', but by TensorFlow's one operation for it, where Keras has twenty to be traced and run.
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        rule: Momentum | Adam,
+        *,
+        clip_norm: float | None,
+        decay: dict[str, float],
+        share: dict[str, float],
+    ):
+        """Args:
+        learning_rate: a number or a schedule.
+        rule: how a variable is updated.
+        clip_norm: largest global norm of the summed gradient; None clips nothing.
+        decay: of a variable by its path, times the learning rate, per step; 0 where nothing is said.
+        share: of the learning rate by a variable's path; 1 where nothing is said.
+        """
+        super().__init__(learning_rate)
+        self._rule, self._clip_norm, self._decay, self._share = rule, clip_norm, decay, share
+
+    def build(self, variables):
+        super().build(variables)
+        self._paths = [variable.path for variable in variables]
+        # For each slot of the rule its values, in the order of the variables.
+        self.slots = self.add_optimizer_variables(variables, list(self._rule.slots))
+
+    def apply(self, grads, trainable_variables=None):
+        """Update the variables that the optimizer was built for; in the context of a replica.
+
+        Args:
+            grads: dense gradients, summed over the replicas, in the order of the variables.
+            trainable_variables: those that the optimizer was built for, in that order.
+
+        Raises ValueError for other variables.
+        """
+        if [variable.path for variable in trainable_variables or ()] != list(self._paths):
+            raise ValueError("Give the trainable variables that the optimizer was built for, in their order.")
+        gradients = [tf.convert_to_tensor(gradient) for gradient in grads]
+        if self._clip_norm is not None:
+            gradients = _clipped(gradients, self._clip_norm)
+        learning_rate, step = tf.cast(self.learning_rate, tf.float32), tf.convert_to_tensor(self.iterations.value)
+        for variable, gradient, *slots in zip(trainable_variables, gradients, *self.slots, strict=True):
+            rate = learning_rate * self._share.get(variable.path, 1.0)
+            if decay := self._decay.get(variable.path, 0.0):
+                lost = tf.convert_to_tensor(variable.value) * (decay * rate)
+                tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=lost)
+            self._rule.update(variable.value.handle, gradient, rate, step, *(slot.value.handle for slot in slots))
+        self.iterations.assign_add(1)
+
+
+def _clipped(gradients: list[tf.Tensor], norm: float) -> list[tf.Tensor]:
+    """The gradients, scaled to a global norm of at most `norm`; no numbers where their norm is not finite."""
+    total = tf.sqrt(tf.reduce_sum(tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])))
+    scale = norm * tf.minimum(1.0 / total, 1.0 / norm) + (total - total)
+    return [gradient * scale for gradient in gradients]
 
 
 def make_optimizer(
@@ -93,13 +139,14 @@ def make_optimizer(
         weight_decay: of kernels, times the learning rate, per step.
         layer_decay: each encoder block learns at this share of the rate of the next one (BEiT, arXiv 2106.08254).
     """
-    if kind == "sgd":
-        optimizer = SGD(learning_rate, momentum=0.9, global_clipnorm=clip_norm)
-    else:
-        optimizer = Adam(learning_rate, beta_1=0.9, beta_2=0.999, epsilon=1e-8, global_clipnorm=clip_norm)
     variables = model.trainable_variables
-    kernels = {variable.path: weight_decay for variable in variables if variable.name == "kernel"}
-    optimizer.rules(kernels, layer_shares(variables, layer_decay))
+    optimizer = SummedGradientOptimizer(
+        learning_rate,
+        Momentum(0.9) if kind == "sgd" else Adam(0.9, 0.999, 1e-8),
+        clip_norm=clip_norm,
+        decay={variable.path: weight_decay for variable in variables if variable.name == "kernel"},
+        share=layer_shares(variables, layer_decay),
+    )
     optimizer.build(variables)
     return optimizer
 

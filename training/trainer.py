@@ -11,12 +11,17 @@
   and what is restored goes on in the same bits.
 """
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 
+from keras_vit import UserError
 from training.fused import fused, helps
 from training.objectives import Objective
 from training.remat import check_segments, rematerialized, segments
+
+_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
 class Trainer(keras.Model):
@@ -33,8 +38,10 @@ class Trainer(keras.Model):
         seed: int = 0,
         remat: bool = False,
         stop_asked: tf.Variable | None = None,
+        strategy: tf.distribute.Strategy | None = None,
     ):
-        """Made under the scope of the strategy, as the network was.
+        """Made outside the scope of a strategy: within it Keras' `fit` would reduce a batch over the workers to build
+        the model, which is built, and fail (keras#20585).
 
         Args:
             network: images (B, H, W, C) -> what the objective takes, such as logits (B, K).
@@ -46,8 +53,10 @@ class Trainer(keras.Model):
             remat: keep the outputs of the blocks alone, and compute what is inside a second time.
             stop_asked: for several workers, a number of this one, made outside the scope: `stop_seen` tells all of
                 them after the same step that one was asked to stop.
+            strategy: whose scope the network was made under; None for one device.
         """
         super().__init__(name="trainer", dtype="float32")
+        self._strategy = strategy or tf.distribute.get_strategy()
         self.network = network
         self._batch_size, self._objective = batch_size, objective
         self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
@@ -59,12 +68,20 @@ class Trainer(keras.Model):
             check_segments(network)
         self._trained = fused(network) if helps() else network
         self._segments = segments(self._trained) if remat else []
+        with self._strategy.scope():
+            self._make_variables()
+        # For the caller of `fit` to say, whose data go on behind them: executions of several steps end with these.
+        self.epoch_steps: int | None = None
+        self.evaluation_steps: int | None = None
+        self._steps_done = 0
+        self.built = True
+
+    def _make_variables(self) -> None:
         self.step = self._number("step", "int32")
         self._stop_seen = self._number("stop_seen", "float32")
         self.sums = [self._number("loss", "float32"), self._number("correct", "int32"), self._number("seen", "int32")]
         self.test_sums = [self._number(f"test_{total.name}", total.dtype) for total in self.sums]
-        self.ema = [self._copy(variable) for variable in network.trainable_variables] if ema_decay else []
-        self.built = True
+        self.ema = [self._copy(variable) for variable in self.network.trainable_variables] if self._ema_decay else []
 
     def _number(self, name: str, dtype: str) -> keras.Variable:
         # Not aggregated: every replica computes the same value, from what was summed over all of them.
@@ -74,6 +91,42 @@ class Trainer(keras.Model):
         copy = self.add_weight(variable.shape, "zeros", "float32", trainable=False, aggregation="none", name="ema")
         copy.assign(variable)
         return copy
+
+    @property
+    def distribute_strategy(self) -> tf.distribute.Strategy:
+        return self._strategy
+
+    @property
+    def metrics(self) -> list:
+        """None of Keras' own: what is measured is in the logs of a step."""
+        return []
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of what is in the logs of a step."""
+        return self._objective.metrics
+
+    def compile(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        loss=None,
+        metrics=None,
+        weighted_metrics=None,
+        *,
+        steps_per_execution: int = 1,
+        jit_compile: bool = False,
+    ) -> None:
+        """As `keras.Model.compile`; `optimizer` is one of `make_optimizer`, alone or in a `LossScaleOptimizer`.
+
+        Raises UserError for a loss or metrics, which the objective decides.
+        """
+        given = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
+        if names := [name for name, value in given.items() if value is not None]:
+            raise UserError(
+                f"The objective of a Trainer decides its loss and its metrics, but compile was given "
+                f"{' and '.join(names)}; leave them out, and give the Trainer another objective."
+            )
+        super().compile(optimizer, steps_per_execution=steps_per_execution, jit_compile=jit_compile)
 
     @property
     def state(self) -> dict[str, keras.Variable]:
@@ -184,15 +237,58 @@ class Trainer(keras.Model):
         for total, value in zip(totals, sums, strict=True):
             total.assign_add(tf.cast(value, total.dtype))
         loss, correct, seen = (tf.cast(total.value, tf.float32) for total in totals)
-        logs = dict(zip(self._objective.metrics, (loss / seen, correct / seen), strict=False))
-        if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            return {name: value[None] for name, value in logs.items()}  # Keras takes a mean over the first axis there
-        return logs
+        return dict(zip(self._objective.metrics, (loss / seen, correct / seen), strict=False))
 
     def reset_metrics(self):
         """Before each epoch and each evaluation, by Keras."""
+        self._steps_done = 0
         for total in (*self.sums, *self.test_sums):
             total.assign(0)
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Nothing is left to build. Keras would reduce a batch over the workers for it, which fails (keras#20585)."""
+    def make_train_function(self, force=False):
+        if self.train_function is None or force:
+            self.train_function = self._execution(self.train_step, lambda: self.epoch_steps)
+        return self.train_function
+
+    def make_test_function(self, force=False):
+        if self.test_function is None or force:
+            self.test_function = self._execution(self.test_step, lambda: self.evaluation_steps)
+        return self.test_function
+
+    def _execution(self, step, in_all: Callable[[], int | None]):
+        """Iterator -> logs after as many steps as an execution has, or as are left of those in all."""
+        of_batch, of_iterator = self._compiled(step)
+
+        def execution(iterator):
+            if not isinstance(iterator, _ITERATORS):
+                return of_batch(next(iterator))  # of train_on_batch and test_on_batch
+            steps, total = self.steps_per_execution, in_all()
+            if total is not None:
+                steps = min(steps, total - self._steps_done)
+            self._steps_done += steps
+            return of_iterator(iterator, tf.constant(steps))
+
+        return execution
+
+    def _compiled(self, step):
+        """Two functions to the logs of the last step: batch -> logs, and iterator, number of steps -> logs."""
+
+        def of_batch(batch):
+            logs = self._strategy.run(step, args=(batch,))
+            # Equal on all replicas.
+            return {name: self._strategy.experimental_local_results(value)[0] for name, value in logs.items()}
+
+        of_batch = tf.function(of_batch, autograph=False, reduce_retracing=True, jit_compile=self.jit_compile)
+
+        def of_iterator(iterator, steps):
+            first = of_batch(iterator.get_next())
+            if self.steps_per_execution == 1:
+                return first
+            return tf.while_loop(
+                lambda done, _: done < steps,
+                lambda done, _: (done + 1, of_batch(iterator.get_next())),
+                (tf.constant(1), first),
+                parallel_iterations=1,
+            )[1]
+
+        return of_batch, tf.function(of_iterator, autograph=False, reduce_retracing=True)
