@@ -77,7 +77,9 @@ def run_training(
     run, strategy = Run(pathlib.Path(arguments.workdir)), setting.strategy
     writes = is_chief(strategy) and not run.model_file.is_file()
     with locked(run.path) if writes else contextlib.nullcontext():
-        return _trained(arguments, recipe, setting, make_model, run, command=command, recipe_name=recipe_name)
+        return _trained(
+            arguments, recipe, setting, make_model, run, callbacks, command=command, recipe_name=recipe_name
+        )
 
 
 def _trained(
@@ -86,6 +88,7 @@ def _trained(
     setting: Setting,
     make_model: Callable[[int], keras.Model],
     run: Run,
+    callbacks: Sequence[keras.callbacks.Callback],
     *,
     command: str,
     recipe_name: str,
