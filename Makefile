@@ -14,6 +14,8 @@ setup: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "Python 3.10 to 3.13 is needed, but $(PYTHON) is $$($(PYTHON) -V); set PYTHON=python3.12 or so." >&2; exit 2; }
 	$(PYTHON) -m venv .venv
+# The pip that comes with Python 3.10 tries versions for half an hour.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==25.3
 # Not compiled: that takes a minute, and most of it is never imported.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
 	@touch $@

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 # Keeps the last 64 KiB of its input, and prints them when that ends.
-_KEEPER = """
+_HOLDER = """
 import sys
 kept = b""
 while piece := sys.stdin.buffer.raw.read(65536):
@@ -38,7 +38,7 @@ class _Silence:
     def __init__(self):
         self._lock, self._blocks = threading.Lock(), 0
         self._saved: int | None = None
-        self._keeper: subprocess.Popen | None = None
+        self._holder: subprocess.Popen | None = None
 
     def begin(self) -> None:
         with self._lock:
@@ -49,12 +49,12 @@ class _Silence:
     def end(self) -> None:
         with self._lock:
             self._blocks -= 1
-            if not self._blocks and self._keeper is not None:
+            if not self._blocks and self._holder is not None:
+                self._holder.kill()  # first: at the end of its input it would print
+                self._holder.wait()
                 os.dup2(self._saved, 2)
                 os.close(self._saved)
-                self._keeper.kill()
-                self._keeper.wait()
-                self._keeper = None
+                self._holder = None
 
     def _redirect(self) -> None:
         try:
@@ -64,8 +64,8 @@ class _Silence:
         reading, writing = os.pipe()
         try:
             # In a session of its own, so that Ctrl-C does not end it before this process.
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _KEEPER],
+            self._holder = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _HOLDER],
                 stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
             os.dup2(writing, 2)
