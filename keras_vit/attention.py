@@ -233,7 +233,8 @@ class FoldAxis(_Axis):
         return ops.reshape(tokens, (-1, rows, width))
 
     def compute_output_shape(self, input_shape):
-        return None, self.grid[1] if self.axis == "row" else self.grid[0], input_shape[-1]
+        sequences, length = self.grid if self.axis == "row" else self.grid[::-1]
+        return input_shape[0] and input_shape[0] * sequences, length, input_shape[-1]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -247,4 +248,5 @@ class UnfoldAxis(_Axis):
         return ops.reshape(tokens, (-1, rows * columns, width))
 
     def compute_output_shape(self, input_shape):
-        return None, self.grid[0] * self.grid[1], input_shape[-1]
+        sequences, length = self.grid if self.axis == "row" else self.grid[::-1]
+        return input_shape[0] and input_shape[0] // sequences, sequences * length, input_shape[-1]

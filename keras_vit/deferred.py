@@ -46,14 +46,13 @@ def register_layers_with_keras() -> None:
     if "keras" in sys.modules:
         importlib.import_module(_ALL_LAYERS)
     else:
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _ImportsLayersBehindKeras())
 
 
-class _Finder:
-    """Finds Keras as the other finders do, but for what comes with its import; stands before them until then.
+class _ImportsLayersBehindKeras:
+    """A finder that stands before the others until Keras, or what imports it of ours first, is executed.
 
-    Our layers are watched because they may be what imports Keras: they cannot be imported behind it then, but those
-    built on them can, behind them.
+    It gives what they find; with the execution of that come our layers, and nothing else.
     """
 
     def find_spec(self, name: str, path=None, target=None):
@@ -62,26 +61,14 @@ class _Finder:
         others = (finder.find_spec for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((spec for find in others if (spec := find(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
+            execute = spec.loader.exec_module
+
+            def with_layers(module: ModuleType) -> None:
+                # No longer needed, nor in the way where our layers import Keras: those come first.
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                execute(module)
+                importlib.import_module(_ALL_LAYERS)
+
+            spec.loader.exec_module = with_layers
         return spec
-
-    def loaded(self, name: str) -> None:
-        """Import our layers, unless they are what just imported Keras."""
-        if name == _LAYERS or (name == "keras" and _LAYERS not in sys.modules):
-            sys.meta_path.remove(self)
-            importlib.import_module(_ALL_LAYERS)
-
-
-class _Loader:
-    """Loads a module as its own loader does, which it then leaves in its place."""
-
-    def __init__(self, loader, finder: _Finder):
-        self._loader, self._finder = loader, finder
-
-    def __getattr__(self, name: str):
-        return getattr(self._loader, name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._finder.loaded(module.__name__)
