@@ -62,8 +62,10 @@ class Trainer(keras.Model):
         self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
         self._stop_asked = stop_asked
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
-        # Moving statistics, of the one architecture that has them: torchvision's convolutional stem.
-        self._statistics = [v for v in network.non_trainable_variables if v.name != "seed_generator_state"]
+        # Moving statistics, of the one architecture that has them: torchvision's convolutional stem. Other variables that
+        # are not trained, as the frozen kernels beside LoRA, stay as they are.
+        norms = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
+        self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
         if remat:
             check_segments(network)
         self._trained = fused(network) if helps() else network
