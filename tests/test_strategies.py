@@ -49,16 +49,19 @@ for name, changed in {
         continue  # accumulated goes through the same and more
     recipe = dataclasses.replace(base, **changed)
     keras.utils.set_random_seed(3)
+    several = name == "sgd" and sys.argv[1] != "single"  # steps of an execution, which do not divide those of the epoch
     trainer = fit.build_trainer(
         lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5),
-        recipe, 16, strategy=strategy, execution=fit.Execution(), seed=1,
+        recipe, 16, strategy=strategy, execution=fit.Execution(steps_per_execution=3 if several else 1), seed=1,
     )
+    trainer.epoch_steps = 16
     trainer.fit(
         distributed(strategy, 32, lambda part: training_batches(
             split, recipe, preprocessing, num_classes=5, seed=0, first_step=0, num_steps=16, part=part)),
         steps_per_epoch=16, shuffle=False, verbose=0,
     )
     size, batches = fit.evaluation_size(1003, strategy.num_replicas_in_sync)
+    trainer.evaluation_steps = batches
     trainer.evaluate(
         distributed(strategy, size, lambda part: evaluation_batches(
             split, preprocessing, num_classes=5, batch_size=size, part=part)),
@@ -66,6 +69,7 @@ for name, changed in {
     )
     found[name] = np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()])
     found[name + "_ema"] = np.concatenate([np.ravel(weight) for weight in trainer.ema])
+    found[name + "_step"] = np.array(trainer.step)
     found[name + "_counts"] = np.array([np.array(total) for total in trainer.test_sums[1:]])
 if sys.argv[1] == "mirrored":
     config = dataclasses.replace(config, dropout_rate=0.5)
@@ -109,6 +113,11 @@ def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, stra
 def test_accumulated_micro_batches_end_where_the_whole_batch_does(ends, strategy):
     here, there = ends[strategy]["accumulated"], ends["single"]["adamw"]
     assert np.linalg.norm(here - there) <= 1e-5 * np.linalg.norm(there)
+
+
+@pytest.mark.parametrize("run", ["sgd", "accumulated"])
+def test_an_epoch_has_its_steps_under_any_strategy(ends, run):
+    assert [int(end[f"{run}_step"]) for end in ends.values()] == [16] * 3
 
 
 @pytest.mark.parametrize("run", ["sgd", "accumulated"])
