@@ -25,7 +25,8 @@ demo: setup
 
 test: setup
 	@failed=$$(mktemp -d); \
-	{ ls tests/test_demo.py tests/test_documentation.py; ls -r tests/test_*.py | grep -v 'demo\|documentation'; } | \
+	{ ls tests/test_demo.py tests/test_documentation.py; \
+	  find tests -name 'test_*.py' | grep -v 'test_demo\|test_documentation' | sort -r; } | \
 	  xargs -P 2 -n 4 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
 	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 

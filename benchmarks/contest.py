@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from benchmarks.case import NUM_CLASSES, Case
 from benchmarks.peers import SIDE
 from keras_vit import MODELS, ViTConfig
-from keras_vit.costs import costs
+from keras_vit.models.complexity import costs
 
 OURS, LIMIT = "keras_vit", "matrix_product"
 # A training step is a forward pass and two products more for each of its products, of the same size.
@@ -48,7 +48,7 @@ def hold(case: Case, peers: Sequence[str], rounds: int) -> list[Result]:
     """Start everyone, let them run in turn, and collect what they did; one who fails is reported and left out."""
     with contextlib.ExitStack() as stack:
         # One is ready before the next one starts: preparing takes all cores, too.
-        contestants = [Contestant(peer, case, stack) for peer in peers]
+        contestants = [PeerProcess(peer, case, stack) for peer in peers]
         for _ in range(rounds):
             for contestant in contestants:
                 contestant.run()
@@ -58,8 +58,7 @@ def hold(case: Case, peers: Sequence[str], rounds: int) -> list[Result]:
 def flops(case: Case, peer: str | None = None) -> int:
     """Floating-point operations in the matrix products and convolutions of one call, as the model is defined.
 
-    Of a peer, those that it computes: ours leave out what no head reads (keras_vit.models.class_token_only), with the
-    same result.
+    Of a peer, those that it computes: ours leave out what no head reads (`class_token_only`), with the same result.
     """
     config = MODELS[case.model]
     multiply_adds = costs(config, (case.size, case.size), num_classes=NUM_CLASSES).multiply_adds
@@ -76,7 +75,7 @@ def rate(result: Result, case: Case) -> float:
     return operations / result.median
 
 
-class Contestant:
+class PeerProcess:
     """The process of a peer, which the stack ends."""
 
     def __init__(self, peer: str, case: Case, stack: contextlib.ExitStack):

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from benchmarks.input import Arguments
 from keras_vit import Preprocessing
-from training.arguments import DataArguments
-from training.data import training_batches
-from training.recipe import Recipe
-from training.shard import Arguments as ShardArguments
-from training.sharding import shard
-from training.sources import Split, open_source
+from training.input.pipeline import training_batches
+from training.input.sources import Split, open_source
+from training.input.write_tfrecord import shard
+from training.options.common import DataOptions
+from training.options.data import ShardOptions
+from training.recipes.recipe import Recipe
 
 _RECIPE = Recipe(image_size=(224, 224), batch_size=64, learning_rate=1.0, epochs=1, inception_crop=True, flip=True)
 _PREPROCESSING = Preprocessing((224, 224))
@@ -79,11 +79,11 @@ def compare(arguments: Arguments) -> None:
     with tempfile.TemporaryDirectory() as directory:
         folder, shards = pathlib.Path(directory) / "photographs", pathlib.Path(directory) / "shards"
         write_photographs(folder, arguments.images)
-        shard(ShardArguments(DataArguments(f"folder:{folder}"), str(shards), 2))
+        shard(ShardOptions(DataOptions(f"folder:{folder}"), str(shards), 2))
         peers = {
             "bare loop": bare(folder),
-            "folder": ours(open_source(DataArguments(f"folder:{folder}")).train),
-            "tfrecord": ours(open_source(DataArguments(f"tfrecord:{shards}/*.tfrecord")).train),
+            "folder": ours(open_source(DataOptions(f"folder:{folder}")).train),
+            "tfrecord": ours(open_source(DataOptions(f"tfrecord:{shards}/*.tfrecord")).train),
         }
         measured = {name: [] for name in peers}
         for number in range(arguments.rounds + 1):

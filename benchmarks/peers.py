@@ -84,9 +84,9 @@ def _our_step(case: Case) -> Call:
     import tensorflow as tf
 
     from keras_vit import MODELS, build
-    from training.objectives import Classification
-    from training.optimizers import make_optimizer
-    from training.trainer import Trainer
+    from training.loop.objectives import Classification
+    from training.loop.optimizers import make_optimizer
+    from training.loop.trainer import Trainer
 
     keras.config.set_dtype_policy("float32" if case.precision == "float32" else "mixed_bfloat16")
     model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES)
@@ -169,7 +169,7 @@ def keras_vit_openvino(case: Case) -> Call:
 
 
 def _our_file(case: Case, kind: str) -> Call:
-    from export import runtimes
+    from export.onnx import runtimes
 
     with _exported(_export_file, case, kind) as directory:
         run = runtimes.open_file(directory / runtimes.FILES[kind][0], kind, case.threads)
@@ -220,8 +220,8 @@ def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
 
 
 def _export_saved_model(case: Case, directory: str) -> None:
-    from export.as_saved_model import save
-    from export.signatures import Servable, signatures
+    from export.saved_model.export import save
+    from export.saved_model.signatures import Servable, signatures
 
     labels = pathlib.Path(directory) / "labels.txt"
     labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
@@ -231,15 +231,15 @@ def _export_saved_model(case: Case, directory: str) -> None:
 
 
 def _export_file(case: Case, kind: str, directory: str) -> None:
-    from export import runtimes
+    from export.onnx import runtimes
 
     labels = [str(number) for number in range(NUM_CLASSES)]
     runtimes.write(_plain(case, for_onnx=True), kind, pathlib.Path(directory), labels)
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
-    from export.as_tflite import convert
-    from export.quantize import quantize
+    from export.tflite.export import convert
+    from export.tflite.quantize import quantize
 
     file = pathlib.Path(directory) / "model.tflite"
     file.write_bytes(convert(_plain(case)))
@@ -386,7 +386,7 @@ def _torch_step(case: Case, model, forward, images) -> Call:
 
 def _plain(case: Case, dtype: str = "float32", **options):
     import keras_vit
-    from export.plain import plain
+    from export.inference_model import plain
 
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
     rng = np.random.default_rng(0)

@@ -7,10 +7,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from export.arguments import LARGEST_DISAGREEMENT
+from export.options import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
-from keras_vit.image_formats import format_problem
+from keras_vit.files.image_formats import format_problem
 from keras_vit.run_directory import SAMPLES, Samples
 
 # Largest difference that float32 arithmetic in another order explains, as a share of the largest logit, or of 1 where
@@ -58,7 +58,7 @@ class Parity:
 
 
 def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
-    """Bytes of an image file (keras_vit/image_formats.py) -> (height, width, channels) float32 0..255, as evaluation.
+    """Bytes of an image file -> (height, width, channels) float32 0..255, as in evaluation; see `image_formats`.
 
     The header must have been looked at: TensorFlow 2.21 writes all frames of an animated WebP into the memory of one.
     """
@@ -141,7 +141,7 @@ def known(number: float) -> float | None:
     return None if np.isnan(number) else number
 
 
-def as_facts(parity: Parity) -> dict:
+def as_json(parity: Parity) -> dict:
     """The numbers for a report."""
     return {name: known(number) for name, number in dataclasses.asdict(parity).items()}
 

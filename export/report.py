@@ -15,7 +15,7 @@ import tensorflow as tf
 _MOST_BARS = 15
 
 
-def counted(names: Iterable[str]) -> dict[str, int]:
+def operator_table(names: Iterable[str]) -> dict[str, int]:
     """How often each name is there, the most frequent first."""
     return dict(sorted(collections.Counter(names).items(), key=lambda item: (-item[1], item[0])))
 

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from export.arguments import SourceArguments
+from export.options import SourceOptions
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
-from keras_vit.image_formats import format_list, image_format
+from keras_vit.files.image_formats import format_list, image_format
 from keras_vit.run_directory import Samples
 
 # Pictures that are made up where there are none, and their sides in sides of the model's input.
@@ -19,7 +19,7 @@ _MADE_UP, _MADE_UP_SIDES = 16, (1.0, 1.5, 0.7)
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class Provenance:
     """Where a model is from, for its card and its reports."""
 
     name: str = "a model in memory"
@@ -40,17 +40,17 @@ class Source:
     labels: tuple[str, ...]
     samples: Samples
     """Images to check the export on; label -1 where the class is not known."""
-    origin: Origin
+    origin: Provenance
 
 
-def open_source(arguments: SourceArguments) -> Source:
+def open_source(arguments: SourceOptions) -> Source:
     """Load what the arguments name. Raises UserError unless it is one classifier with its labels."""
     if (arguments.run is None) == (arguments.checkpoint is None):
         raise UserError("An export takes either --run DIR or --checkpoint FILE; give one of them.")
     return _from_run(arguments) if arguments.run is not None else _from_checkpoint(arguments)
 
 
-def _from_run(arguments: SourceArguments) -> Source:
+def _from_run(arguments: SourceOptions) -> Source:
     of_checkpoints = ("labels", "images", "image_size", "num_heads", "num_groups")
     given = [f"--{name.replace('_', '-')}" for name in of_checkpoints if getattr(arguments, name) is not None]
     if given:
@@ -58,7 +58,7 @@ def _from_run(arguments: SourceArguments) -> Source:
     run = pathlib.Path(arguments.run)
     model, labels = run_directory.load(run)
     samples = Samples.load(run_directory.find(run, run_directory.SAMPLES))
-    origin = Origin(str(run), "evaluation images of the run", _json(run / run_directory.CONFIG), _last_metrics(run))
+    origin = Provenance(str(run), "evaluation images of the run", _json(run / run_directory.CONFIG), _last_metrics(run))
     return Source(model, labels, samples, origin)
 
 
@@ -79,18 +79,18 @@ def _last_metrics(run: pathlib.Path) -> dict:
     return record if isinstance(record, dict) else {}
 
 
-def _from_checkpoint(arguments: SourceArguments) -> Source:
+def _from_checkpoint(arguments: SourceOptions) -> Source:
     path = find_checkpoint(arguments.checkpoint)
     told = {name: getattr(arguments, name) for name in ("image_size", "num_heads", "num_groups")}
     model = from_checkpoint(path, **told)
     check_classifier(model)
     labels = read_labels(arguments.labels, model.output_shape[1])
     if arguments.images is None:
-        samples = made_up(preprocessing_of(model))
-        origin = Origin(arguments.checkpoint, f"{_MADE_UP} made-up pictures")
+        samples = random_images(preprocessing_of(model))
+        origin = Provenance(arguments.checkpoint, f"{_MADE_UP} made-up pictures")
     else:
         samples = read_folder(arguments.images, labels)
-        origin = Origin(arguments.checkpoint, f"images of {arguments.images}")
+        origin = Provenance(arguments.checkpoint, f"images of {arguments.images}")
     return Source(model, labels, samples, origin)
 
 
@@ -141,7 +141,7 @@ def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> 
     return Samples(encoded, np.array([number.get(path.parent.name, -1) for path in files]))
 
 
-def made_up(preprocessing: Preprocessing) -> Samples:
+def random_images(preprocessing: Preprocessing) -> Samples:
     """Pictures of smooth random colours in several sizes, the same ones each time, of unknown class."""
     rng = np.random.default_rng(0)
     encoded = []

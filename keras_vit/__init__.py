@@ -6,31 +6,31 @@ which has no names with dots. Keras comes with the first name that needs it.
 
 from typing import TYPE_CHECKING
 
-from keras_vit.config import MODELS, ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
-from keras_vit.deferred import public_names, register_layers_with_keras
 from keras_vit.errors import UserError
+from keras_vit.lazy_imports import public_names, register_layers_with_keras
+from keras_vit.models.config import MODELS, ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
 
 if TYPE_CHECKING:
-    from keras_vit.attention import chunk_attention
-    from keras_vit.checkpoint import LoadReport, adapt, from_checkpoint, load_checkpoint
-    from keras_vit.description import Description, describe
-    from keras_vit.finding import find_checkpoint
-    from keras_vit.models import build, config_of, feature_map, intermediates, preprocessing_of
-    from keras_vit.posemb import resize_position_embedding
-    from keras_vit.preprocess import Preprocessing
-    from keras_vit.saving import save_checkpoint
+    from keras_vit.checkpoints.describe import Description, describe
+    from keras_vit.checkpoints.download import find_checkpoint
+    from keras_vit.checkpoints.load import LoadReport, adapt, from_checkpoint, load_checkpoint
+    from keras_vit.checkpoints.save import save_checkpoint
+    from keras_vit.models.attention import chunk_attention
+    from keras_vit.models.build import build, config_of, feature_map, intermediates, preprocessing_of
+    from keras_vit.models.position_resizing import resize_position_embedding
+    from keras_vit.preprocessing import Preprocessing
 else:
     __getattr__ = public_names(
         globals(),
         {
-            "attention": ["chunk_attention"],
-            "checkpoint": ["LoadReport", "adapt", "from_checkpoint", "load_checkpoint"],
-            "description": ["Description", "describe"],
-            "finding": ["find_checkpoint"],
-            "models": ["build", "config_of", "feature_map", "intermediates", "preprocessing_of"],
-            "posemb": ["resize_position_embedding"],
-            "preprocess": ["Preprocessing"],
-            "saving": ["save_checkpoint"],
+            "models.attention": ["chunk_attention"],
+            "checkpoints.load": ["LoadReport", "adapt", "from_checkpoint", "load_checkpoint"],
+            "checkpoints.describe": ["Description", "describe"],
+            "checkpoints.download": ["find_checkpoint"],
+            "models.build": ["build", "config_of", "feature_map", "intermediates", "preprocessing_of"],
+            "models.position_resizing": ["resize_position_embedding"],
+            "preprocessing": ["Preprocessing"],
+            "checkpoints.save": ["save_checkpoint"],
         },
     )
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from keras_vit.errors import ParityError, UserError
-from keras_vit.quiet import native_stderr_silenced
+from keras_vit.native_stderr import native_stderr_silenced
 
 # What the operating system says of a path that the user chose badly: no permission, no space, no such place, too long.
 _USERS_DISK = (

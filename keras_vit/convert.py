@@ -35,9 +35,17 @@ def main(arguments: Sequence[str]) -> None:
     parsed = cli.parse(Arguments, arguments, prog="python -m keras_vit.convert")
     cli.import_keras()
 
-    from keras_vit.converting import convert
+    from keras_vit.checkpoints.convert import convert
 
-    convert(parsed)
+    convert(
+        parsed.source,
+        parsed.target,
+        parsed.layout,
+        image_size=parsed.image_size,
+        num_classes=parsed.num_classes,
+        num_heads=parsed.num_heads,
+        num_groups=parsed.num_groups,
+    )
 
 
 if __name__ == "__main__":

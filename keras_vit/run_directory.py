@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.npz import read_npz, write_npz
+from keras_vit.files.npz import read_npz, write_npz
 
 if TYPE_CHECKING:
     import keras

@@ -1,6 +1,5 @@
-"""What all tests share: golden data, tiny configurations, fixed seeds."""
+"""Fixtures of all tests."""
 
-import json
 import os
 import pathlib
 import subprocess
@@ -10,37 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import ResNetConfig, ViTConfig
-
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
-GOLDEN = json.loads((FIXTURES / "index.json").read_text())["fixtures"]
-
-# Sides, widths and counts are distinct, so that no two axes can be swapped unseen.
-TINY = ViTConfig(patch_size=(4, 6), hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
-TINY_IMAGE = (12, 30)  # 3 rows and 5 columns of patches
-TINY_STEM = ResNetConfig((1, 2), 4, (8, 16), preactivation=False, num_groups=2)
-
-# For a process of its own: what an action returns, and by how many bytes the process grew meanwhile.
-WATCHED = """
-import threading, time
-
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
-
-def watched(action):
-    before, peak, done = resident(), [0], threading.Event()
-    def watch():
-        while not done.wait(0.001):
-            peak[0] = max(peak[0], resident())
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        result = action()
-    finally:
-        done.set()
-        watcher.join()
-    return result, peak[0] - before
-"""
+from tests.support import TINY_IMAGE
 
 
 @pytest.fixture(autouse=True)
@@ -60,23 +29,3 @@ def _demo_place(tmp_path_factory) -> pathlib.Path:
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
     subprocess.run([sys.executable, "-m", "training.demo"], cwd=place, env=environment, check=True)
     return place
-
-
-def randomize(model: keras.Model) -> keras.Model:
-    """Give every weight of a model its own random values; the official initial head would hide everything."""
-    rng = np.random.default_rng(11)
-    values = [rng.normal(0.0, 0.3, weight.shape) for weight in model.weights]
-    model.set_weights([abs(v) if "variance" in w.path else v for w, v in zip(model.weights, values, strict=True)])
-    return model
-
-
-def official(name: str) -> type:
-    """A message class of TF Serving, from the descriptors in tensorflow-serving-api 2.21.0."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    from tensorflow.core.protobuf import named_tensor_pb2  # noqa: F401  (registers what they build on)
-
-    pool = descriptor_pool.Default()
-    files = descriptor_pb2.FileDescriptorSet.FromString((FIXTURES / "tensorflow_serving_2.21.0.binpb").read_bytes())
-    for file in files.file:
-        pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"tensorflow.serving.{name}"))

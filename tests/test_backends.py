@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import keras_vit
-from conftest import FIXTURES
 from keras_vit import UserError
+from tests.support import FIXTURES
 
 _WITHOUT_TENSORFLOW = """
 import sys

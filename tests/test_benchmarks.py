@@ -10,10 +10,10 @@ from benchmarks import __main__ as command
 from benchmarks import contest, gpu
 from benchmarks.case import Case
 from benchmarks.contest import Result, flops, hold
-from export.plain import plain
+from export.inference_model import plain
 from keras_vit import MODELS, UserError, build
-from keras_vit.attention import DotProductAttention
-from keras_vit.costs import costs
+from keras_vit.models.attention import DotProductAttention
+from keras_vit.models.complexity import costs
 
 TINY = Case("inference", "testing", 2, size=32, threads=1)
 
@@ -41,7 +41,7 @@ def test_a_training_step_of_ours_is_one():
 @pytest.mark.slow
 def test_who_is_killed_between_two_rounds_is_reported_and_stops_nobody():
     with contextlib.ExitStack() as stack:
-        victim = contest.Contestant("matrix_product", TINY, stack)
+        victim = contest.PeerProcess("matrix_product", TINY, stack)
         victim.run()
         victim.process.kill()
         victim.process.wait()

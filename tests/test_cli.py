@@ -13,16 +13,16 @@ import time
 import keras
 import pytest
 
-import export.saved_model
-import export.tflite
+import export.saved_model.__main__
+import export.tflite.__main__
 import training.evaluate
 import training.pretrain
 import training.study
-from conftest import FIXTURES
 from keras_vit import UserError, cli, convert
 from keras_vit.errors import ParityError
-from keras_vit.quiet import native_stderr_silenced
-from training.recipes import RECIPES
+from keras_vit.native_stderr import native_stderr_silenced
+from tests.support import FIXTURES
+from training.recipes.pretrain import RECIPES
 
 ROOT = pathlib.Path(__file__).parent.parent
 COMMANDS = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from training.sources import digits
+from training.input.sources import digits
 
 
 def test_the_demo_reaches_its_numbers_and_says_where_everything_is(demo_place: pathlib.Path):

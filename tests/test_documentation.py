@@ -11,7 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from training.sources import digits
+from training.input.sources import digits
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from conftest import FIXTURES, WATCHED
-from keras_vit.npz import read_npz
+from keras_vit.files.npz import read_npz
+from tests.support import FIXTURES, WATCHED
 
 _CLASSES = 400_000  # of the head, which is then nearly all of the file: 77 MB as float32
 _LOAD = (

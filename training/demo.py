@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keras_vit import cli
-from training.arguments import DataArguments, Execution
-from training.evaluate import Arguments as EvaluateArguments
-from training.pretrain import Arguments as PretrainArguments
-from training.recipes import find_recipe
+from training.options.common import DataOptions, Execution
+from training.options.evaluate import EvaluateOptions
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import find_recipe
 
 if TYPE_CHECKING:
     from export.parity import Parity
@@ -38,16 +38,16 @@ class Arguments:
 
 def demo(arguments: Arguments) -> dict:
     """Walk the whole way and return the summary."""
-    from export.as_saved_model import directory_bytes, export_saved_model
-    from export.as_tflite import export_tflite
+    from export.saved_model.export import directory_bytes, export_saved_model
+    from export.tflite.export import export_tflite
     from keras_vit import run_directory
-    from training.evaluation import evaluate
-    from training.pretraining import pretrain
-    from training.run import write_text
+    from training.evaluation.evaluate import evaluate
+    from training.loop.pretrain import pretrain
+    from training.loop.run import write_text
 
-    data = DataArguments("digits")
+    data = DataOptions("digits")
     run = pretrain(
-        PretrainArguments(
+        PretrainOptions(
             source=data,
             workdir=arguments.workdir,
             recipe=find_recipe("digits"),
@@ -56,7 +56,7 @@ def demo(arguments: Arguments) -> dict:
         ),
         "digits",
     )
-    metrics = evaluate(EvaluateArguments(arguments.workdir, data))
+    metrics = evaluate(EvaluateOptions(arguments.workdir, data))
 
     model, labels = run_directory.load(run.path)
     samples = run_directory.Samples.load(run_directory.find(run.path, run_directory.SAMPLES))
@@ -106,11 +106,11 @@ def main(arguments: Sequence[str]) -> None:
     parsed = cli.parse(Arguments, arguments, prog="python -m training.demo")
     cli.require_tensorflow()
 
-    from training.command import continued_later
-    from training.run import locked
+    from training.loop.run import locked
+    from training.loop.setup import interruption_reported
 
     # A lock of its own, besides that of the training: the exports, too, are of one process.
-    with continued_later(), locked(pathlib.Path(parsed.workdir), ".demo.lock"):
+    with interruption_reported(), locked(pathlib.Path(parsed.workdir), ".demo.lock"):
         demo(parsed)
 
 

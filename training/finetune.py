@@ -8,36 +8,16 @@ whose fields are options; the same command continues an interrupted run.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
 
 import tyro
 
 from keras_vit import cli
-from training.arguments import DataArguments, TrainingArguments
-from training.finetune_recipes import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
-from training.recipe import Recipe, with_given_duration
+from training.options.common import DataOptions
+from training.options.train import FinetuneOptions
+from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
+from training.recipes.recipe import Recipe, with_given_duration
 
 _DEFAULT_RECIPE = "photos-finetune"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments(TrainingArguments):
-    """Fine-tune a checkpoint."""
-
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
-    checkpoint: str | None = None
-    """A run directory or .keras file of ours; an .npz, .safetensors or folder of any published layout; an https:// or
-    gs:// address; or an official name, such as imagenet21k/ViT-B_16, augreg:B_16 or bit:BiT-M-R50x1."""
-    model: str | None = None
-    """Instead of --checkpoint an official model, such as ViT-B_16: its checkpoint of ImageNet-21k."""
-    channels: int | None = None
-    """Image channels; default those of the checkpoint. Other kernels of the first layer spread their sum."""
-    num_heads: int | None = None
-    """Attention heads, where the file does not tell them."""
-    dropout_rate: float = 0.0
-    """Of every dropout of the encoder."""
-    stochastic_depth_rate: float = 0.0
-    """Of the last block; the first has 0 and those between lie on a line."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -52,24 +32,24 @@ def main(arguments: Sequence[str]) -> None:
     parsed = _parse(name, rest, FINETUNE_RECIPES.get(name) or find_finetune_recipe(name, 1, (224, 224)))
     cli.require_tensorflow()
 
-    from training.command import continued_later, open_setting
-    from training.examples import typical_size
-    from training.finetuning import finetune
+    from training.input.dataset import typical_size
+    from training.loop.finetune import finetune
+    from training.loop.setup import interruption_reported, open_setup
 
-    with continued_later():
-        setting = open_setting(parsed)
+    with interruption_reported():
+        setting = open_setup(parsed)
         train = setting.source.train
         recipe = find_finetune_recipe(name, train.num_examples, typical_size(train))
         finetune(_parse(name, rest, recipe), name, setting)
 
 
-def _parse(name: str, rest: list[str], recipe: Recipe) -> Arguments:
+def _parse(name: str, rest: list[str], recipe: Recipe) -> FinetuneOptions:
     """The arguments, of which the recipe of that name is a part."""
     parsed = cli.parse(
-        Arguments,
+        FinetuneOptions,
         rest,
         prog=f"python -m training.finetune --recipe {name}",
-        default=Arguments(source=DataArguments(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
+        default=FinetuneOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
     )
     return dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, recipe))
 

@@ -8,21 +8,14 @@ to end (SIGTERM or Ctrl-C), it saves one and leaves with exit code 75.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
 
 import tyro
 
 from keras_vit import UserError, cli
-from training.arguments import DataArguments, TrainingArguments
-from training.recipe import PretrainRecipe, with_given_duration
-from training.recipes import RECIPES, find_recipe
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments(TrainingArguments):
-    """Train a model from scratch by a recipe, whose fields are options."""
-
-    recipe: Annotated[PretrainRecipe, tyro.conf.arg(name="")]
+from training.options.common import DataOptions
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import RECIPES, find_recipe
+from training.recipes.recipe import with_given_duration
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -35,18 +28,18 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"The first argument must be a recipe, one of {', '.join(RECIPES)}, but is {arguments[0]!r}.")
     named = find_recipe(arguments[0])
     parsed = cli.parse(
-        Arguments,
+        PretrainOptions,
         arguments[1:],
         prog=f"python -m training.pretrain {arguments[0]}",
-        default=Arguments(source=DataArguments(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
+        default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
     parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
     cli.require_tensorflow()
 
-    from training.command import continued_later
-    from training.pretraining import pretrain
+    from training.loop.pretrain import pretrain
+    from training.loop.setup import interruption_reported
 
-    with continued_later():
+    with interruption_reported():
         pretrain(parsed, arguments[0])
 
 

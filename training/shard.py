@@ -6,33 +6,18 @@
 Files of images are kept byte by byte. Example i of a split goes to file i mod N, so that every file holds all classes.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
-
-import tyro
 
 from keras_vit import cli
-from training.arguments import DataArguments
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Write a data set as TFRecord files."""
-
-    source: Annotated[DataArguments, tyro.conf.arg(name="")]
-    output: str
-    """Directory of the files; must not hold TFRecord files yet."""
-    shards: int = 1
-    """Files of each split."""
+from training.options.data import ShardOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
-    parsed = cli.parse(Arguments, arguments, prog="python -m training.shard")
+    parsed = cli.parse(ShardOptions, arguments, prog="python -m training.shard")
     cli.require_tensorflow()
 
-    from training.sharding import shard
+    from training.input.write_tfrecord import shard
 
     shard(parsed)
 

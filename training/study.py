@@ -10,41 +10,18 @@ of its frozen features. Killed, the same command goes on and ends with the same 
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
 
 import tyro
 
 from keras_vit import UserError, cli
 from keras_vit.errors import nearest
-from training.arguments import DataArguments
-from training.recipe import PretrainRecipe, with_given_duration
-from training.recipes import find_recipe
-from training.studies import STUDIES
+from training.experiments.grids import STUDIES
+from training.options.common import DataOptions
+from training.options.experiments import StudyOptions
+from training.recipes.pretrain import find_recipe
+from training.recipes.recipe import with_given_duration
 
 _DEFAULT_RECIPE = "study-small"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """A study; the fields of its base recipe are options."""
-
-    source: Annotated[DataArguments, tyro.conf.arg(name="")]
-    workdir: str
-    """Directory of the report, and of the run directories in runs/."""
-    recipe: Annotated[PretrainRecipe, tyro.conf.arg(name="")]
-    seeds: int = 3
-    """Runs of each setting, whose intervals are told."""
-    shots: int = 5
-    """Images of each class for the few-shot accuracy."""
-    train_images: tuple[int, ...] | None = None
-    """data-size alone: how many; default 1, 10 and 100 % of the training split."""
-    jobs: int | None = None
-    """Runs at a time; default one for each core, 8 at most, and one where there is a GPU."""
-
-    def __post_init__(self) -> None:
-        for field in ("seeds", "shots", "jobs"):
-            if getattr(self, field) is not None and getattr(self, field) < 1:
-                raise UserError(f"--{field} must be at least 1, but is {getattr(self, field)}.")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -60,18 +37,18 @@ def main(arguments: Sequence[str]) -> None:
     recipe_name, rest = cli.named(rest, "--recipe", _DEFAULT_RECIPE)
     named = find_recipe(recipe_name)
     parsed = cli.parse(
-        Arguments,
+        StudyOptions,
         rest,
         prog=f"python -m training.study {name} --recipe {recipe_name}",
-        default=Arguments(source=DataArguments(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
+        default=StudyOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
     parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
     cli.require_tensorflow()
 
-    from training.command import continued_later
-    from training.study_runs import study
+    from training.experiments.runner import study
+    from training.loop.setup import interruption_reported
 
-    with continued_later():
+    with interruption_reported():
         study(name, parsed)
 
 

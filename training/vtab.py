@@ -9,58 +9,21 @@ defaults are the one setting of "An Image is Worth 16x16 Words" (arXiv 2010.1192
 continues.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
-
-import tyro
 
 from keras_vit import cli
-from training.arguments import Execution, StrategyArguments
-from training.vtab_tasks import TASKS
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Fine-tune a checkpoint to the tasks of VTAB-1k."""
-
-    checkpoint: str
-    """Whatever training.finetune takes: a run, a file, a folder, an address, or an official name."""
-    workdir: str
-    """Directory of the runs and of the report; that of the same command, which then continues."""
-    data_dir: str | None = None
-    """Directory of prepared TFDS data sets; default TFDS' own."""
-    tasks: tuple[str, ...] = tuple(task.name for task in TASKS)
-    """Which of the 19."""
-    learning_rates: tuple[float, ...] = (0.01,)
-    """Highest learning rates to choose from."""
-    steps: tuple[int, ...] = (2500,)
-    """Training steps to choose from."""
-    warmup_steps: int = 0
-    """Of them, steps in which the learning rate rises."""
-    batch_size: int = 512
-    """Images per step."""
-    image_size: tuple[int, int] = (384, 384)
-    """Height and width of the model's input in pixels."""
-    num_heads: int | None = None
-    """Attention heads, where the file does not tell them."""
-    seed: int = 0
-    """Of order, augmentation and dropout."""
-    place: Annotated[StrategyArguments, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyArguments)
-    execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=lambda: Execution(checkpoint_every=500)
-    )
+from training.options.experiments import VtabOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
-    parsed = cli.parse(Arguments, arguments, prog="python -m training.vtab")
+    parsed = cli.parse(VtabOptions, arguments, prog="python -m training.vtab")
     cli.require_tensorflow()
 
-    from training.command import continued_later
-    from training.vtab_runs import vtab
+    from training.experiments.vtab_runs import vtab
+    from training.loop.setup import interruption_reported
 
-    with continued_later():
+    with interruption_reported():
         vtab(parsed)
 
 

@@ -8,10 +8,10 @@ index.html in a directory.
 
 from typing import TYPE_CHECKING
 
-from keras_vit.deferred import public_names
+from keras_vit.lazy_imports import public_names
 
 if TYPE_CHECKING:
-    from keras_vit.inspection.arrays import (
+    from keras_vit.inspection.analysis import (
         attention_rollout,
         attention_to_patches,
         class_relevance,
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
         token_norms,
         unfold_axial,
     )
+    from keras_vit.inspection.compute import FIGURES, Findings, available_figures, inspect
     from keras_vit.inspection.images import Picture, decode, read_pictures
-    from keras_vit.inspection.measures import neighbourhood, weight_per_pixel
-    from keras_vit.inspection.observe import FIGURES, Findings, available_figures, inspect
+    from keras_vit.inspection.locality import neighbourhood, weight_per_pixel
     from keras_vit.inspection.relevance import features_and_gradients
     from keras_vit.inspection.report import write
 else:
     __getattr__ = public_names(
         globals(),
         {
-            "arrays": [
+            "analysis": [
                 "attention_rollout",
                 "attention_to_patches",
                 "class_relevance",
@@ -49,8 +49,8 @@ else:
                 "unfold_axial",
             ],
             "images": ["Picture", "decode", "read_pictures"],
-            "measures": ["neighbourhood", "weight_per_pixel"],
-            "observe": ["FIGURES", "Findings", "available_figures", "inspect"],
+            "locality": ["neighbourhood", "weight_per_pixel"],
+            "compute": ["FIGURES", "Findings", "available_figures", "inspect"],
             "relevance": ["features_and_gradients"],
             "report": ["write"],
         },

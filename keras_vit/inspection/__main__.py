@@ -9,15 +9,15 @@ writes the paper's figures as PNG, arrays.npz, measures.json and index.html, whi
 from collections.abc import Sequence
 
 from keras_vit import cli
-from keras_vit.inspection.arguments import Arguments
+from keras_vit.inspection.options import InspectionOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
-    parsed = cli.parse(Arguments, arguments, prog="python -m keras_vit.inspection")
+    parsed = cli.parse(InspectionOptions, arguments, prog="python -m keras_vit.inspection")
     cli.import_keras()
 
-    from keras_vit.inspection.look import look
+    from keras_vit.inspection.run import look
 
     look(parsed)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError
-from keras_vit.image_formats import colour_key, format_list, format_problem, image_format, orientation
+from keras_vit.files.image_formats import colour_key, format_list, format_problem, image_format, orientation
 from keras_vit.run_directory import Samples
 
 _LARGEST_FILE = 256 * 2**20
@@ -60,7 +60,7 @@ def read_pictures(
 def decode(data: bytes, name: str, label: str | None = None) -> Picture:
     """The bytes of an image file (of a GIF the first frame) -> a picture as it is stored, its alpha included.
 
-    The formats are those of training (`keras_vit.image_formats`), and as there EXIF's orientation is not applied.
+    The formats are those of training (`keras_vit.files.image_formats`), and as there EXIF's orientation is not applied.
     """
     import PIL.Image  # here, so that a script with arrays of its own needs no Pillow
 

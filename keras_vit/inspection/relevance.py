@@ -4,10 +4,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.config import ResNetConfig, ViTConfig
 from keras_vit.errors import UserError
 from keras_vit.inspection.gradients import gradient
-from keras_vit.models import config_of
+from keras_vit.models.build import config_of
+from keras_vit.models.config import ResNetConfig, ViTConfig
 
 
 def classifies(model: keras.Model) -> bool:

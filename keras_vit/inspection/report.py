@@ -5,10 +5,10 @@ import os
 import pathlib
 
 from keras_vit import run_directory
-from keras_vit.inspection.observe import Findings
-from keras_vit.inspection.page import page
-from keras_vit.inspection.pictures import draw_all, save
-from keras_vit.npz import write_npz
+from keras_vit.files.npz import write_npz
+from keras_vit.inspection.compute import Findings
+from keras_vit.inspection.html_report import page
+from keras_vit.inspection.plots import draw_all, save
 
 _MEASURES = "measures.json"
 

@@ -1,0 +1,1 @@
+"""SavedModel for TF Serving."""

@@ -1,0 +1,115 @@
+"""Runs a SavedModel as TF Serving does, through TensorFlow's C++ loader, in a process without Python's TensorFlow.
+
+    python export/saved_model/cpp_loader.py DIRECTORY THREADS REPEATS FEED OUTPUT IMAGES.npy ANSWER.npy
+
+FEED and OUTPUT are tensor names of a signature, IMAGES float32 (n, H, W, C). Writes the outputs of all images to ANSWER
+and prints, as JSON, the seconds that each of at most REPEATS calls with the first image took. Called by
+`export.saved_model`; imports nothing of this project, so that nothing of TensorFlow is loaded but the library itself.
+"""
+
+import ctypes
+import importlib.util
+import json
+import pathlib
+import sys
+import time
+
+import numpy as np
+
+# Of TF_DataType.
+_NUMBERS = {np.dtype(np.float32): 1, np.dtype(np.uint8): 4}
+# Seconds that all timed calls may take together.
+_LONGEST = 3.0
+
+
+def library_path() -> pathlib.Path | None:
+    """TensorFlow's C++ library, or None where it has another form than on Linux."""
+    package = importlib.util.find_spec("tensorflow")
+    path = pathlib.Path(package.origin).parent / "libtensorflow_cc.so.2"
+    return path if path.is_file() else None
+
+
+class _Output(ctypes.Structure):
+    _fields_ = [("operation", ctypes.c_void_p), ("index", ctypes.c_int)]
+
+
+class Session:
+    """A SavedModel in a session of its own. Raises RuntimeError with TensorFlow's words."""
+
+    def __init__(self, directory: str, threads: int):
+        self._tf = library = ctypes.CDLL(str(library_path()))
+        for name in (
+            "TF_NewStatus", "TF_NewSessionOptions", "TF_NewGraph", "TF_LoadSessionFromSavedModel", "TF_TensorData",
+            "TF_GraphOperationByName", "TF_AllocateTensor",
+        ):  # fmt: skip
+            getattr(library, name).restype = ctypes.c_void_p
+        library.TF_Message.restype = ctypes.c_char_p
+        library.TF_TensorByteSize.restype = ctypes.c_size_t
+        library.TF_Dim.restype = ctypes.c_int64
+        self._status = ctypes.c_void_p(library.TF_NewStatus())
+        options = ctypes.c_void_p(library.TF_NewSessionOptions())
+        # A ConfigProto: field 2 is intra_op_parallelism_threads, field 5 inter_op_parallelism_threads.
+        config = bytes([0x10, threads, 0x28, threads])
+        library.TF_SetConfig(options, config, ctypes.c_size_t(len(config)), self._status)
+        self._check()
+        self._graph = ctypes.c_void_p(library.TF_NewGraph())
+        tags = (ctypes.c_char_p * 1)(b"serve")
+        self._session = ctypes.c_void_p(
+            library.TF_LoadSessionFromSavedModel(
+                options, None, directory.encode(), tags, 1, self._graph, None, self._status
+            )
+        )
+        self._check()
+
+    def run(self, feed: str, output: str, images: np.ndarray) -> np.ndarray:
+        """One call: float32 or uint8 in, float32 out."""
+        library = self._tf
+        given = self._given(images)
+        answer = ctypes.c_void_p()
+        library.TF_SessionRun(
+            self._session, None,
+            ctypes.byref(self._tensor(feed)), ctypes.byref(given), 1,
+            ctypes.byref(self._tensor(output)), ctypes.byref(answer), 1,
+            None, 0, None, self._status,
+        )  # fmt: skip
+        library.TF_DeleteTensor(given)
+        self._check()
+        dimensions = [library.TF_Dim(answer, axis) for axis in range(library.TF_NumDims(answer))]
+        content = ctypes.string_at(library.TF_TensorData(answer), library.TF_TensorByteSize(answer))
+        library.TF_DeleteTensor(answer)
+        return np.frombuffer(content, np.float32).reshape(dimensions)
+
+    def _given(self, values: np.ndarray) -> ctypes.c_void_p:
+        """A TF_Tensor with a copy of an array."""
+        library, values = self._tf, np.asarray(values, order="C")
+        shape = (ctypes.c_int64 * values.ndim)(*values.shape)
+        size = ctypes.c_size_t(values.nbytes)
+        given = ctypes.c_void_p(library.TF_AllocateTensor(_NUMBERS[values.dtype], shape, values.ndim, size))
+        ctypes.memmove(library.TF_TensorData(given), values.ctypes.data, values.nbytes)
+        return given
+
+    def _tensor(self, name: str) -> _Output:
+        operation, index = name.split(":")
+        return _Output(self._tf.TF_GraphOperationByName(self._graph, operation.encode()), int(index))
+
+    def _check(self) -> None:
+        if self._tf.TF_GetCode(self._status):
+            raise RuntimeError(self._tf.TF_Message(self._status).decode(errors="replace"))
+
+
+def main(arguments: list[str]) -> None:
+    """See above."""
+    directory, threads, repeats, feed, output, images, answer = arguments
+    images, session = np.load(images), Session(directory, int(threads))
+    np.save(answer, np.concatenate([session.run(feed, output, image[None]) for image in images]))
+    seconds = []
+    while len(seconds) < int(repeats) and sum(seconds) < _LONGEST:
+        start = time.perf_counter()
+        session.run(feed, output, images[:1])
+        seconds.append(time.perf_counter() - start)
+    python_tensorflow = [name for name in sys.modules if name.split(".")[0] in ("tensorflow", "keras")]
+    print(json.dumps({"seconds": seconds, "python_modules_of_tensorflow": python_tensorflow}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,137 @@
+"""The model card of a SavedModel: what it is, on what it was trained, what goes in and out, how it is served."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+
+import keras
+
+from export.report import versions
+from export.source import Provenance
+from keras_vit import Preprocessing, ViTConfig, config_of, preprocessing_of
+from keras_vit.files.image_formats import format_list
+
+_SERVING = """\
+docker run -p 8500:8500 -p 8501:8501 -v "$PWD:/models/NAME" -e MODEL_NAME=NAME tensorflow/serving
+
+curl http://localhost:8501/v1/models/NAME:predict \\
+  -d "{\\"inputs\\": {\\"image_bytes\\": [{\\"b64\\": \\"$(base64 -w0 picture.jpg)\\"}]}}"
+
+curl http://localhost:8501/v1/models/NAME:classify -d "{\\"signature_name\\": \\"classify\\", \\"examples\\": \\
+  [{\\"image/encoded\\": {\\"b64\\": \\"$(base64 -w0 picture.jpg)\\"}}]}"
+"""
+_GRPC = """\
+import pathlib
+
+from export.serving.client import GrpcClient
+
+with GrpcClient("localhost:8500", "NAME") as client:
+    [ranking] = client.classify([pathlib.Path("picture.jpg").read_bytes()])
+print(ranking[0].label, ranking[0].score)
+"""
+# What becomes of files: see keras_vit/files/image_formats.py.
+_FILES = """Files are {}, of an animated GIF the first frame, no animated WebP (and no WebP at all where the server's \
+TensorFlow is older than 2.21). The EXIF orientation is not applied: a photograph must be turned before it is sent. \
+What is transparent in a GIF is black."""
+_ALPHA = {
+    "white": "Other transparent pictures are put on white.",
+    None: "The alpha of other transparent pictures is dropped, whatever colours are under it.",
+}
+
+
+def model_card(
+    model: keras.Model,
+    labels: Sequence[str],
+    origin: Provenance,
+    facts: Mapping,
+    interface: Sequence[tuple[str, str, str, str, str]],
+) -> str:
+    """README.md of an exported version.
+
+    Args:
+        model: as it was before the export.
+        labels: names of the classes.
+        origin: where the model is from.
+        facts: of the verification report.
+        interface: signature, input or output, name, type and shape of every tensor.
+    """
+    settings = origin.config.get("settings", {})
+    config, preprocessing = config_of(model), preprocessing_of(model)
+    kind = "Vision Transformer" if isinstance(config, ViTConfig) else "ResNet"
+    shown = ", ".join(labels[:20]) + (f", … ({len(labels)} in assets/labels.txt)" if len(labels) > 20 else "")
+    rows = {
+        "Architecture": f"{kind}: {_differing(config)}",
+        "Parameters": f"{model.count_params():,}, stored as {facts['dtype']}",
+        "Origin": origin.name,
+        "Training": _training(settings),
+        "Data": f"{_data(settings)}; {len(labels)} classes: {shown}",
+        "Last metrics of training": _numbers(origin.metrics) or "not known",
+        "Measured on this artifact": f"{_measured(facts)} ({facts['num_images']:,} {origin.images})",
+        "Preprocessing": _preprocessing(preprocessing),
+        "License": "not stated; fill in that of the weights and of the data",
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
+    }
+    lines = [f"# {model.name}: {len(labels)} classes", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {_cell(text)} |" for name, text in rows.items()]
+    lines += ["", "## Signatures", "", "B is the number of images, 0 or more.", ""]
+    lines += ["| signature | | tensor | type | shape |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in interface]
+    lines += ["", f"{_FILES.format(format_list())} {_ALPHA[preprocessing.background]}", ""]
+    lines += ["An image that cannot be decoded is INVALID_ARGUMENT and named by its number in the batch.", ""]
+    lines += ["## Serving", "", "From the folder above this one:", "", "```text", _SERVING.rstrip(), "```", ""]
+    lines += ["By gRPC, from a checkout of the project that made this:", "", "```text", _GRPC.rstrip(), "```", ""]
+    lines += ["What was checked before this version was put here: [report](report.md).", ""]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _differing(config) -> str:
+    """The fields that are not their defaults."""
+    fields = {field.name: field.default for field in dataclasses.fields(config)}
+    return ", ".join(f"{name} {value}" for name, value in vars(config).items() if value != fields.get(name))
+
+
+def _training(settings: Mapping) -> str:
+    if not settings:
+        return "not known"
+    recipe = settings.get("recipe")
+    flat = _numbers(recipe if isinstance(recipe, Mapping) else {})
+    return f"{settings.get('command', '')} {settings.get('recipe_name', '')}: {flat}".strip()
+
+
+def _data(settings: Mapping) -> str:
+    source, images = settings.get("source"), settings.get("images")
+    if not isinstance(source, Mapping):
+        return "not known"
+    counts = f", {_numbers(images)} images" if isinstance(images, Mapping) else ""
+    return f"{source.get('data', 'not known')}{counts}"
+
+
+def _numbers(record: Mapping) -> str:
+    """The plain values of a record."""
+    return ", ".join(
+        f"{name} {value if not isinstance(value, float) else format(value, '.6g')}"
+        for name, value in record.items()
+        if isinstance(value, int | float | str)
+    )
+
+
+def _measured(facts: Mapping) -> str:
+    accuracy = "accuracy not known" if facts["accuracy"] is None else f"accuracy {facts['accuracy']:.4f}"
+    return f"{accuracy}, largest difference of a logit from the Keras model {facts['max_abs_diff']:.2g}"
+
+
+def _preprocessing(preprocessing: Preprocessing) -> str:
+    height, width = preprocessing.image_size
+    to = f"to {height} x {width}"
+    resize = {
+        "stretch": f"stretched {to} (bilinear)",
+        "crop": f"cut to the central window of this aspect and resized {to} (bilinear, antialiased)",
+        "resize-small": f"resized to a smaller side of {preprocessing.crop_from} (mean of areas), the centre cut {to}",
+    }[preprocessing.resize]
+    colour = {1: "grey", 3: "RGB"}.get(preprocessing.channels, f"{preprocessing.channels} channels")
+    low, high = (json.dumps(end) for end in preprocessing.value_range)
+    return f"{colour}, {resize}, 0..255 to {low}..{high}; of files inside the graph"

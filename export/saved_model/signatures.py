@@ -1,0 +1,173 @@
+"""The signatures of a SavedModel: which named tensors TF Serving takes and gives.
+
+K classes, B images, any number of them, none included, H x W the model's image size, C its channels:
+
+    serving_default     image_bytes (B,) image files of any size, decoded, resized and normalised in the
+                        graph as evaluation does -> probabilities (B, K), and of the five likeliest classes, likeliest
+                        first: classes (B, 5) int32, labels (B, 5) their names, scores (B, 5) their probabilities
+    image_tensor        image (B, H, W, C) float32 in the model's range -> logits (B, K), probabilities (B, K)
+    image_tensor_uint8  image (B, H, W, C) uint8, 0..255 -> the same
+    features            image_bytes (B,) -> features (B, D), what the head reads ("pre_logits")
+    attention           image_bytes (B,) -> attention_0 … (B, heads, N, N), softmax probabilities; on request
+    classify            inputs (B,) serialised tf.Example with the file in "image/encoded" -> classes (B, 5) names,
+                        scores (B, 5), which are the names that TF Serving's Classify calls want
+
+A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not compare the shape of what they are given
+with that of a signature, and TensorFlow's kernels for convolutions abort the process when the rank is another one. So
+the graphs take tensors of any shape and check the shape first (`tf.ensure_shape`). If the graph stated the shape of its
+inputs, the optimiser could remove the check as always true; `describe` writes the shapes into the signatures alone.
+"""
+
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+from export.saved_model.image_decoding import decode_batch
+from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
+
+# Of how many classes the likeliest are named.
+_TOP = 5
+_MOST_CONSTANT_BYTES = 2**28
+# The feature of a tf.Example that holds an image file, as everywhere in TensorFlow's data sets and models.
+ENCODED = "image/encoded"
+
+
+class Servable(tf.Module):
+    """What a SavedModel holds beside its signatures: the bare variables where it has any, and the labels.
+
+    Tracking the Keras model as well would store every weight twice.
+    """
+
+    def __init__(self, model: keras.Model, labels: Sequence[str], labels_file: str):
+        super().__init__()
+        self.weights = [] if has_constants(model) else [weight.value for weight in model.weights]
+        self.labels = tf.constant(list(labels))
+        self.labels_file = tf.saved_model.Asset(labels_file)
+
+
+def has_constants(model: keras.Model) -> bool:
+    """Whether the weights of a model are constants in the graph of a SavedModel: in bfloat16, up to 256 MiB of them.
+
+    oneDNN's products want bfloat16 weights in another order, into which TensorFlow brings constants once, variables at
+    every call. For that each signature that is called takes seconds at first, and memory: the first one some eighteen
+    times that of the weights, each other one four times. So large models have variables.
+    """
+    weights = [weight for weight in model.weights if weight.dtype == "bfloat16"]
+    return 0 < sum(2 * math.prod(weight.shape) for weight in weights) <= _MOST_CONSTANT_BYTES
+
+
+def attention_names(model: keras.Model) -> list[str]:
+    """The attention probabilities that `keras_vit.intermediates` has of a model. UserError when there are none."""
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
+        raise UserError(f"The model {model.name!r} is a ResNet without attention blocks; leave --attention out.")
+    ends = ("_row", "_column") if config.axial else ("",)
+    return [f"attention_{layer}{end}" for layer in range(config.num_layers) for end in ends]
+
+
+def signatures(
+    model: keras.Model, labels: tf.Tensor, *, attention: bool = False, xla: bool = False
+) -> dict[str, Callable]:
+    """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
+
+    Args:
+        model: with logits of all labels, from `plain`.
+        labels: (K,) strings, a part of what is saved.
+        attention: whether the attention probabilities are wanted, too. UserError where the model has none.
+        xla: whether XLA compiles the network; image files are decoded outside.
+    """
+    preprocessing = preprocessing_of(model)
+    shape = (*preprocessing.image_size, preprocessing.channels)
+    images = tf.TensorSpec((None, *shape), tf.float32, name="image")
+    any_images = tf.TensorSpec(None, tf.float32, name="image")
+    any_pixels = tf.TensorSpec(None, tf.uint8, name="image")
+    any_files = tf.TensorSpec(None, tf.string, name="image_bytes")
+    any_examples = tf.TensorSpec(None, tf.string, name="inputs")
+
+    inner = intermediates(model, ["pre_logits"]).output
+    network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla)
+
+    @tf.function(input_signature=[any_files])
+    def decoded(image_bytes):
+        return decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing)
+
+    @tf.function(input_signature=[any_images])
+    def image_tensor(image):
+        logits = network(tf.ensure_shape(image, images.shape))["logits"]
+        return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
+
+    @tf.function(input_signature=[any_pixels])
+    def image_tensor_uint8(image):
+        return image_tensor(preprocessing.normalize(tf.ensure_shape(image, images.shape)))
+
+    @tf.function(input_signature=[any_files])
+    def serving_default(image_bytes):
+        probabilities = image_tensor(decoded(image_bytes))["probabilities"]
+        scores, classes = tf.math.top_k(probabilities, min(_TOP, labels.shape[0]))
+        names = tf.gather(labels, classes)
+        return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores}
+
+    @tf.function(input_signature=[any_files])
+    def features(image_bytes):
+        return {"features": network(decoded(image_bytes))["pre_logits"]}
+
+    @tf.function(input_signature=[any_examples])
+    def classify(inputs):
+        parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
+        answer = serving_default(parsed[ENCODED])
+        return {"classes": answer["labels"], "scores": answer["scores"]}
+
+    functions = {
+        "serving_default": serving_default,
+        "image_tensor": image_tensor,
+        "image_tensor_uint8": image_tensor_uint8,
+        "features": features,
+        "classify": classify,
+    }
+    if attention:
+        attending = _network(intermediates(model, attention_names(model)), images, xla)
+        functions["attention"] = tf.function(
+            lambda image_bytes: attending(decoded(image_bytes)), input_signature=[any_files]
+        )
+    return {name: function.get_concrete_function() for name, function in functions.items()}
+
+
+def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
+    """The model at inference, float32 in and out whatever it computes in."""
+    compute = tf.dtypes.as_dtype(model.layers[0].compute_dtype)
+
+    @tf.function(jit_compile=xla or None, input_signature=[images])
+    def run(image):
+        answer = model(tf.cast(image, compute), training=False)
+        return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), answer)
+
+    if not has_constants(model):
+        return run
+    traced = run.get_concrete_function()
+    # Inside the function: as what it captures they would be constants to TF Serving, but not to who loads it in Python.
+    frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False)
+    return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
+
+
+def describe(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
+    """Write into the signatures of a SavedModel what its graphs do not say: the shapes that they take, and that
+    "classify" is for TF Serving's Classify calls.
+
+    Args:
+        directory: of the SavedModel.
+        image_shape: (H, W, C).
+    """
+    file = directory / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    for graph in saved.meta_graphs:
+        graph.signature_def["classify"].method_name = tf.saved_model.CLASSIFY_METHOD_NAME
+        for definition in graph.signature_def.values():
+            for name, info in definition.inputs.items():
+                shape = (None, *image_shape) if name == "image" else (None,)
+                info.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    file.write_bytes(saved.SerializeToString(deterministic=True))

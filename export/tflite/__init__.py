@@ -1,0 +1,1 @@
+"""TFLite files for phones and small boards."""

@@ -1,0 +1,371 @@
+"""From what is written after `--checkpoint` to a local file: a path, an address, or the name of an official checkpoint.
+
+Buckets and file names: README of vision_transformer and of big_transfer, `models/vit.py` of big_vision; the rule that
+chooses an AugReg file by its model: `vit_jax/train.py`. The transfer is urllib's: `keras.utils.get_file` compares no
+size, notes no hash and follows a redirect to plain http.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import datetime
+import hashlib
+import http.client
+import io
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import time
+import types
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+
+from keras_vit.errors import UserError, nearest
+
+CACHE_VARIABLE = "KERAS_VIT_CACHE"
+
+_TIMEOUT = 30.0  # seconds without a byte, of the connection as of each read
+_PAUSES = (0.5, 2.0)  # seconds before the second and the third attempt
+_CHUNK = 2**20  # bytes
+_SPARE = 2**26  # bytes of the disk that a download leaves free
+_HEAD = 512  # bytes by which a file is told from a page
+_LONGEST_NAME = 160  # characters; file systems take 255 bytes, and .json or a temporary ending follow
+_LOCAL = {"localhost", "127.0.0.1"}
+
+
+def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = None) -> pathlib.Path:
+    """The local path of a checkpoint; what is not on this machine is downloaded once, into `cache`.
+
+    name: an existing file or folder; https://… or gs://bucket/object (public objects); an official name such as
+        imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or big_vision:vit_s16_i1k_300ep.
+    cache: folder of the downloads; None takes the environment's KERAS_VIT_CACHE, else ~/.cache/keras_vit.
+
+    What is downloaded is kept only if it begins as such a file does, and not as a page. A cached file is used when its
+    size and its SHA-256 are those noted beside it.
+    Callers at the same moment each download and each get a whole file. Raises UserError for a name that means
+    nothing and for a file that cannot be fetched, with the path at which one that is put by hand will be found.
+    """
+    if os.path.exists(name):  # first, so that a local path never needs a network
+        return pathlib.Path(name)
+    # pathlib folds the slashes of an address that has been through a Path.
+    written = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
+    folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
+    return _fetch(_address(written, folder), folder)
+
+
+# Official names
+
+
+def _named(prefix: str, location: str, files: Iterable[str]) -> dict[str, str]:
+    return {f"{prefix}{file}": f"gs://{location}/{file}.npz" for file in files}
+
+
+_BIT_SIZES = ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4")
+# fmt: off
+_VTAB_TASKS = (
+    "caltech101", "cifar100", "clevr-count", "clevr-distance", "diabetic_retinopathy", "dmlab",
+    "dsprites-orientation", "dsprites-xpos", "dtd", "eurosat", "kitti-distance", "oxford_flowers102",
+    "oxford_iiit_pet", "patch_camelyon", "resisc45", "smallnorb-azimuth", "smallnorb-elevation", "sun397", "svhn",
+)
+# fmt: on
+_BIT_FILES = (
+    *(f"BiT-{data}-{size}" for data in "SM" for size in _BIT_SIZES),
+    *(f"BiT-M-{size}-ILSVRC2012" for size in _BIT_SIZES),
+    *(
+        f"vtab/BiT-M-{size}-run{run}-{task}"
+        for size in ("R50x1", "R101x1", "R50x3", "R101x3", "R152x4")
+        for run in range(3)
+        for task in _VTAB_TASKS
+    ),
+    *("distill/R50x1_224", "distill/R50x1_160", "distill/R152x2_T_224", "distill/R152x2_T_384"),
+)
+_VIT_FILES = {
+    "imagenet21k": "ViT-B_8 ViT-B_16 ViT-B_32 ViT-L_16 ViT-L_32 ViT-H_14 R26+ViT-B_32 R50+ViT-B_16 R50+ViT-L_32",
+    "imagenet21k+imagenet2012": "ViT-B_8 ViT-B_16 ViT-B_16-224 ViT-B_32 ViT-L_16 ViT-L_16-224 ViT-L_32 R50+ViT-B_16",
+    "sam": "ViT-S_16 ViT-B_16 ViT-B_32 ViT-L_16 ViT-L_32",
+    "gsam": "ViT-S_16 ViT-S_32 ViT-B_16 ViT-B_32",
+}
+_ADDRESSES: Mapping[str, str] = types.MappingProxyType(
+    {
+        name: address
+        for folder, files in _VIT_FILES.items()
+        for name, address in _named(f"{folder}/", f"vit_models/{folder}", files.split()).items()
+    }
+    | _named("bit:", "bit_models", _BIT_FILES)
+    | _named("big_vision:", "big_vision", (f"vit_s16_i1k_{epochs}ep" for epochs in (90, 150, 300)))
+)
+
+_AUGREG = "gs://vit_models/augreg"
+_AUGREG_MODELS = ("Ti_16", "S_16", "S_32", "B_8", "B_16", "B_32", "L_16", "R_Ti_16", "R26_S_32", "R50_L_32")
+_AUGREG_FILE = (
+    rf"({'|'.join(_AUGREG_MODELS)})-i(1|21)k-\d+ep-lr_[\d.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+"
+    r"(--[\w-]+-steps_\d+k-lr_[\d.]+-res_\d+)?"  # of a file that was fine-tuned
+)
+
+
+def _address(written: str, cache: pathlib.Path) -> str:
+    """The address of what is written; for the name of an AugReg model its index is read through the cache."""
+    if "://" in written:
+        return _web_address(written)
+    name = written.removesuffix(".npz")
+    if name in _ADDRESSES:
+        return _web_address(_ADDRESSES[name])
+    family, _, file = name.partition(":")
+    if family == "augreg" and file in _AUGREG_MODELS:
+        index = _fetch(_web_address(f"{_AUGREG}/index.csv"), cache)
+        return _web_address(f"{_AUGREG}/{best_upstream(index.read_text('utf-8', 'replace'), file)}.npz")
+    if family == "augreg" and re.fullmatch(_AUGREG_FILE, file, re.ASCII):
+        return _web_address(f"{_AUGREG}/{file}.npz")
+    known = [*_ADDRESSES, *(f"augreg:{model}" for model in _AUGREG_MODELS)]
+    bare = [official for official in known if name == re.split("[/:]", official)[-1]]  # written without its folder
+    close = bare or nearest(written, known).split(", ")[:5]  # all 350 when none is near
+    raise UserError(
+        f"There is no file, folder or official checkpoint {written[:200]!r}; give an existing path, an https:// or "
+        f"gs:// address, the full name of an AugReg file after augreg:, or an official name like {', '.join(close)}."
+    )
+
+
+def best_upstream(index: str, model: str) -> str:
+    """The name, without .npz, of the ImageNet-21k file of a model with the largest final_val in AugReg's index.csv.
+
+    Each upstream file stands there once for every fine-tuning of it. Rows without a number in final_val, which pandas
+    and with it the official code would put last and so choose, are left out; of equals the first is taken.
+    """
+    rows = csv.DictReader(io.StringIO(index, newline=""))
+    try:
+        missing = {"filename", "ds", "final_val"}.difference(rows.fieldnames or ())
+        if missing:
+            raise UserError(f"AugReg's index.csv should have the column {min(missing)}; delete it to fetch it again.")
+        found = [row for row in rows if (row["filename"] or "").split("-")[0] == model and row["ds"] == "i21k"]
+    except csv.Error as error:
+        raise UserError(f"AugReg's index.csv cannot be read ({error}); delete it to fetch it again.") from error
+    measured = [row for row in found if not math.isnan(_accuracy(row))]
+    if not measured:
+        raise UserError(f"AugReg's index.csv has no i21k file of {model!r} with a final_val; give a full file name.")
+    return max(measured, key=_accuracy)["filename"]
+
+
+def _accuracy(row: Mapping[str, str | None]) -> float:
+    try:
+        return float(row["final_val"] or "nan")
+    except ValueError:
+        return math.nan
+
+
+# Addresses and their places in the cache
+
+
+def _web_address(written: str) -> str:
+    """The address to fetch, in plain ASCII, of an https:// or gs:// one. Raises UserError for any other."""
+    address = written
+    if re.match("gs://[^/]+/", written):
+        address = f"https://storage.googleapis.com/{urllib.parse.quote(written[5:], safe='/', errors='replace')}"
+    with contextlib.suppress(ValueError):  # urlsplit's, of brackets without an IPv6 address between them
+        parts = urllib.parse.urlsplit(address)
+        folders = urllib.parse.unquote(parts.path).split("/")
+        safe = (parts.scheme == "https" and parts.hostname) or _is_local(address)
+        if safe and written.isprintable() and "@" not in parts.netloc and not {".", ".."} & {*folders} and folders[-1]:
+            return urllib.parse.quote(urllib.parse.urldefrag(address).url, safe="!$%&'()*+,/:;=?@[]~")
+    raise UserError(
+        f"An address must be https://host/…/file or gs://bucket/…/file, without a user or '..' in it, but is "
+        f"{written[:200]!r}; mend it, or download the file yourself and give its path."
+    )
+
+
+def _is_local(address: str) -> bool:
+    parts = urllib.parse.urlsplit(address)
+    return parts.scheme == "http" and parts.hostname in _LOCAL
+
+
+def _cache_path(address: str, cache: pathlib.Path) -> pathlib.Path:
+    """Where the file of an address is kept: a folder of its own, named by a hash, and in it the file's own name."""
+    own = urllib.parse.unquote(urllib.parse.urlsplit(address).path.split("/")[-1])
+    own = re.sub(r"[^A-Za-z0-9._+=-]", "_", own).lstrip(".") or "file"
+    if len(own) > _LONGEST_NAME:
+        own = own[: _LONGEST_NAME - 20] + own[-20:]
+    return cache / hashlib.sha256(address.encode()).hexdigest()[:20] / own
+
+
+@dataclasses.dataclass(frozen=True)
+class _Note:
+    """What is written beside a cached file, as JSON."""
+
+    address: str
+    """Where it comes from; without the query, which may hold a key."""
+    downloaded: bool
+    """False for a file that was put there by hand: that it comes from `address` is then only believed."""
+    size: int
+    """Bytes."""
+    sha256: str
+    """Hexadecimal."""
+    date: str
+    """When it was noted: ISO 8601, UTC."""
+
+
+def _fetch(address: str, cache: pathlib.Path) -> pathlib.Path:
+    """The cached file of an address, downloaded when it is not there."""
+    path = _cache_path(address, cache)
+    note = path.with_name(f"{path.name}.json")
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        note.unlink(missing_ok=True)  # of a file that somebody deleted; it must not judge the next one
+        sha256 = _download(address, path)
+        _write_note(note, address, path, sha256, downloaded=True)
+        return path
+    noted, size = _read_note(note), path.stat().st_size
+    if noted is None:
+        _write_note(note, address, path, _sha256(path), downloaded=False)
+        return path
+    decide = f"delete it to fetch it again, or {note.name} to take it as it is"
+    if noted.size != size:
+        raise UserError(f"{path} should be {noted.size} bytes as noted beside it, but is {size}; {decide}.")
+    if noted.sha256 != (found := _sha256(path)):
+        raise UserError(f"{path} should have the SHA-256 {noted.sha256} noted beside it, but has {found}; {decide}.")
+    return path
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with open(path, "rb") as stream:
+        sha256 = hashlib.sha256()
+        while chunk := stream.read(_CHUNK):
+            sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def _read_note(note: pathlib.Path) -> _Note | None:
+    try:
+        return _Note(**json.loads(note.read_text("utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):  # none, or none of ours
+        return None
+
+
+def _write_note(note: pathlib.Path, address: str, path: pathlib.Path, sha256: str, *, downloaded: bool) -> None:
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    content = _Note(address.partition("?")[0], downloaded, path.stat().st_size, sha256, date)
+    with _atomic_download(note) as stream:
+        stream.write(json.dumps(dataclasses.asdict(content), indent=2).encode() + b"\n")
+
+
+@contextlib.contextmanager
+def _atomic_download(path: pathlib.Path) -> Iterator[io.BufferedWriter]:
+    """A stream to a temporary name beside `path`, which gets its name only when the block ends without an error."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# The transfer
+
+
+class _TransferError(Exception):
+    """An attempt that failed on the other side or on the way."""
+
+    def __init__(self, reason: str, *, again: bool) -> None:
+        super().__init__(reason)
+        self.again = again  # whether another attempt may succeed
+
+
+def _download(address: str, path: pathlib.Path) -> str:
+    """Download to `path`, in up to three attempts, and return the SHA-256."""
+    for pause in (*_PAUSES, None):
+        try:
+            return _attempt(address, path)
+        except _TransferError as failure:
+            if pause is None or not failure.again:
+                raise UserError(
+                    f"{address} cannot be fetched ({failure}); download it elsewhere and put the file at {path}."
+                ) from failure
+            time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _attempt(address: str, path: pathlib.Path) -> str:
+    import tqdm  # here, so that building a model needs no progress bar
+
+    sha256, received, head = hashlib.sha256(), 0, b""
+    with _atomic_download(path) as stream, _open(address) as response:
+        size = response.length  # bytes of Content-Length
+        if size is None and not response.chunked:  # whose end is marked, as Google's is of what it stores compressed
+            raise _TransferError("the server does not say its size", again=False)
+        room = shutil.disk_usage(path.parent).free - _SPARE
+        if size is not None and size > room:
+            raise _no_room(path, room)
+        with tqdm.tqdm(
+            total=size, desc=path.name, unit="B", unit_scale=True, unit_divisor=1024, disable=None
+        ) as progress:
+            while chunk := _read(response):
+                received += len(chunk)
+                if received > room:
+                    raise _no_room(path, room)
+                head = head or chunk[:_HEAD]
+                stream.write(chunk)
+                sha256.update(chunk)
+                progress.update(len(chunk))
+        if size is not None and received != size:
+            raise _TransferError(f"it ended after {received} of {size} bytes", again=True)
+        if not _begins_as(path.suffix, head):
+            raise _TransferError(f"it is no {path.suffix} file, but begins with {head[:40]!r}", again=False)
+    return sha256.hexdigest()
+
+
+def _begins_as(suffix: str, head: bytes) -> bool:
+    """Whether a file of this name can begin so; servers answer with a page where they should not answer at all."""
+    if suffix == ".npz":
+        return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))  # of an archive, of an empty one
+    if suffix == ".safetensors":
+        return head[8:9] == b"{"
+    return not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
+
+
+def _no_room(path: pathlib.Path, room: int) -> UserError:
+    return UserError(
+        f"{path.name} is larger than the {max(room, 0)} bytes for which the disk of {path.parent} has room; make room "
+        f"or name another folder in {CACHE_VARIABLE}."
+    )
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        stays_local = _is_local(req.full_url) and _is_local(newurl)
+        if urllib.parse.urlsplit(newurl).scheme != "https" and not stays_local:
+            fp.close()
+            raise _TransferError(f"it redirects to {newurl[:200]!r}, which is not https", again=False)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+@contextlib.contextmanager
+def _open(address: str) -> Iterator[http.client.HTTPResponse]:
+    try:
+        response = urllib.request.build_opener(_SafeRedirects).open(address, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        error.close()
+        again = error.code in (408, 429) or error.code >= 500
+        raise _TransferError(f"{error.code} {error.reason}", again=again) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _TransferError(_reason(error), again=not isinstance(error, ValueError)) from error
+    with response:
+        yield response
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read(_CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise _TransferError(_reason(error), again=True) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error of the network says, on one line."""
+    return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__

@@ -1,0 +1,356 @@
+"""The layouts of checkpoint files: their keys, against the names of our weights, and what their origin means.
+
+Our names are the keys of the released files: vit_jax's pre-Linen numbering for ViT and hybrids, big_transfer's for BiT.
+A layout is found by a key that only it has; prefixes that whole files carry are taken off first.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from keras_vit.checkpoints.key_mapping import (
+    CHANNELS,
+    CONV,
+    FROM_HEADS,
+    LINEAR,
+    POINTWISE,
+    POINTWISE_TORCH,
+    SAME,
+    TO_HEADS,
+    Form,
+    Rule,
+)
+from keras_vit.errors import UserError
+from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.config import ConvStem, Gelu, ModelConfig, ResNetConfig
+from keras_vit.models.position_resizing import Resampler
+
+FLAX = ("npz", "npz-linen", "big_vision")
+TORCH = ("huggingface", "timm", "torchvision")
+LAYOUTS = (*FLAX, *TORCH)
+# How the names of files end; huggingface is a folder.
+SUFFIXES = dict.fromkeys(FLAX, ".npz") | {"timm": ".safetensors", "torchvision": ".safetensors"}
+
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+HEADS = ("head/", "resnet/head/")
+_BLOCK = "Transformer/encoderblock_{i}/"
+_ATTENTION = f"{_BLOCK}MultiHeadDotProductAttention_1/"
+_UNIT = "block{s}/unit{u}/"
+_BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
+
+
+def num_classes_of(weights: Mapping) -> int:
+    """Width of the head among weights by our names (anything with a shape); 0 without one."""
+    bias = next((weights[key] for key in ("head/bias", "resnet/head/conv2d/bias") if key in weights), None)
+    return 0 if bias is None else math.prod(bias.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One way of writing a model into a file, and the numerics of the code that does."""
+
+    rules: tuple[Rule, ...]
+    gelu: Gelu = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    group_norm_epsilon: float = 1e-5
+    variance_epsilon: float = 1e-8
+    """Added to the variance of standardised kernels; transformers and timm do so for BiT and hybrids alike."""
+    deviation_epsilon: float = 0.0
+    resampler: Resampler = "bilinear-aligned"
+    """How the origin brings position embeddings to another grid."""
+
+
+def _dense(ours: str, theirs: str, form: Form = LINEAR) -> tuple[Rule, Rule]:
+    return Rule((f"{ours}/kernel",), f"{theirs}.weight", form), Rule((f"{ours}/bias",), f"{theirs}.bias")
+
+
+def _norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
+    return Rule((f"{ours}/scale",), f"{theirs}.weight"), Rule((f"{ours}/bias",), f"{theirs}.bias")
+
+
+def _bit_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
+    return Rule((f"{ours}/group_norm/gamma",), f"{theirs}.weight"), Rule((f"{ours}/group_norm/beta",), f"{theirs}.bias")
+
+
+def _fused(names: tuple[str, ...], weight: str, bias: str) -> tuple[Rule, Rule]:
+    return (
+        Rule(tuple(f"{_ATTENTION}{name}/kernel" for name in names), weight, LINEAR),
+        Rule(tuple(f"{_ATTENTION}{name}/bias" for name in names), bias),
+    )
+
+
+_QKV = ("query", "key", "value")
+
+
+def _bottlenecks(unit: str) -> tuple[Rule, ...]:
+    """The units of a post-activation ResNet in a torch layout, `unit` being the template before ".conv1"."""
+    rules = []
+    for number in (1, 2, 3):
+        rules.append(Rule((f"{_UNIT}conv{number}/kernel",), f"{unit}.conv{number}.weight", CONV))
+        rules += _norm(f"{_UNIT}gn{number}", f"{unit}.norm{number}")
+    rules.append(Rule((f"{_UNIT}conv_proj/kernel",), f"{unit}.downsample.conv.weight", CONV))
+    return *rules, *_norm(f"{_UNIT}gn_proj", f"{unit}.downsample.norm")
+
+
+def _bit_units(unit: str) -> tuple[Rule, ...]:
+    """The units of BiT in a torch layout."""
+    rules = [Rule((f"{_BIT_UNIT}a/proj/standardized_conv2d/kernel",), f"{unit}.downsample.conv.weight", CONV)]
+    for number, letter in enumerate("abc", start=1):
+        rules.append(Rule((f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel",), f"{unit}.conv{number}.weight", CONV))
+        rules += _bit_norm(f"{_BIT_UNIT}{letter}", f"{unit}.norm{number}")
+    return tuple(rules)
+
+
+def _own(*keys: str, form: Form = SAME) -> tuple[Rule, ...]:
+    """Rules for keys that are our names."""
+    return tuple(Rule((key,), key, form) for key in keys)
+
+
+def _both(*layers: str, leaves: tuple[str, str] = ("kernel", "bias")) -> tuple[str, ...]:
+    return tuple(f"{layer}/{leaf}" for layer in layers for leaf in leaves)
+
+
+def _flax_attention(name: str, theirs: str) -> tuple[Rule, ...]:
+    projections = _both(*_QKV)
+    return (
+        *(Rule((f"{name}{leaf}",), f"{theirs}{leaf}", TO_HEADS) for leaf in projections),
+        Rule((f"{name}out/kernel",), f"{theirs}out/kernel", FROM_HEADS),
+        Rule((f"{name}out/bias",), f"{theirs}out/bias"),
+    )
+
+
+_SCALE_BIAS = ("scale", "bias")
+_MAP_HEAD = (
+    *_own("MAPHead_0/probe", *_both("MAPHead_0/LayerNorm_0", leaves=_SCALE_BIAS)),
+    *_own(*_both("MAPHead_0/MlpBlock_0/Dense_0", "MAPHead_0/MlpBlock_0/Dense_1")),
+    *_flax_attention("MAPHead_0/MultiHeadDotProductAttention_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"),
+)
+_FLAX_OUTSIDE_BLOCKS = (
+    *_own("cls", *_both("embedding", "pre_logits", "head"), *_both("Transformer/encoder_norm", leaves=_SCALE_BIAS)),
+    *_MAP_HEAD,
+)
+_FLAX_RESNET = (
+    *_own("conv_root/kernel", *(f"{_UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
+    *_own(*_both("gn_root", leaves=_SCALE_BIAS), form=CHANNELS),
+    *_own(*_both(*(f"{_UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), form=CHANNELS),
+)
+
+
+def _flax_block(attention: str, second_norm: str, mlp: str) -> tuple[Rule, ...]:
+    rules = []
+    for ours, theirs in (("LayerNorm_0", "LayerNorm_0"), ("LayerNorm_2", second_norm)):
+        rules += [Rule((f"{_BLOCK}{ours}/{leaf}",), f"{_BLOCK}{theirs}/{leaf}") for leaf in _SCALE_BIAS]
+    for leaf in _both("Dense_0", "Dense_1"):
+        rules.append(Rule((f"{_BLOCK}MlpBlock_3/{leaf}",), f"{_BLOCK}{mlp}/{leaf}"))
+    return *rules, *_flax_attention(_ATTENTION, f"{_BLOCK}{attention}/")
+
+
+# vit_jax standardises kernels by their deviation; flax's GroupNorm has 1e-6.
+_VIT_JAX = {"group_norm_epsilon": 1e-6, "variance_epsilon": 0.0, "deviation_epsilon": 1e-5}
+_RELEASED_BLOCK = _flax_block("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
+_LINEN_BLOCK = _flax_block("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
+_NPZ = Layout((*_FLAX_OUTSIDE_BLOCKS, *_own(POSITIONS), *_RELEASED_BLOCK, *_FLAX_RESNET), **_VIT_JAX)
+_LINEN = Layout((*_FLAX_OUTSIDE_BLOCKS, *_own(POSITIONS), *_LINEN_BLOCK, *_FLAX_RESNET), **_VIT_JAX)
+# The table has no row for the class token: it is added before the token is there.
+_BIG_VISION = Layout((*_FLAX_OUTSIDE_BLOCKS, Rule((POSITIONS,), "pos_embedding"), *_LINEN_BLOCK), **_VIT_JAX)
+
+_BIT = Layout(
+    (
+        *_own("resnet/root_block/standardized_conv2d/kernel", f"{_BIT_UNIT}a/proj/standardized_conv2d/kernel"),
+        *_own(*(f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
+        *_own(*(f"{_BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
+        *_own("resnet/group_norm/gamma", "resnet/group_norm/beta"),
+        *_own("resnet/head/conv2d/kernel", form=POINTWISE),
+        *_own("resnet/head/conv2d/bias"),
+    ),
+    variance_epsilon=1e-10,
+)
+
+_HF_BACKBONE = "embeddings.patch_embeddings.backbone.bit."
+
+
+def _hf_vit(prefix: str) -> Layout:
+    """Transformers' ViT and ViTHybrid; everything but the classifier stands under `prefix`."""
+    layer = f"{prefix}encoder.layer.{{i}}."
+    rules = (
+        Rule(("cls",), f"{prefix}embeddings.cls_token"),
+        Rule((POSITIONS,), f"{prefix}embeddings.position_embeddings"),
+        Rule((), f"{prefix}embeddings.mask_token"),
+        *_dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
+        *_norm(f"{_BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
+        *(rule for part in _QKV for rule in _dense(f"{_ATTENTION}{part}", f"{layer}attention.attention.{part}")),
+        *_dense(f"{_ATTENTION}out", f"{layer}attention.output.dense"),
+        *_norm(f"{_BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
+        *_dense(f"{_BLOCK}MlpBlock_3/Dense_0", f"{layer}intermediate.dense"),
+        *_dense(f"{_BLOCK}MlpBlock_3/Dense_1", f"{layer}output.dense"),
+        *_norm("Transformer/encoder_norm", f"{prefix}layernorm"),
+        *_dense("pre_logits", f"{prefix}pooler.dense"),
+        *_dense("head", "classifier"),
+        *_hf_resnet(f"{prefix}{_HF_BACKBONE}"),
+    )
+    return Layout(rules, gelu="erf", layer_norm_epsilon=1e-12, resampler="bicubic")
+
+
+def _hf_resnet(prefix: str) -> tuple[Rule, ...]:
+    return (
+        Rule(("conv_root/kernel",), f"{prefix}embedder.convolution.weight", CONV),
+        *_norm("gn_root", f"{prefix}embedder.norm"),
+        *_bottlenecks(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
+    )
+
+
+def _hf_bit(prefix: str) -> Layout:
+    return Layout(
+        (
+            Rule(("resnet/root_block/standardized_conv2d/kernel",), f"{prefix}embedder.convolution.weight", CONV),
+            *_bit_units(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
+            *_bit_norm("resnet", f"{prefix}norm"),
+            *_dense("resnet/head/conv2d", "classifier.1"),
+        )
+    )
+
+
+def _hf_bottlenecks(prefix: str) -> Layout:
+    """Transformers' Bit of layer_type "bottleneck" with a classifier of its own."""
+    return Layout((*_hf_resnet(prefix), *_dense("head", "classifier.1")))
+
+
+def _timm(root_only: bool, after_pooling: bool) -> Layout:
+    """Timm's ViT and hybrids: a backbone of the root alone has no "stem"; fc_norm follows the pooling."""
+    block, root = "blocks.{i}.", "patch_embed.backbone." if root_only else "patch_embed.backbone.stem."
+    rules = (
+        Rule(("cls",), "cls_token"),
+        Rule((POSITIONS,), "pos_embed"),
+        *_dense("embedding", "patch_embed.proj", CONV),
+        *_norm(f"{_BLOCK}LayerNorm_0", f"{block}norm1"),
+        *_fused(_QKV, f"{block}attn.qkv.weight", f"{block}attn.qkv.bias"),
+        *_dense(f"{_ATTENTION}out", f"{block}attn.proj"),
+        *_norm(f"{_BLOCK}LayerNorm_2", f"{block}norm2"),
+        *_dense(f"{_BLOCK}MlpBlock_3/Dense_0", f"{block}mlp.fc1"),
+        *_dense(f"{_BLOCK}MlpBlock_3/Dense_1", f"{block}mlp.fc2"),
+        *_norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
+        *_dense("pre_logits", "pre_logits.fc"),
+        *_dense("head", "head"),
+        Rule(("conv_root/kernel",), f"{root}conv.weight", CONV),
+        *_norm("gn_root", f"{root}norm"),
+        *_bottlenecks("patch_embed.backbone.stages.{s-1}.blocks.{u-1}"),
+    )
+    return Layout(rules, gelu="erf", resampler="bicubic-antialias")
+
+
+_TIMM_BIT = Layout(
+    (
+        Rule(("resnet/root_block/standardized_conv2d/kernel",), "stem.conv.weight", CONV),
+        *_bit_units("stages.{s-1}.blocks.{u-1}"),
+        *_bit_norm("resnet", "norm"),
+        Rule(("resnet/head/conv2d/kernel",), "head.fc.weight", POINTWISE_TORCH),
+        Rule(("resnet/head/conv2d/bias",), "head.fc.bias"),
+    )
+)
+
+
+def _torchvision(conv_stem: bool, old: bool = False) -> Layout:
+    """Torchvision's ViT with patches or early convolutions; files before 0.12 name the layers of the MLP otherwise."""
+    projection = "conv_proj.conv_last" if conv_stem else "conv_proj"
+    mlp = ("mlp.linear_1", "mlp.linear_2") if old else ("mlp.0", "mlp.3")
+    layer = "encoder.layers.encoder_layer_{i}."
+    stem = "conv_proj.conv_bn_relu_{i}"
+    batch_norm = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
+    rules = (
+        Rule(("cls",), "class_token"),
+        Rule((POSITIONS,), "encoder.pos_embedding"),
+        *_dense("embedding", projection, CONV),
+        Rule(("conv_stem/{i}/conv/kernel",), f"{stem}.0.weight", CONV),
+        *(Rule((f"conv_stem/{{i}}/batch_norm/{ours}",), f"{stem}.1.{theirs}") for ours, theirs in batch_norm.items()),
+        Rule((), f"{stem}.1.num_batches_tracked"),
+        *_norm(f"{_BLOCK}LayerNorm_0", f"{layer}ln_1"),
+        *_fused(_QKV, f"{layer}self_attention.in_proj_weight", f"{layer}self_attention.in_proj_bias"),
+        *_dense(f"{_ATTENTION}out", f"{layer}self_attention.out_proj"),
+        *_norm(f"{_BLOCK}LayerNorm_2", f"{layer}ln_2"),
+        *_dense(f"{_BLOCK}MlpBlock_3/Dense_0", f"{layer}{mlp[0]}"),
+        *_dense(f"{_BLOCK}MlpBlock_3/Dense_1", f"{layer}{mlp[1]}"),
+        *_norm("Transformer/encoder_norm", "encoder.ln"),
+        *_dense("pre_logits", "heads.pre_logits"),
+        *_dense("head", "heads.head"),
+    )
+    return Layout(rules, gelu="erf", resampler="bicubic-aligned")
+
+
+def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
+    """The name and the layout of the file that holds these arrays (keys as `recognition.normalize_keys` gives them)."""
+    keys = arrays.keys()
+    if "embedding/kernel" in keys:
+        if any("/MultiHeadDotProductAttention_1/" in key for key in keys):
+            return "npz", _NPZ
+        return ("npz-linen", _LINEN) if POSITIONS in keys else ("big_vision", _BIG_VISION)
+    if "resnet/root_block/standardized_conv2d/kernel" in keys:
+        return "npz", _BIT
+    if "patch_embed.proj.weight" in keys:
+        return "timm", _timm("patch_embed.backbone.conv.weight" in keys, "fc_norm.weight" in keys)
+    if "stem.conv.weight" in keys:
+        return "timm", _TIMM_BIT
+    if "class_token" in keys and "encoder.pos_embedding" in keys:
+        old = any(".mlp.linear_1." in key for key in keys)
+        return "torchvision", _torchvision("conv_proj.conv_last.weight" in keys, old)
+    for prefix in ("vit.", ""):
+        if f"{prefix}embeddings.patch_embeddings.projection.weight" in keys:
+            return "huggingface", _hf_vit(prefix)
+    for prefix in ("bit.", ""):
+        if f"{prefix}embedder.convolution.weight" in keys:
+            preactivation = f"{prefix}embedder.norm.weight" not in keys
+            return "huggingface", _hf_bit(prefix) if preactivation else _hf_bottlenecks(prefix)
+    raise UserError(
+        f"The file is no Vision Transformer, hybrid or BiT of a known layout: its {len(keys)} arrays begin with "
+        f"{', '.join(sorted(keys)[:3]) or 'nothing'}."
+    )
+
+
+def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
+    """The rules by which such a model is written. Raises UserError for what the layout cannot express."""
+    if isinstance(config, ResNetConfig):
+        return _resnet_layout(config, layout)
+    expressible = _EXPRESSIBLE[layout]
+    for field, values in expressible.items():
+        if getattr(config, field) not in values:
+            raise UserError(f"The layout {layout} cannot express {field}={getattr(config, field)!r}; choose another.")
+    stem = config.stem
+    if (stem is not None and not isinstance(stem, _STEMS[layout])) or getattr(stem, "axial_heads", None):
+        raise UserError(f"The layout {layout} has no place for the model's stem; choose another.")
+    if config.representation_size is not None and (layout == "timm" or (layout == "huggingface" and num_classes)):
+        raise UserError(
+            f"The layout {layout} has no pre_logits layer before a head; choose another, or load with num_classes."
+        )
+    if layout == "huggingface":
+        return _hf_vit("vit." if num_classes else "")
+    if layout == "timm":
+        return _timm(isinstance(stem, ResNetConfig) and not stem.block_units, config.norm_after_pooling)
+    if layout == "torchvision":
+        return _torchvision(stem is not None)
+    return {"npz": _NPZ, "npz-linen": _LINEN, "big_vision": _BIG_VISION}[layout]
+
+
+def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
+    written = {"npz": _BIT, "huggingface": _hf_bit("bit."), "timm": _TIMM_BIT} if config.preactivation else {}
+    if not config.preactivation and config.axial_heads is None:
+        written = {"huggingface": _hf_bottlenecks("bit.")}
+    if layout not in written:
+        raise UserError(
+            f"The layout {layout} cannot express this ResNet; {' or '.join(written) or 'none but .keras'} can."
+        )
+    return written[layout]
+
+
+_ANY_HEAD = ("token", "gap", "map", "unpooled", "none")
+_PLAIN = {"position_injection": ("input",), "axial": (False,)}
+_LEARNED = {**_PLAIN, "position_embedding": ("learned",)}
+_FLAX_MODELS = {"qkv_bias": (True,), "norm_after_pooling": (False,), "classifier": _ANY_HEAD}
+_EXPRESSIBLE = {
+    "npz": {**_LEARNED, **_FLAX_MODELS},
+    "npz-linen": {**_LEARNED, **_FLAX_MODELS},
+    "big_vision": {**_PLAIN, **_FLAX_MODELS, "position_embedding": ("learned", "sincos-2d")},
+    "huggingface": {**_LEARNED, "classifier": ("token",), "norm_after_pooling": (False,)},
+    "timm": {**_LEARNED, "classifier": ("token", "gap")},
+    "torchvision": {**_LEARNED, "classifier": ("token",), "qkv_bias": (True,), "norm_after_pooling": (False,)},
+}
+_STEMS = {"npz": ResNetConfig, "npz-linen": ResNetConfig, "big_vision": (), "huggingface": ResNetConfig}
+_STEMS |= {"timm": ResNetConfig, "torchvision": ConvStem}

@@ -1,0 +1,170 @@
+"""Writing a model's weights so that another code loads them."""
+
+import errno
+import os
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+
+from keras_vit.checkpoints.assign import values_by_key
+from keras_vit.checkpoints.formats import LAYOUTS, POSITIONS, SUFFIXES, layout_of, num_classes_of
+from keras_vit.checkpoints.hf_config import RESAMPLE, TRANSFORMERS_GELU
+from keras_vit.checkpoints.key_mapping import untranslate
+from keras_vit.errors import UserError
+from keras_vit.files.lazy_array import temporary_beside
+from keras_vit.files.npz import write_npz
+from keras_vit.files.safetensors import write_json, write_safetensors
+from keras_vit.models.build import config_of, preprocessing_of
+from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.preprocessing import Preprocessing
+
+
+def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str) -> None:
+    """Write the weights of a model so that the other code loads them.
+
+    Args:
+        model: built by `keras_vit.build`.
+        path: of the file, written under a temporary name and renamed; for "huggingface" a folder, which must not be
+            there yet.
+        layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
+            UserError says what a layout cannot express. big_vision adds the class token's position to the token.
+    """
+    path, config = pathlib.Path(path), config_of(model)
+    if layout not in LAYOUTS:
+        raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
+    weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
+    num_classes = num_classes_of(weights)
+    if layout == "big_vision":
+        weights = _without_class_position(weights)
+    num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
+    rules = layout_of(config, layout, num_classes).rules
+    if path.suffix != (suffix := SUFFIXES.get(layout, path.suffix)):
+        raise UserError(f"A file of the layout {layout} should end in {suffix}, but is {path.name!r}; name it so.")
+    arrays = untranslate(weights, rules, num_heads)
+    if layout == "torchvision":
+        norms = [key for key in arrays if key.endswith(".running_var")]
+        arrays |= {key.replace("running_var", "num_batches_tracked"): np.zeros((), np.int64) for key in norms}
+    if layout == "huggingface":
+        _write_folder(path, arrays, config, preprocessing_of(model), num_classes)
+    elif layout in ("timm", "torchvision"):
+        write_safetensors(path, arrays)
+    else:
+        write_npz(path, arrays)
+
+
+def _write_folder(
+    folder: pathlib.Path, arrays: dict, config: ModelConfig, preprocessing: Preprocessing, num_classes: int
+) -> None:
+    there = UserError(f"{folder.name} is there already; give the name of a new folder.")
+    if folder.exists():
+        raise there
+    temporary = temporary_beside(folder)
+    temporary.mkdir(parents=True)
+    try:
+        write_safetensors(temporary / "model.safetensors", arrays)
+        write_json(temporary / "config.json", _huggingface_config(config, preprocessing, num_classes))
+        write_json(temporary / "preprocessor_config.json", _preprocessor_config(preprocessing))
+        os.rename(temporary, folder)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # written by another process in the meantime
+            raise there from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _without_class_position(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if "cls" not in weights or POSITIONS not in weights:
+        return weights
+    table = weights[POSITIONS]
+    return weights | {"cls": weights["cls"] + table[:, :1], POSITIONS: table[:, 1:]}
+
+
+def _huggingface_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: int) -> dict:
+    """config.json of transformers for a model of ours that it can express."""
+    fields = {"dtype": "float32", "num_channels": preprocessing.channels}
+    if num_classes:
+        fields["id2label"] = {str(index): f"LABEL_{index}" for index in range(num_classes)}
+        fields["label2id"] = {label: int(index) for index, label in fields["id2label"].items()}
+    if isinstance(config, ResNetConfig):
+        return {
+            **fields,
+            **_bit_fields(config),
+            "architectures": ["BitForImageClassification" if num_classes else "BitModel"],
+        }
+    fields |= {
+        "model_type": "vit" if config.stem is None else "vit-hybrid",
+        "architectures": [
+            ("ViT" if config.stem is None else "ViTHybrid") + ("ForImageClassification" if num_classes else "Model")
+        ],
+        "image_size": list(preprocessing.image_size),
+        "patch_size": config.patch_size if isinstance(config.patch_size, int) else list(config.patch_size),
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": TRANSFORMERS_GELU[config.gelu],
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.attention_dropout_rate,
+        "qkv_bias": config.qkv_bias,
+        "pooler_act": "tanh",
+        "pooler_output_size": config.representation_size or config.hidden_size,
+    }
+    if len(set(fields["image_size"])) == 1:
+        fields["image_size"] = fields["image_size"][0]
+    if isinstance(config.stem, ResNetConfig):
+        fields["backbone_config"] = _bit_fields(config.stem)
+    return fields
+
+
+def _bit_fields(config: ResNetConfig) -> dict:
+    stages = [f"stage{stage + 1}" for stage in range(len(config.block_units))]
+    return {
+        "model_type": "bit",
+        "layer_type": "preactivation" if config.preactivation else "bottleneck",
+        "global_padding": None if config.preactivation else "SAME",
+        "embedding_dynamic_padding": not config.preactivation,
+        "depths": list(config.block_units),
+        "embedding_size": config.root_channels,
+        "hidden_sizes": list(config.stage_channels),
+        "num_groups": config.num_groups,
+        "hidden_act": "relu",
+        "width_factor": 1,
+        "out_features": stages[-1:],
+        "out_indices": [len(stages)],
+        "stage_names": ["stem", *stages],
+    }
+
+
+def _preprocessor_config(preprocessing: Preprocessing) -> dict:
+    """preprocessor_config.json of transformers: resize, rescale and normalisation as ours, to the rounding of pixels.
+
+    The largest centred square, resized, is the centre of the image that is resized to the same smaller side.
+    """
+    height, width = preprocessing.image_size
+    lows, highs = preprocessing.channel_ranges()
+    std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
+    if preprocessing.resize == "stretch":
+        resize = {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
+    else:
+        if preprocessing.resize == "crop" and height != width:
+            raise UserError(
+                f"A processor of transformers cannot resize by 'crop' to {height}x{width}, which is no square; adapt "
+                "the model to square images, or choose another layout."
+            )
+        resize = {"image_processor_type": "BitImageProcessor", "do_center_crop": True}
+        resize["size"] = {"shortest_edge": preprocessing.crop_from or height}
+        resize["crop_size"] = {"height": height, "width": width}
+    return {
+        **resize,
+        "do_resize": True,
+        "resample": RESAMPLE[preprocessing.resize],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
+        "image_std": std,
+    }

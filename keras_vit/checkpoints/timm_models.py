@@ -1,0 +1,103 @@
+"""What the names of timm's architectures and their arguments mean for the numbers, where the arrays do not tell it.
+
+Facts of timm 1.0.31, read off its models: every architecture whose arrays are those of models built here. LayerNorm's
+epsilon is 1e-6 in all of them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from keras_vit.errors import UserError
+from keras_vit.models.config import Gelu
+
+
+@dataclasses.dataclass(frozen=True)
+class TimmModel:
+    """One architecture of timm; None where it has no attention."""
+
+    num_heads: int | None
+    gelu: Gelu | None
+
+
+def _models(names: str, num_heads: int | None, gelu: Gelu | None = "erf") -> dict[str, TimmModel]:
+    return dict.fromkeys(names.split(), TimmModel(num_heads, gelu))
+
+
+TIMM_MODELS: Mapping[str, TimmModel] = {
+    **_models("test_vit", 2),
+    **_models("deit_tiny_patch16_224 vit_tiny_patch16_224 vit_tiny_patch16_384", 3),
+    **_models("vit_tiny_r_s16_p8_224 vit_tiny_r_s16_p8_384", 3),
+    **_models("deit_small_patch16_224 vit_small_patch8_224 vit_small_patch16_224 vit_small_patch16_384", 6),
+    **_models("vit_small_patch32_224 vit_small_patch32_384 vit_small_r26_s32_224 vit_small_r26_s32_384", 6),
+    **_models("deit_base_patch16_224 deit_base_patch16_384 vit_base_patch8_224 vit_base_patch16_224", 12),
+    **_models("vit_base_patch16_224_miil vit_base_patch16_384 vit_base_patch32_224 vit_base_patch32_384", 12),
+    **_models("vit_base_r26_s32_224 vit_base_r50_s16_224 vit_base_r50_s16_384", 12),
+    **_models("vit_base_patch16_siglip_gap_224 vit_base_patch16_siglip_gap_256", 12),
+    **_models("vit_base_patch16_siglip_gap_384 vit_base_patch16_siglip_gap_512", 12),
+    **_models("vit_base_patch32_siglip_gap_256", 12, "tanh"),
+    **_models("vit_base_patch16_gap_224", 16),
+    **_models("vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_384", 16),
+    **_models("vit_large_patch32_224 vit_large_patch32_384 vit_large_r50_s32_224 vit_large_r50_s32_384", 16),
+    **_models("vit_large_patch16_siglip_gap_256 vit_large_patch16_siglip_gap_384", 16),
+    **_models("vit_large_patch16_siglip_gap_512", 16, "tanh"),
+    **_models("vit_so400m_patch14_siglip_gap_224 vit_so400m_patch14_siglip_gap_378", 16),
+    **_models("vit_so400m_patch14_siglip_gap_384 vit_so400m_patch14_siglip_gap_448", 16),
+    **_models("vit_so400m_patch14_siglip_gap_896", 16),
+    **_models("vit_so400m_patch16_siglip_gap_256 vit_so400m_patch16_siglip_gap_384", 16, "tanh"),
+    **_models("vit_so400m_patch16_siglip_gap_512", 16, "tanh"),
+    **_models("vit_giantopt_patch16_siglip_gap_256 vit_giantopt_patch16_siglip_gap_384", 16, "tanh"),
+    **_models("vit_huge_patch14_224 vit_huge_patch14_gap_224 vit_huge_patch16_gap_448", 16),
+    **_models("vit_giant_patch14_224 vit_giant_patch16_gap_224 vit_gigantic_patch14_224", 16),
+    **_models("resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit", None, None),
+    **_models("resnetv2_152x2_bit resnetv2_152x4_bit", None, None),
+}
+
+_ACTIVATIONS: Mapping[str, Gelu] = {"gelu": "erf", "gelu_tanh": "tanh"}
+# Arguments whose meaning shows in the keys and shapes of the arrays, and those that change no number.
+# fmt: off
+_SEEN_IN_ARRAYS = (
+    "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth",
+    "num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "scale_attn_norm", "scale_mlp_norm",
+    "proj_bias", "init_values", "class_token", "pos_embed", "reg_tokens", "pre_norm",
+    "final_norm", "fc_norm", "global_pool", "layers", "channels", "width_factor",
+    "stem_chs",
+)
+# fmt: on
+# fmt: off
+_WITHOUT_EFFECT = (
+    "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init", "zero_init_last",
+    "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
+)
+# fmt: on
+# Arguments that are understood with one value only.
+_FIXED = {"no_embed_class": False, "pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
+
+
+def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmModel:
+    """The facts of an architecture that is built with these `model_args`.
+
+    Raises UserError for another architecture than those that are known, and for an argument that is not understood.
+    """
+    if not isinstance(architecture, str) or architecture.partition(".")[0] not in TIMM_MODELS:
+        raise UserError(
+            f"config.json says architecture={architecture!r:.80}, which is none of the {len(TIMM_MODELS)} models of "
+            "timm that are known to compute as those built here; give a checkpoint of one of them."
+        )
+    model = TIMM_MODELS[architecture.partition(".")[0]]
+    given = {name: value for name, value in arguments.items() if value is not None}  # timm drops None
+    activation = given.pop("act_layer", None)
+    if activation is not None:
+        if model.gelu is None or activation not in tuple(_ACTIVATIONS):
+            raise UserError(
+                f"config.json says act_layer={activation!r:.80}, but models with {' or '.join(_ACTIVATIONS)} are built "
+                "here; give a checkpoint of one of them."
+            )
+        model = dataclasses.replace(model, gelu=_ACTIVATIONS[activation])
+    for name, value in given.items():
+        fixed = name in _FIXED and type(value) is type(_FIXED[name]) and value == _FIXED[name]
+        if name not in (*_SEEN_IN_ARRAYS, *_WITHOUT_EFFECT) and not fixed:
+            raise UserError(
+                f"config.json asks for {name:.80}={value!r:.80} in model_args, which is not known here; give a "
+                "checkpoint of a model without it."
+            )
+    return model

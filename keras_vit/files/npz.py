@@ -1,0 +1,133 @@
+"""Reading and writing .npz archives that come from strangers: no pickle, sizes checked before memory is taken."""
+
+import contextlib
+import functools
+import io
+import os
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from keras_vit.errors import UserError
+from keras_vit.files.lazy_array import ByteStream, LazyArray, read_exactly, temporary_beside
+
+# Float arrays hardly compress; an archive that claims more than this many times its own size is a bomb.
+_LARGEST_EXPANSION = 4
+
+
+def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """All arrays of an archive, as stored, by name; raises as `open_npz`."""
+    return {key: stored.fetch() for key, stored in open_npz(path).items()}
+
+
+def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
+    """What an archive holds, by name. Raises UserError for whatever is not a whole .npz of plain numbers."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise UserError(f"There is no checkpoint file {str(path)!r}; give the path of an .npz file.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            claimed, size = sum(member.file_size for member in members), path.stat().st_size
+            if claimed > _LARGEST_EXPANSION * size + 2**20:
+                raise UserError(f"{path.name} is {size} bytes but claims to hold {claimed}; it is no checkpoint.")
+            arrays = {}
+            for member in members:
+                stored = _open_member(path, archive, member)
+                if stored.key in arrays:
+                    raise UserError(f"{path.name} holds the array {stored.key!r} twice; it is no checkpoint.")
+                arrays[stored.key] = stored
+            return arrays
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        raise _not_whole(path, error) from error
+
+
+def _not_whole(path: pathlib.Path, error: Exception | str) -> UserError:
+    return UserError(
+        f"{path.name} cannot be read as a whole .npz archive ({error}); it may be truncated: fetch it again."
+    )
+
+
+def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> LazyArray:
+    with archive.open(member) as stream:
+        try:
+            version = np.lib.format.read_magic(stream)
+            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
+            shape, fortran_order, dtype = read_header(stream)
+        except (ValueError, KeyError, MemoryError, zlib.error) as error:
+            raise UserError(f"The entry {member.filename!r} of the archive is not a NumPy array ({error}).") from error
+        start = stream.tell()
+    key = member.filename.removesuffix(".npy")
+    if dtype.hasobject:
+        raise UserError(f"The array {member.filename!r} holds pickled objects, which are never loaded; save numbers.")
+    if (dtype.kind not in "fiub" and dtype != np.dtype("V2")) or min(shape, default=0) < 0:
+        raise UserError(f"The array {member.filename!r} should hold plain numbers, but has shape {shape} of {dtype}.")
+    expected = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if expected != member.file_size:
+        raise UserError(
+            f"The array {member.filename!r} claims shape {shape} of {dtype}, {expected} bytes, "
+            f"but the archive holds {member.file_size}."
+        )
+    return LazyArray(key, shape, dtype, functools.partial(_numbers, path, member, start), by_columns=fortran_order)
+
+
+@contextlib.contextmanager
+def _numbers(path: pathlib.Path, member: zipfile.ZipInfo, start: int) -> Iterator[ByteStream]:
+    """The bytes after the header of one member, `start` bytes long; all of it is compared with its checksum."""
+    header = memoryview(bytearray(start))
+    try:
+        if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+            with open(path, "rb", buffering=0) as stream:
+                stream.seek(_data_offset(stream, member))
+                summed = _Summed(stream)
+                read_exactly(summed, header)
+                yield summed
+            if summed.checksum != member.CRC:
+                raise zipfile.BadZipFile(f"bad checksum of {member.filename!r}")
+        else:
+            with zipfile.ZipFile(path) as archive, archive.open(member) as stream:  # which compares at its end
+                read_exactly(stream, header)
+                yield stream
+    except UserError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
+        raise _not_whole(path, error) from error
+
+
+class _Summed:
+    """A stream that keeps the checksum of what was read; faster than zipfile's, which copies each byte twice."""
+
+    def __init__(self, stream: io.RawIOBase) -> None:
+        self._stream = stream
+        self.checksum = 0
+
+    def readinto(self, buffer: memoryview) -> int | None:
+        count = self._stream.readinto(buffer)
+        self.checksum = zlib.crc32(buffer[:count], self.checksum)
+        return count
+
+
+def _data_offset(stream, member: zipfile.ZipInfo) -> int:
+    """Where the bytes of a stored member begin: behind its local header, whose two last lengths may differ."""
+    stream.seek(member.header_offset)
+    local = stream.read(30)
+    if len(local) < 30 or local[:4] != b"PK\x03\x04":
+        raise zipfile.BadZipFile(f"bad local header of {member.filename!r}")
+    return member.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+
+
+def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
+    """Write an uncompressed archive under a temporary name, then rename it: it is whole or not there."""
+    path = pathlib.Path(path)
+    temporary = temporary_beside(path)
+    try:
+        with open(temporary, "wb") as stream:
+            np.savez(stream, **arrays)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

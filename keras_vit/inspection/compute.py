@@ -1,0 +1,323 @@
+"""Looking at a model with pictures: every array that its figures are drawn from."""
+
+import concurrent.futures
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+
+from keras_vit.checkpoints.describe import official_name
+from keras_vit.errors import UserError
+from keras_vit.inspection import analysis, locality, relevance
+from keras_vit.inspection.images import Picture
+from keras_vit.models.build import config_of, intermediates, preprocessing_of
+from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig
+from keras_vit.models.layers import PositionEmbedding, PositionEmbedding2D, SinCosPositions
+
+FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
+_OF_ATTENTION = ("distance", "rollout", "attention", "norms")
+
+# Attention probabilities held at once, as numbers; a batch has as many images as that allows.
+_LARGEST_BATCH, _HELD = 64, 2**26
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What was seen in a model."""
+
+    model: str
+    """Its official name, or its sizes."""
+    checkpoint: str
+    """Where its weights are from."""
+    pictures: tuple[Picture, ...]
+    """Those shown, as they were given."""
+    predictions: tuple[tuple[tuple[str, float], ...], ...]
+    """For each of them, the five likeliest classes with their probabilities; empty without a head."""
+    image_size: tuple[int, int]
+    """Height and width of the input in pixels."""
+    grid: tuple[int, int] | None
+    """Rows and columns of patches; None for a ResNet."""
+    filters_are_components: bool
+    """Whether "filters" are principal components of the embedding, not the filters of a first convolution."""
+    num_averaged: int
+    """Images that the attention distance is averaged over."""
+    layers: tuple[str, ...]
+    """Names of the layers in "attention", as "3", or "3 row" and "3 column" of an axial model."""
+    layer_numbers: tuple[int, ...]
+    """Their places among all layers of "rollout" and "attention_distance"."""
+    heads: tuple[int, ...]
+    """Numbers of the heads in "attention"."""
+    arrays: dict[str, np.ndarray]
+    """By name, those of the figures that were asked for; docs/inspect.md has their shapes and units."""
+    measures: dict[str, float | list]
+    """The statements of `measures.py` and the spread of the attention distance in each layer."""
+
+
+def available_figures(model: keras.Model) -> tuple[str, ...]:
+    """The figures that exist for a model, in the order of FIGURES."""
+    config = config_of(model)
+    exist = {"filters"}
+    if isinstance(config, ViTConfig):
+        exist |= {*_OF_ATTENTION} | ({"positions"} if _position_layer(model) else set())
+    if relevance.classifies(model):
+        exist.add("relevance")
+    return tuple(figure for figure in FIGURES if figure in exist)
+
+
+def inspect(
+    model: keras.Model,
+    pictures: Sequence[Picture],
+    *,
+    checkpoint: str,
+    labels: Sequence[str] = (),
+    figures: Sequence[str] | None = None,
+    shown: int = 8,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Findings:
+    """Compute what the figures of a model show.
+
+    Args:
+        model: built by `keras_vit.build`, whatever happened to it since.
+        pictures: of any size; they are resized as in evaluation. The attention distance is averaged over all of them.
+        checkpoint: where its weights are from, for the titles.
+        labels: names of the classes; without them a class is called by its number.
+        figures: of FIGURES; None for all that exist for the model.
+        shown: pictures with maps, the first ones.
+        layers, heads: numbers of those whose attention is shown; None for all.
+    """
+    figures = _chosen_figures(model, figures)
+    config, preprocessing = config_of(model), preprocessing_of(model)
+    if not pictures or shown < 1:
+        raise UserError(f"At least one picture is needed and shown, but there are {len(pictures)}, {shown} to show.")
+    found, measured = _of_weights(model, figures)
+    fitted = np.stack([keras.ops.convert_to_numpy(preprocessing.fit(picture.pixels)) for picture in pictures])
+    inputs = keras.ops.convert_to_numpy(preprocessing.normalize(fitted))
+    pictures = tuple(pictures[:shown])
+    found["images"] = np.clip(np.round(fitted[:shown]), 0, 255).astype(np.uint8)
+    names, places, chosen_heads = (), (), ()
+    if {*figures} & {*_OF_ATTENTION}:
+        names, places = _chosen_layers(config, layers)
+        chosen_heads = _chosen(heads, config.num_heads, "heads")
+        seen, also = _attend(model, config, inputs, fitted, figures, shown, places, list(chosen_heads))
+        found, measured = found | seen, measured | also
+    elif layers is not None or heads is not None:
+        raise UserError(
+            "Layers and heads can be chosen where attention is looked at, but here the figures are "
+            f"{', '.join(figures)}; leave them out."
+        )
+    predictions: tuple = ()
+    if relevance.classifies(model):
+        if "relevance" in figures:
+            features, gradients, logits = relevance.features_and_gradients(model, inputs[:shown])
+            if isinstance(config, ViTConfig):
+                where = config.grid(preprocessing.image_size), config.num_prefix_tokens
+                features, gradients = (analysis.patch_tokens(tokens, *where) for tokens in (features, gradients))
+            found["relevance"] = analysis.class_relevance(features, gradients)
+        else:
+            logits = _as_float32(model(inputs[:shown], training=False))
+        found["logits"] = logits
+        _check_finite({"logits": logits})
+        predictions = _predictions(logits, labels)
+    _check_finite(found)
+    return Findings(
+        model=_model_name(model),
+        checkpoint=checkpoint,
+        pictures=pictures,
+        predictions=predictions,
+        image_size=preprocessing.image_size,
+        grid=config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) else None,
+        filters_are_components=_root_layer(config) is None,
+        num_averaged=len(inputs),
+        layers=names,
+        layer_numbers=tuple(places),
+        heads=chosen_heads,
+        arrays=found,
+        measures=measured,
+    )
+
+
+def _as_float32(tensor) -> np.ndarray:
+    """Half precision becomes what NumPy can calculate with and store."""
+    return keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
+
+
+def _check_finite(found: dict[str, np.ndarray]) -> None:
+    """Raise UserError for numbers that are not finite: drawn, they would be blank, which looks like a finding."""
+    for name, values in found.items():
+        if not np.all(np.isfinite(values)):
+            raise UserError(
+                f"The model gives numbers that are not finite for {name!r}; its weights are broken, or its numbers "
+                "overflow."
+            )
+
+
+def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[str, ...]:
+    exist = available_figures(model)
+    missing = [figure for figure in figures or () if figure not in exist]
+    if missing:
+        without = "no attention" if {*missing} & {*_OF_ATTENTION} else "nothing to draw it from"
+        raise UserError(
+            f"{_model_name(model)} has no figure {missing[0]!r}, for it has {without}; those that exist for it are "
+            f"{', '.join(exist)}."
+        )
+    return exist if figures is None else tuple(figure for figure in exist if figure in figures)
+
+
+def _chosen(numbers: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
+    if numbers is None:
+        return tuple(range(count))
+    outside = [number for number in numbers if not 0 <= number < count]
+    if outside or not numbers:
+        raise UserError(
+            f"The model has {count} {what}, numbered 0 to {count - 1}, but --{what} asks for "
+            f"{outside[0] if outside else 'none'}."
+        )
+    return tuple(numbers)
+
+
+def _chosen_layers(config: ViTConfig, layers: Sequence[int] | None) -> tuple[tuple[str, ...], list[int]]:
+    """Names of the chosen layers of attention, and their numbers among all; an axial block has two."""
+    chosen = _chosen(layers, config.num_layers, "layers")
+    axes = ("row", "column") if config.axial else ("",)
+    names = tuple(f"{layer} {axis}".strip() for layer in chosen for axis in axes)
+    return names, [layer * len(axes) + part for layer in chosen for part in range(len(axes))]
+
+
+def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]:
+    """Arrays and measures of the figures that need no picture."""
+    config, found, measured = config_of(model), {}, {}
+    if "filters" in figures:
+        root = _root_layer(config)
+        kernel = keras.ops.convert_to_numpy(model.get_layer(root or "embedding").kernel)
+        _check_finite({"filters": kernel})  # whose principal components could not be computed
+        found["filters"] = analysis.root_filters(kernel) if root else analysis.principal_filters(kernel)
+    if "positions" in figures:
+        table = _position_table(_position_layer(model), config)
+        found["position_similarity"] = analysis.position_similarity(table, config.num_prefix_tokens)
+        grid = config.grid(preprocessing_of(model).image_size)
+        if grid != (1, 1):
+            measured["position_similarity"] = locality.neighbourhood(found["position_similarity"], grid)
+    return found, measured
+
+
+def _root_layer(config: ViTConfig | ResNetConfig) -> str | None:
+    """The first convolution, where it is not the embedding of patches."""
+    if isinstance(config, ViTConfig):
+        if config.stem is None:
+            return None
+        return "conv_stem.0.conv" if isinstance(config.stem, ConvStem) else "conv_root"
+    return "resnet.root_block.standardized_conv2d" if config.preactivation else "conv_root"
+
+
+def _position_layer(model: keras.Model) -> keras.layers.Layer | None:
+    """The first layer that adds positions; there are more where every block has its own."""
+    kinds = (PositionEmbedding, PositionEmbedding2D, SinCosPositions)
+    return next((layer for layer in model.layers if isinstance(layer, kinds)), None)
+
+
+def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
+    """What the layer adds to the tokens: (1, T, D)."""
+    if isinstance(layer, PositionEmbedding):
+        return keras.ops.convert_to_numpy(layer.pos_embedding)
+    num_tokens = config.num_prefix_tokens + layer.grid[0] * layer.grid[1]
+    return keras.ops.convert_to_numpy(layer(np.zeros((1, num_tokens, config.hidden_size), np.float32)))
+
+
+def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], heads: list[int]) -> tuple[dict, dict]:
+    """Arrays and measures of attention, batch by batch: nothing of the size of all probabilities is kept."""
+    grid, prefix = config.grid(preprocessing_of(model).image_size), config.num_prefix_tokens
+    patch = tuple(side / count for side, count in zip(inputs.shape[1:3], grid, strict=True))
+    # Light ink on black is the one foreground that needs no judge; whatever is drawn so has one channel.
+    ink = "rollout" in figures and inputs.shape[-1] == 1 and config.stem is None
+    if not ink and "distance" not in figures:
+        inputs = inputs[:shown]
+    seen = {"distance": [], "renormalized": [], "rollout": [], "attention": [], "norms": []}
+    for first, attentions, blocks in _batches(model, config, inputs, "norms" in figures):
+        end = max(shown - first, 0)  # of this batch, the images before it are shown
+        if "distance" in figures:
+            seen["distance"].append(_distances(attentions, grid, patch, prefix, renormalize=False))
+            seen["renormalized"].append(_distances(attentions, grid, patch, prefix, renormalize=True))
+        if "rollout" in figures and (ink or end):
+            rolled = analysis.attention_rollout(a if ink else a[:end] for a in attentions)
+            seen["rollout"].append(np.moveaxis(analysis.attention_to_patches(rolled, grid, prefix), 0, 1))
+        if "attention" in figures and end:
+            maps = [analysis.attention_to_patches(attentions[layer][:end, heads], grid, prefix) for layer in layers]
+            seen["attention"].append(np.stack(maps, axis=1))  # (B, L, H, h, w)
+        if blocks and end:
+            norms = [analysis.token_norms(analysis.patch_tokens(tokens[:end], grid, prefix)) for tokens in blocks]
+            seen["norms"].append(np.stack(norms, axis=1))  # (B, L, h, w)
+    found = {name: np.concatenate(parts) for name, parts in seen.items() if parts}
+    measured = {}
+    if "distance" in found:
+        for name, key in (("distance", "attention_distance"), ("renormalized", "attention_distance_renormalized")):
+            found[key] = found.pop(name).mean(axis=0)  # (L, H)
+        spread = found["attention_distance"]
+        measured["attention_distance"] = [
+            {"lowest": float(row.min()), "highest": float(row.max())} for row in spread
+        ]  # of the heads of each layer, in pixels
+    if ink:
+        drawn = fitted[..., 0] > 127.5
+        drawn_on = drawn.any(axis=(1, 2)) & ~drawn.all(axis=(1, 2))
+        if drawn_on.any():
+            inside, outside = locality.weight_per_pixel(found["rollout"][drawn_on, -1], drawn[drawn_on])
+            measured["rollout"] = {"ink": inside, "background": outside, "images": int(drawn_on.sum())}
+        found["rollout"] = found["rollout"][:shown]
+    return found, measured
+
+
+def _distances(attentions: list[np.ndarray], grid, patch, num_prefix_tokens: int, *, renormalize: bool) -> np.ndarray:
+    """Mean attention distance of every image, layer and head, (B, L, H) in pixels; on all cores."""
+
+    def of_layer(probabilities: np.ndarray) -> np.ndarray:
+        return analysis.mean_attention_distance(probabilities, grid, patch, num_prefix_tokens, renormalize=renormalize)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return np.stack(list(pool.map(of_layer, attentions)), axis=1)
+
+
+def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, list[np.ndarray], list[np.ndarray]]]:
+    """Number of the first image, attention (B, H, T, T) of every layer, and, if wanted, tokens after every block."""
+    grid = config.grid(preprocessing_of(model).image_size)
+    axes = ("row", "column") if config.axial else ("",)
+    names = [f"attention_{layer}_{axis}".rstrip("_") for layer in range(config.num_layers) for axis in axes]
+    blocks = [f"block_{layer}" for layer in range(config.num_layers)] if with_blocks else []
+    inside = intermediates(model, [*names, *blocks])
+    num_tokens = grid[0] * grid[1] + config.num_prefix_tokens
+    size = max(1, min(_LARGEST_BATCH, _HELD // (len(names) * config.num_heads * num_tokens**2)))
+    progress = keras.utils.Progbar(len(inputs), unit_name="image") if len(inputs) > size else None
+    for first in range(0, len(inputs), size):
+        outputs = inside(inputs[first : first + size], training=False)
+        outputs = {name: _as_float32(value) for name, value in outputs.items()}
+        attentions = [outputs[name] for name in names]
+        if config.axial:
+            attentions = [analysis.unfold_axial(a, grid, axes[layer % 2]) for layer, a in enumerate(attentions)]
+        yield first, attentions, [outputs[name] for name in blocks]
+        if progress:
+            progress.add(min(size, len(inputs) - first))
+
+
+def _predictions(logits: np.ndarray, labels: Sequence[str]) -> tuple[tuple[tuple[str, float], ...], ...]:
+    if labels and len(labels) != logits.shape[-1]:
+        raise UserError(f"The model tells apart {logits.shape[-1]} classes, but there are names of {len(labels)}.")
+    names = labels or [f"class {number}" for number in range(logits.shape[-1])]
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    likeliest = np.argsort(-probabilities, axis=-1, kind="stable")[:, :5]
+    return tuple(
+        tuple((names[index], float(row[index])) for index in best)
+        for row, best in zip(probabilities, likeliest, strict=True)
+    )
+
+
+def _model_name(model: keras.Model) -> str:
+    config = config_of(model)
+    if (name := official_name(config)) is not None:
+        return name
+    if isinstance(config, ResNetConfig):
+        return f"ResNet of {', '.join(map(str, config.block_units))} units"
+    kind = "hybrid" if config.stem is not None else "ViT"
+    patch = "x".join(map(str, config.patch))
+    return f"{kind} with {config.num_layers} blocks of {config.hidden_size}, {config.num_heads} heads, patch {patch}"

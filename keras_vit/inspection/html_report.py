@@ -1,0 +1,240 @@
+"""One page that shows everything: images inside it, no network, readable on a phone, a slider through the layers."""
+
+import base64
+import html
+import io
+import json
+
+import matplotlib.image
+import numpy as np
+
+from keras_vit.inspection import plots
+from keras_vit.inspection.compute import Findings
+
+# Longest side of an image on the page, in pixels; larger ones are thinned out.
+_LARGEST_SIDE = 320
+
+_LEGEND = {
+    "rollout": "Rollout: what of the input reaches the output through the attention of all layers.",
+    "relevance": "Relevance: what raises the predicted class (Grad-CAM).",
+    "norms": "Token norms: length of each patch's vector after the last block.",
+    "logits": "Below, the likeliest classes.",
+}
+
+
+def page(findings: Findings) -> str:
+    """The whole document as text."""
+    title = html.escape(f"{findings.model}: what it learned, and where it looks")
+    sections = [_facts(findings), _weights(findings), _cards(findings), _layer_by_layer(findings)]
+    return _DOCUMENT.format(title=title, style=_STYLE, body="\n".join(filter(None, sections)))
+
+
+def sentences(findings: Findings) -> list[str]:
+    """What was measured, as found, in words."""
+    said = []
+    if (positions := findings.measures.get("position_similarity")) is not None:
+        said.append(
+            f"Positions: {positions['own']:.0%} of the patches are most similar to themselves; mean "
+            f"cosine {positions['adjacent']:.3f} between patches side by side, {positions['distant']:.3f} between "
+            "distant ones."
+        )
+    if (layers := findings.measures.get("attention_distance")) is not None:
+        ranges = ", ".join(f"{layer['lowest']:.1f} to {layer['highest']:.1f}" for layer in layers)
+        said.append(
+            f"Mean attention distance of the heads, layer by layer, in pixels, over {findings.num_averaged} images: "
+            f"{ranges}."
+        )
+    if (rollout := findings.measures.get("rollout")) is not None:
+        said.append(
+            f"Attention rollout over {rollout['images']} images: {rollout['ink']:.2f} times the even weight on a pixel "
+            f"of ink (brighter than half), {rollout['background']:.2f} times on one of the background."
+        )
+    return said
+
+
+def _facts(findings: Findings) -> str:
+    rows, columns = findings.grid or (0, 0)
+    size = f"{findings.image_size[0]}x{findings.image_size[1]} pixels"
+    size += f", {rows}x{columns} patches" if findings.grid else ""
+    lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences(findings))
+    measured = f"<h2>Measured</h2><ul>{lines}</ul>" if lines else ""
+    return (
+        f"<h1>{html.escape(findings.model)}</h1><p>Checkpoint <b>{html.escape(findings.checkpoint)}</b>, "
+        f"images of {size}. Figures are named after those of <i>An Image is Worth 16x16 Words</i>.</p>{measured}"
+    )
+
+
+def _weights(findings: Findings) -> str:
+    """The panels of Figures 7, 10 and 11, one below the other on a phone."""
+    panels = (
+        ("filters", "Figure 7, left: filters", plots.draw_filters),
+        ("position_similarity", "Figures 7, centre, and 10: positions", plots.draw_positions),
+        ("attention_distance", "Figures 7, right, and 11: distance", plots.draw_distances),
+        ("attention_distance_renormalized", "The same, renormalised", plots.draw_renormalized_distances),
+    )
+    figures = []
+    for key, caption, draw in panels:
+        if key in findings.arrays:
+            stream = io.BytesIO()
+            plots.save(plots.panel(findings, draw), stream)
+            figures.append(_figure(_address(stream.getvalue()), caption))
+    return f'<h2>What it learned</h2><div class="panels">{"".join(figures)}</div>' if figures else ""
+
+
+def _cards(findings: Findings) -> str:
+    """Figures 6 and 14 and what can be compared with them: of each picture, input, maps, and predictions."""
+    cards = []
+    for index, picture in enumerate(findings.pictures):
+        tiles = [_figure(_image_address(findings.arrays["images"][index]), "input", "pixels")]
+        for title, values in plots.maps_of(findings, index):
+            tiles.append(_figure(_map_address(_thinned(values)), title))
+        label = "" if picture.label is None else f" <small>label: {html.escape(picture.label)}</small>"
+        guesses = "".join(
+            f'<li><span>{html.escape(name)}</span><meter value="{probability:.6f}"></meter>'
+            f"<span>{_percent(probability)}</span></li>"
+            for name, probability in (findings.predictions[index] if findings.predictions else ())
+        )
+        guesses = (
+            f'<ol class="guesses">{guesses}</ol>'
+            if guesses
+            else "<p>The model gives no prediction for a whole image.</p>"
+        )
+        name = html.escape(picture.name)
+        cards.append(f'<article><h3>{name}{label}</h3><div class="tiles">{"".join(tiles)}</div>{guesses}</article>')
+    title = "Where it looks: Figures 6 and 14" if "rollout" in findings.arrays else "Where it looks"
+    legend = "".join(f" {words}" for key, words in _LEGEND.items() if key in findings.arrays)
+    text = f"<h2>{title}</h2><p>Maps are bright where they are highest.{legend}</p>"
+    return f'{text}<div class="cards">{"".join(cards)}</div>'
+
+
+def _percent(probability: float) -> str:
+    return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"
+
+
+def _layer_by_layer(findings: Findings) -> str:
+    """A slider through the layers, with every head, rollout so far and token norms of the chosen picture."""
+    if "attention" not in findings.arrays:
+        return ""
+    sheets = [_sheet(findings, index) for index in range(len(findings.pictures))]
+    columns, sheet_maps = sheets[0][0], [_map_address(values) for _, values in sheets]
+    choices = "".join(
+        f'<label><input type="radio" name="picture" value="{index}"{" checked" * (index == 0)}>'
+        f'<img src="{_image_address(findings.arrays["images"][index])}" alt="{html.escape(picture.name)}"></label>'
+        for index, picture in enumerate(findings.pictures)
+    )
+    height, width = findings.grid
+    tiles = "".join(
+        f'<figure><canvas width="{width}" height="{height}" role="img" aria-label="{name}"></canvas>'
+        f"<figcaption>{name}</figcaption></figure>"
+        for name in columns
+    )
+    data = json.dumps({"sheets": sheet_maps, "layers": findings.layers, "width": width, "height": height})
+    return (
+        "<h2>Layer by layer</h2><p>Attention of each head from the output (the class token, or the mean of all tokens) "
+        "to the patches, each map divided by its maximum.</p>"
+        f'<div class="choices">{choices}</div><p class="slider"><label for="layer">layer <output id="shown">'
+        f'{findings.layers[0]}</output></label><input type="range" id="layer" min="0" max="{len(findings.layers) - 1}" '
+        f'value="0"></p><div class="heads">{tiles}</div>'
+        f'<script type="application/json" id="data">{data}</script><script>{_SCRIPT}</script>'
+    )
+
+
+def _sheet(findings: Findings, index: int) -> tuple[list[str], np.ndarray]:
+    """Names of the columns, and a map of maps: a row for each layer, a column for each head, (L * h, columns * w)."""
+    found = findings.arrays
+    names = [f"head {head}" for head in findings.heads]
+    maps = list(np.moveaxis(found["attention"][index], 1, 0))  # of (L, h, w) each
+    if "rollout" in found:
+        names.append("rollout so far")
+        maps.append(found["rollout"][index][list(findings.layer_numbers)])
+    if "norms" in found:
+        norms = found["norms"][index][[int(layer.split()[0]) for layer in findings.layers]]  # of axial blocks twice
+        names.append("token norms")
+        maps.append(norms - norms.min(axis=(1, 2), keepdims=True))
+    scaled = [values / np.maximum(values.max(axis=(1, 2), keepdims=True), 1e-30) for values in maps]
+    return names, np.concatenate([values.reshape(-1, values.shape[-1]) for values in scaled], axis=1)
+
+
+def _figure(address: str, caption: str, kind: str = "") -> str:
+    text = html.escape(caption)
+    return f'<figure><img src="{address}" alt="{text}" class="{kind}"><figcaption>{text}</figcaption></figure>'
+
+
+def _map_address(values: np.ndarray) -> str:
+    stream = io.BytesIO()
+    matplotlib.image.imsave(stream, values, cmap=plots.COLOURS, vmin=0.0, vmax=1.0, format="png")
+    return _address(stream.getvalue())
+
+
+def _image_address(image: np.ndarray) -> str:
+    stream = io.BytesIO()
+    matplotlib.image.imsave(stream, np.ascontiguousarray(_thinned(plots.as_rgb(image))), format="png")
+    return _address(stream.getvalue())
+
+
+def _thinned(image: np.ndarray) -> np.ndarray:
+    step = -(-max(image.shape[:2]) // _LARGEST_SIDE)
+    return image[::step, ::step]
+
+
+def _address(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+_STYLE = """
+:root { color-scheme: light; font: 16px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
+body { max-width: 76rem; margin: 0 auto; padding: 0.75rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; margin: 0.25rem 0; } h2 { font-size: 1.15rem; margin: 1.5rem 0 0.25rem; }
+h3 { font-size: 1rem; margin: 0 0 0.5rem; } small { font-weight: normal; color: #444; }
+figure { margin: 0; } img, canvas { width: 100%; height: auto; display: block; }
+figcaption { font-size: 0.8rem; color: #333; }
+canvas, .pixels { image-rendering: pixelated; }
+.panels { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
+.panels figure { max-width: 36rem; }
+.cards { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }
+article { border: 1px solid #ccc; border-radius: 0.5rem; padding: 0.75rem; }
+.tiles { display: grid; gap: 0.5rem; grid-template-columns: 1fr 1fr; }
+.guesses { list-style: none; margin: 0.75rem 0 0; padding: 0; font-size: 0.9rem; }
+.guesses li { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr) 4rem; gap: 0.5rem; }
+.guesses li span:last-child { text-align: right; } meter { width: 100%; }
+.choices { display: flex; flex-wrap: wrap; gap: 0.5rem; }
+.choices label { width: 4rem; border: 3px solid transparent; border-radius: 0.25rem; }
+.choices label:has(:checked) { border-color: #0072b2; }
+.choices input { position: absolute; opacity: 0; } .choices label:has(:focus-visible) { outline: 2px solid #000; }
+.slider { position: sticky; top: 0; background: #fff; padding: 0.5rem 0; margin: 0.5rem 0; z-index: 1; }
+.slider input { width: 100%; height: 2rem; margin: 0; }
+.heads { display: grid; gap: 0.5rem; grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); }
+"""
+
+_SCRIPT = """
+const { sheets, layers, width, height } = JSON.parse(document.getElementById("data").textContent);
+const slider = document.getElementById("layer");
+const images = sheets.map(address => Object.assign(new Image(), { src: address, onload: draw }));
+function draw() {
+  const sheet = images[document.querySelector("input[name=picture]:checked").value];
+  document.getElementById("shown").textContent = layers[slider.value];
+  if (!sheet.complete) return;
+  document.querySelectorAll(".heads canvas").forEach((canvas, column) => canvas.getContext("2d").drawImage(
+    sheet, column * width, slider.value * height, width, height, 0, 0, width, height));
+}
+slider.addEventListener("input", draw);
+document.querySelectorAll("input[name=picture]").forEach(choice => choice.addEventListener("change", draw));
+draw();
+"""
+
+_DOCUMENT = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""

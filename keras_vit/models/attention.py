@@ -1,0 +1,252 @@
+"""Multi-head attention: its layers, and their composition over all tokens or along one axis of their grid.
+
+Axes: B batch, N tokens, M key tokens, D width, H heads, d width of a head (D = H * d), h rows and w columns of the
+grid.
+"""
+
+import keras
+from keras import ops
+
+from keras_vit.errors import UserError
+from keras_vit.models.layers import PACKAGE, TokenDense, small_normal
+
+
+def attention(
+    query_tokens,
+    tokens,
+    *,
+    num_heads: int,
+    name: str,
+    dropout_rate: float = 0.0,
+    bias: bool = True,
+    relative: bool = False,
+):
+    """Attention of query_tokens (B, N, D) over tokens (B, M, D) -> (B, N, D).
+
+    Args:
+        num_heads: H, a divisor of D.
+        name: of the layer that mixes; its projections are `name`.query, .key, .value and .out.
+        dropout_rate: of the probabilities, in training.
+        bias: whether query, key and value have one; the output projection always does.
+        relative: add logits for the offset between two tokens.
+    """
+    width = tokens.shape[-1]
+    query = TokenDense(width, use_bias=bias, name=f"{name}.query")(query_tokens)
+    key = TokenDense(width, use_bias=bias, name=f"{name}.key")(tokens)
+    value = TokenDense(width, use_bias=bias, name=f"{name}.value")(tokens)
+    mixed = [query, key, value]
+    if relative:
+        mixed.append(RelativePositions(num_heads, name=f"{name}.relative")(query))  # (B, H, N, N)
+    y = DotProductAttention(num_heads, dropout_rate, name=name)(*mixed)  # (B, N, D)
+    return TokenDense(width, name=f"{name}.out")(y)
+
+
+def axis_attention(tokens, axis: str, grid: tuple[int, int], **options):
+    """Attention of the tokens (B, h * w, D) of each row, or column, among themselves; options as of `attention`."""
+    name = options["name"]
+    folded = FoldAxis(axis, grid, name=f"{name}.fold")(tokens)  # (B * h, w, D) or (B * w, h, D)
+    return UnfoldAxis(axis, grid, name=f"{name}.unfold")(attention(folded, folded, **options))
+
+
+def chunk_attention(model: keras.Model, queries: int | None) -> None:
+    """Compute the attention of a model for some queries at a time, with memory in proportion to the number of tokens.
+
+    The numbers are the same to rounding; in training, too, what is inside a chunk is computed again for its gradient.
+    Set it before the model is called: what `predict` or a tf.function has traced stays as it was. It is no part of the
+    model and not saved with it.
+
+    Args:
+        queries: tokens whose attention is computed together, such as 256; None for all of them.
+
+    Raises:
+        UserError: for a model without attention, with relative positions or with dropout of the probabilities.
+    """
+    if queries is not None and (isinstance(queries, bool) or not isinstance(queries, int) or queries < 1):
+        raise UserError(f"queries must be a number of tokens, such as 256, or None for all, but is {queries!r}.")
+    layers = [layer for layer in model.layers if isinstance(layer, DotProductAttention)]
+    if not layers:
+        raise UserError(f"The model {model.name!r} has no attention to compute in chunks; leave chunk_attention out.")
+    if any(isinstance(layer, RelativePositions) for layer in model.layers):
+        raise UserError("Relative positions are logits of all tokens at once; leave chunk_attention out.")
+    if any(layer.dropout_rate for layer in layers):
+        raise UserError("Dropout would drop the same of every chunk; build the model without attention dropout.")
+    for layer in layers:
+        layer.queries_at_a_time = queries
+
+
+def attention_probabilities(query, key, offset_logits=None, *, scaled: bool = False):
+    """softmax(q k / sqrt(d)) per head: (B, H, N, d) and (B, H, d, M) -> (B, H, N, M), rows summing to 1.
+
+    The query is scaled before the product, as flax does, unless it is `scaled` already; the softmax is float32 whatever
+    the compute dtype. `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
+    """
+    if not scaled:
+        query = query * (query.shape[-1] ** -0.5)
+    logits = ops.matmul(query, key)  # (B, H, N, M)
+    if offset_logits is not None:
+        logits = logits + offset_logits
+    return ops.cast(ops.softmax(ops.cast(logits, "float32"), axis=-1), query.dtype)
+
+
+def split_heads(tokens, num_heads: int, *, transposed: bool = False):
+    """Tokens (B, N, D) -> (B, H, N, d), or (B, H, d, N)."""
+    heads = ops.reshape(tokens, (-1, tokens.shape[1], num_heads, tokens.shape[-1] // num_heads))
+    return ops.transpose(heads, (0, 2, 3, 1) if transposed else (0, 2, 1, 3))
+
+
+def join_heads(heads):
+    """(B, H, N, d) -> tokens (B, N, D)."""
+    _, num_heads, num_tokens, width = heads.shape
+    return ops.reshape(ops.transpose(heads, (0, 2, 1, 3)), (-1, num_tokens, num_heads * width))
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class DotProductAttention(keras.layers.Layer):
+    """Multi-head attention between projected tokens; the projections are layers of their own.
+
+    Call: query (B, N, D), key (B, M, D), value (B, M, D), with relative positions also their logits (B, H, N, M) ->
+    (B, N, D). In training, each probability is dropped with
+    `dropout_rate`, for every head and query by itself (flax: broadcast_dropout=False).
+
+    `queries_at_a_time`, which is no part of the model and not saved, is set by `chunk_attention`.
+    """
+
+    # Whether the query comes with the factor 1 / sqrt(d) in it: in the forms of a model that only artifacts have.
+    scaled = False
+
+    def __init__(self, num_heads: int, dropout_rate: float = 0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.dropout_rate = dropout_rate
+        self.dropout = keras.layers.Dropout(dropout_rate) if dropout_rate else None
+        self.queries_at_a_time = None
+
+    def call(self, query, key, value, offset_logits=None, training=None):
+        key, value = self.key_heads(key), split_heads(value, self.num_heads)
+        if self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]:
+            return self._in_chunks(query, key, value)
+        probabilities = self.probabilities(split_heads(query, self.num_heads), key, offset_logits)
+        return join_heads(self.mixed(probabilities, value, training))
+
+    def key_heads(self, key):
+        """Keys (B, M, D) as `probabilities` takes them: (B, H, d, M)."""
+        return split_heads(key, self.num_heads, transposed=True)
+
+    def probabilities(self, query, key, offset_logits=None):
+        """See attention_probabilities."""
+        return attention_probabilities(query, key, offset_logits)  # (B, H, N, M)
+
+    def mixed(self, probabilities, value, training=None):
+        """The mean of the values (B, H, M, d) by probabilities (B, H, N, M), some of them dropped: (B, H, N, d)."""
+        if self.dropout is not None:
+            probabilities = self.dropout(probabilities, training=training)
+        return ops.matmul(probabilities, value)
+
+    def _in_chunks(self, query, key, value):
+        """The same, for c queries after the others, so that (B, H, c, M) are the most probabilities at a time.
+
+        Query (B, N, D) and heads of key and value -> (B, N, D).
+        """
+        _, num_queries, width = query.shape
+        num_chunks = -(-num_queries // self.queries_at_a_time)
+        size = -(-num_queries // num_chunks)  # of nearly equal chunks, so that little is computed for nothing
+        missing = num_chunks * size - num_queries  # what fills the last chunk is cut off again
+        chunks = ops.pad(query, ((0, 0), (0, missing), (0, 0)))
+        chunks = ops.reshape(chunks, (-1, num_chunks, size, self.num_heads, width // self.num_heads))
+        # The gradient computes a chunk again: kept for it, all chunks together would take the memory of the whole.
+        mix = keras.remat(lambda c, key, value: self.mixed(self.probabilities(c, key), value))
+        chunks = ops.transpose(chunks, (1, 0, 3, 2, 4))  # (N / c, B, H, c, d)
+        mixed = ops.transpose(ops.map(lambda c: mix(c, key, value), chunks), (1, 0, 3, 2, 4))  # (B, N / c, c, H, d)
+        return ops.reshape(mixed, (-1, num_queries + missing, width))[:, :num_queries]
+
+    def compute_output_shape(self, query_shape, key_shape, value_shape, offset_logits_shape=None):
+        return query_shape
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class AttentionProbabilities(keras.layers.Layer):
+    """The probabilities that DotProductAttention uses at inference, as an output (B, H, N, M)."""
+
+    def __init__(self, num_heads: int, scaled: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.scaled = scaled
+
+    def call(self, query, key, offset_logits=None):
+        query, key = split_heads(query, self.num_heads), split_heads(key, self.num_heads, transposed=True)
+        return attention_probabilities(query, key, offset_logits, scaled=self.scaled)
+
+    def compute_output_shape(self, query_shape, key_shape, offset_logits_shape=None):
+        return query_shape[0], self.num_heads, query_shape[1], key_shape[1]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class RelativePositions(keras.layers.Layer):
+    """Logits of attention that depend on the offset between two tokens: query (B, N, D) -> (B, H, N, N).
+
+    Paper "An Image is Worth 16x16 Words", appendix D.4: the query's content meets a learned vector for the offset of
+    the two positions, and the product is added to the content logits. What the paper leaves open: each block has a
+    table of its own, shared by its heads; the scaling is that of the content; the class token takes part as position 0.
+    """
+
+    def __init__(self, num_heads: int, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+
+    def build(self, input_shape):
+        _, num_tokens, width = input_shape
+        shape = (2 * num_tokens - 1, width // self.num_heads)
+        self.embedding = self.add_weight(name="embedding", shape=shape, initializer=small_normal())
+
+    def call(self, query):
+        num_tokens, reach = query.shape[1], self.embedding.shape[0]  # N, 2 N - 1
+        keys = ops.cast(self.embedding, query.dtype)  # row r is for p_key - p_query = r - (N - 1)
+        query = split_heads(query, self.num_heads)  # (B, H, N, d)
+        logits = ops.matmul(query * (keys.shape[-1] ** -0.5), ops.transpose(keys))  # (B, H, N, 2 N - 1)
+        # Every query's row begins one step further left: written with one column more, read again with the old width.
+        logits = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1))), (-1, self.num_heads, 2 * num_tokens**2))
+        logits = ops.reshape(logits[:, :, : num_tokens * reach], (-1, self.num_heads, num_tokens, reach))
+        return logits[:, :, :, num_tokens - 1 :]  # (B, H, N, N)
+
+    def compute_output_shape(self, query_shape):
+        return query_shape[0], self.num_heads, query_shape[1], query_shape[1]
+
+
+class _Axis(keras.layers.Layer):
+    """What turns tokens of a grid (rows, columns) into sequences along one axis of it, "row" or "column", or back."""
+
+    def __init__(self, axis: str, grid: tuple[int, int], **kwargs):
+        super().__init__(**kwargs)
+        self.axis = axis
+        self.grid = tuple(grid)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class FoldAxis(_Axis):
+    """Every row ("row") or column ("column") of a grid of tokens as a sequence: (B, h * w, D) -> (B * h, w, D)."""
+
+    def call(self, tokens):
+        (rows, columns), width = self.grid, tokens.shape[-1]
+        if self.axis == "row":
+            return ops.reshape(tokens, (-1, columns, width))
+        tokens = ops.transpose(ops.reshape(tokens, (-1, rows, columns, width)), (0, 2, 1, 3))
+        return ops.reshape(tokens, (-1, rows, width))
+
+    def compute_output_shape(self, input_shape):
+        sequences, length = self.grid if self.axis == "row" else self.grid[::-1]
+        return input_shape[0] and input_shape[0] * sequences, length, input_shape[-1]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class UnfoldAxis(_Axis):
+    """The inverse of FoldAxis: (B * h, w, D) -> (B, h * w, D)."""
+
+    def call(self, tokens):
+        (rows, columns), width = self.grid, tokens.shape[-1]
+        if self.axis == "column":
+            tokens = ops.transpose(ops.reshape(tokens, (-1, columns, rows, width)), (0, 2, 1, 3))
+        return ops.reshape(tokens, (-1, rows * columns, width))
+
+    def compute_output_shape(self, input_shape):
+        sequences, length = self.grid if self.axis == "row" else self.grid[::-1]
+        return input_shape[0] and input_shape[0] // sequences, sequences * length, input_shape[-1]

@@ -1,0 +1,63 @@
+"""BiT ResNet-v2: pre-activation bottlenecks, GroupNorm, standardised convolutions, top to bottom.
+
+Paper: "Big Transfer" (arXiv 1912.11370). Agrees with big_transfer `bit_pytorch/models.py` and `bit_jax/models.py`.
+It is not the stem of the hybrids (`resnet.py`), which is post-activation and standardises and pads in another way.
+Layers bear the names of the released checkpoints, with "." for "/".
+
+Axes: B batch, h rows, w columns, C channels.
+"""
+
+import dataclasses
+
+import keras
+
+from keras_vit.models.config import ResNetConfig, config_to_dict
+from keras_vit.models.layers import CHANNELS_LAST, ModelSpec, TokenDense, group_norm, standardized_conv
+from keras_vit.preprocessing import Preprocessing
+
+
+def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes: int | None, name: str) -> keras.Model:
+    """The model as a functional keras.Model: images (B, height, width, channels) in [-1, 1] -> logits (B, classes).
+
+    Without classes it ends with the features (B, 2048 * width). Called by `keras_vit.build`.
+    """
+    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
+    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
+    x = ModelSpec(**spec, name="spec")(images)
+
+    x = keras.layers.ZeroPadding2D(3, data_format=CHANNELS_LAST, name="resnet.root_block.padding")(x)
+    root = "resnet.root_block.standardized_conv2d"
+    x = standardized_conv(x, config, config.root_channels, 7, 2, "valid", root)  # (B, h / 2, w / 2, 64 * width)
+    # There is no ReLU before this pooling, so its padding must be zeros: padding with -inf gives other numbers.
+    x = keras.layers.ZeroPadding2D(1, data_format=CHANNELS_LAST, name="resnet.root_block.pool_padding")(x)
+    x = keras.layers.MaxPooling2D(3, 2, data_format=CHANNELS_LAST, name="resnet.root_block")(x)  # (B, h / 4, w / 4, …)
+
+    for stage, units in enumerate(config.block_units):
+        for unit in range(units):
+            strides = 2 if stage > 0 and unit == 0 else 1
+            x = bottleneck(
+                x, config, config.stage_channels[stage], strides, f"resnet.block{stage + 1}.unit{unit + 1:02d}"
+            )
+
+    x = keras.layers.ReLU(name="resnet.relu")(group_norm(x, config, "resnet.group_norm"))
+    x = keras.layers.GlobalAveragePooling2D(data_format=CHANNELS_LAST, name="pool")(x)  # (B, 2048 * width)
+    if num_classes:
+        x = TokenDense(num_classes, kernel_initializer="zeros", name="resnet.head.conv2d")(x)  # (B, classes)
+    return keras.Model(images, x, name=name)
+
+
+def bottleneck(x, config: ResNetConfig, channels: int, strides: int, name: str):
+    """One unit: 1x1, 3x3, 1x1, each behind GroupNorm and ReLU; the shortcut is x, or projects what the first sees."""
+    h = keras.layers.ReLU(name=f"{name}.a.relu")(group_norm(x, config, f"{name}.a.group_norm"))
+    shortcut = x
+    if x.shape[-1] != channels or strides > 1:
+        shortcut = standardized_conv(h, config, channels, 1, strides, "valid", f"{name}.a.proj.standardized_conv2d")
+    h = standardized_conv(h, config, channels // 4, 1, 1, "valid", f"{name}.a.standardized_conv2d")
+
+    h = keras.layers.ReLU(name=f"{name}.b.relu")(group_norm(h, config, f"{name}.b.group_norm"))
+    h = keras.layers.ZeroPadding2D(1, data_format=CHANNELS_LAST, name=f"{name}.b.padding")(h)
+    h = standardized_conv(h, config, channels // 4, 3, strides, "valid", f"{name}.b.standardized_conv2d")
+
+    h = keras.layers.ReLU(name=f"{name}.c.relu")(group_norm(h, config, f"{name}.c.group_norm"))
+    h = standardized_conv(h, config, channels, 1, 1, "valid", f"{name}.c.standardized_conv2d")
+    return keras.layers.Add(name=name)([h, shortcut])

@@ -1,0 +1,209 @@
+"""Building a model, and asking it what it is."""
+
+from collections.abc import Callable, Collection
+
+import keras
+
+from keras_vit.errors import UserError, check_integers, nearest
+from keras_vit.models.attention import AttentionProbabilities
+from keras_vit.models.bit import big_transfer
+from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, model_config, plain_numbers
+from keras_vit.models.hybrid_stem import resnet_classifier
+from keras_vit.models.layers import ModelSpec, PoolTokens
+from keras_vit.models.vit import vision_transformer
+from keras_vit.preprocessing import Preprocessing
+
+
+def build(
+    model: str | ModelConfig,
+    *,
+    image_size: int | tuple[int, int] = 224,
+    num_classes: int | None = 1000,
+    channels: int = 3,
+    preprocessing: Preprocessing | None = None,
+    name: str | None = None,
+) -> keras.Model:
+    """Build a model with the official initial weights.
+
+    Args:
+        model: a name of `keras_vit.MODELS` or a configuration of your own.
+        image_size: side of the images in pixels, or (height, width); a multiple of the patch.
+        num_classes: width of the head; 0 or None gives the features (pre_logits) instead of logits.
+        channels: of the images, 3 for RGB, 1 for grey.
+        preprocessing: how a picture becomes an input, recorded in the model; image_size and channels are then its.
+            Default: plain resize and [-1, 1], as vit_jax.
+        name: of the keras.Model; default the model's name, or "model" for a configuration.
+
+    Returns:
+        A functional keras.Model from images (B, height, width, channels), float in [-1, 1], to logits
+        (B, num_classes). The softmax is left to the loss.
+    """
+    config = model_config(model)
+    if preprocessing is None:
+        preprocessing = Preprocessing(image_size, channels)
+    num_classes = plain_numbers(num_classes)
+    check_integers("num_classes", num_classes, least=0)
+    default_name = model.replace("+", "_") if isinstance(model, str) else "model"
+    if isinstance(config, ResNetConfig):
+        network = big_transfer if config.preactivation else resnet_classifier
+        return network(config, preprocessing, num_classes, name or default_name)
+    if config.classifier == "none" and num_classes:
+        raise UserError(
+            f"A model with classifier 'none' ends with its tokens and has no head for {num_classes} classes; "
+            "give num_classes=0, or another classifier."
+        )
+    return vision_transformer(config, preprocessing, num_classes, name or default_name)
+
+
+def config_of(model: keras.Model) -> ModelConfig:
+    """The configuration that a model of ours, loaded from anywhere, was built from."""
+    return config_from_dict(_spec(model).model)
+
+
+def preprocessing_of(model: keras.Model) -> Preprocessing:
+    """How a picture becomes the input of this model; call it on a decoded image."""
+    return Preprocessing(**{"background": None, **_spec(model).preprocessing})  # before the field, alpha was dropped
+
+
+def _spec(model: keras.Model) -> ModelSpec:
+    for layer in model.layers:
+        if isinstance(layer, ModelSpec):
+            return layer
+    raise UserError(f"The model {model.name!r} was not built by keras_vit: it has no specification layer.")
+
+
+def class_token_only(model: keras.Model) -> frozenset[str]:
+    """Names of the layers whose outputs (B, N, D) are read at the class token alone.
+
+    Behind the class token there is a head that reads one token of N. In the last block keys and values are then needed
+    of all tokens, but the query, the mean of the values, the MLP and the norms only of the first one: 7 % of the
+    products of a ViT-B/16 are for the others. The outputs, and the gradients of all weights, are the same to float
+    rounding without them. A model as it is built computes all tokens all the same, for whoever looks into it.
+
+    None for a model of another kind, and for one that ends with anything else than its own head, which may read more.
+    """
+    layers = {layer.name: layer for layer in model.layers}
+    pool, ends = layers.get("pool"), ("pool", "pre_logits", "head")
+    if not isinstance(pool, PoolTokens) or pool.kind != "token" or config_of(model).classifier != "token":
+        return frozenset()
+    if len(model.outputs) != 1 or not any(model.outputs[0] is layers[end].output for end in ends if end in layers):
+        return frozenset()
+    config = config_of(model)
+    block = f"Transformer.encoderblock_{config.num_layers - 1}"
+    attention = f"{block}.MultiHeadDotProductAttention_1"
+    of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}
+    if config.position_embedding == "relative":  # its logits come with the query of all tokens
+        of_all |= {attention, f"{attention}.query", f"{attention}.relative"}
+    inside = {name for name in layers if name.startswith(f"{block}.")} - of_all
+    return frozenset({*inside, block, "Transformer.encoder_norm"})
+
+
+def calling_class_token_only(names: Collection[str]) -> Callable:
+    """The `call_function` with which keras.models.clone_model computes the named layers for the class token alone."""
+
+    def first(tokens):
+        return tokens if tokens.shape[1] == 1 else tokens[:, :1]  # (B, 1, D)
+
+    def call(layer, tokens, *others, **options):
+        if layer.name in names:  # others are the keys and values of attention
+            tokens = keras.tree.map_structure(first, tokens)
+        return layer(tokens, *others, **options)
+
+    return call
+
+
+def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.Model:
+    """A model with the same input and weights whose output is a dict of what happens inside.
+
+    Names, in the order of the computation, and their shapes:
+        "patch_embedding" (B, h, w, D); "embedded" (B, N, D), with class token and positions;
+        "block_0" ... (B, N, D); "attention_0" ... (B, H, N, N), softmax probabilities of inference;
+        "encoded" (B, N, D), after the last LayerNorm; "pre_logits" (B, D), what the head reads (unpooled: (B, N, D));
+        "logits".
+        Axial models have "attention_0_row" (B * h, H, w, w) and "attention_0_column" (B * w, H, h, h) ... instead.
+        Hybrids begin with "resnet_root" and "resnet_block1" ..., feature maps (B, h, w, C).
+        BiT has "root", "stage1" ... (B, h, w, C), "pre_logits" (B, C), "logits".
+
+    Args:
+        model: built by `keras_vit.build`, whatever happened to it since.
+        names: those wanted; None gives all that the model has.
+    """
+    config = config_of(model)
+    layers = {layer.name: layer for layer in model.layers}
+    available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
+    if "head" in layers or "resnet.head.conv2d" in layers:
+        available["logits"] = lambda: model.output
+    for name in names or ():
+        if name not in available:
+            raise UserError(
+                f"The model has no intermediate {name!r}; the nearest names are {nearest(name, available)}."
+            )
+    outputs = {name: available[name]() for name in (available if names is None else names)}
+    return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+
+
+def feature_map(model: keras.Model, name: str) -> keras.Model:
+    """A model from images to the features of one place inside, on their grid: (B, h, w, D).
+
+    Args:
+        model: built by `keras_vit.build`.
+        name: of an intermediate: tokens, of which those of the patches are put on the grid, or a feature map.
+    """
+    features, config = intermediates(model, [name]).output[name], config_of(model)
+    if len(features.shape) == 3 and isinstance(config, ViTConfig):
+        rows, columns = config.grid(preprocessing_of(model).image_size)
+        patches = features[:, config.num_prefix_tokens :] if config.num_prefix_tokens else features
+        features = keras.layers.Reshape((rows, columns, features.shape[-1]))(patches)  # (B, h, w, D)
+    if len(features.shape) != 4 or name.startswith("attention_"):
+        raise UserError(f"The intermediate {name!r} has no place in the image for each of its vectors; take a block's.")
+    return keras.Model(model.input, features, name=f"{model.name}_{name}")
+
+
+def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:
+    """Name -> function that gives the tensor."""
+    if not config.preactivation:
+        return _feature_maps(config, layers) | {"pre_logits": lambda: layers["pool"].output}
+    names = {"root": "resnet.root_block"}
+    for stage, units in enumerate(config.block_units):
+        names[f"stage{stage + 1}"] = f"resnet.block{stage + 1}.unit{units:02d}"
+    names["pre_logits"] = "pool"
+    return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
+
+
+def _feature_maps(config: ResNetConfig, layers: dict) -> dict:
+    names = {"resnet_root": "resnet_root"}
+    for stage, units in enumerate(config.block_units):
+        names[f"resnet_block{stage + 1}"] = f"block{stage + 1}.unit{units}"
+    return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
+
+
+def _inside_vit(config: ViTConfig, layers: dict) -> dict:
+    """Name -> function that gives the tensor; attention probabilities are computed only where they are asked for."""
+
+    def output(*candidates: str):
+        return next(layers[name].output for name in candidates if name in layers)
+
+    def attention(block: str):
+        projections = f"{block}.MultiHeadDotProductAttention_1"
+        parts = [f"{projections}.{part}" for part in ("query", "key", "relative")]
+        scaled = layers[projections].scaled
+        return AttentionProbabilities(config.num_heads, scaled, name=f"{block}.attention_probabilities")(
+            *(layers[part].output for part in parts if part in layers)
+        )
+
+    available = _feature_maps(config.stem, layers) if isinstance(config.stem, ResNetConfig) else {}
+    axes = {"_row": ".row", "_column": ".column"} if config.axial else {"": ""}
+    first_norm = f"Transformer.encoderblock_0{next(iter(axes.values()))}.LayerNorm_0"
+    available["patch_embedding"] = lambda: output("embedding")
+    available["embedded"] = lambda: layers[first_norm].input
+    for layer in range(config.num_layers):
+        block = f"Transformer.encoderblock_{layer}"
+        available[f"block_{layer}"] = lambda block=block: output(f"{block}.column", block)
+        for suffix, axis in axes.items():
+            available[f"attention_{layer}{suffix}"] = lambda name=f"{block}{axis}": attention(name)
+    if not config.norm_after_pooling:
+        available["encoded"] = lambda: output("Transformer.encoder_norm")
+    if config.classifier != "none":
+        pooled = "Transformer.encoder_norm" if config.norm_after_pooling else "pool"
+        available["pre_logits"] = lambda: output("pre_logits", pooled, "Transformer.encoder_norm")
+    return available

@@ -1,0 +1,101 @@
+"""What a model costs, summed over its layers: parameters, operations, and memory for its gradient.
+
+Counted are matrix products and convolutions, whose pairs of a multiplication and an addition many tables print as
+GFLOPs, and what fvcore adds for norms, as it is in timm's tables. Activation functions and softmax are left out.
+"""
+
+import dataclasses
+import functools
+import math
+
+import keras
+
+from keras_vit.models.attention import DotProductAttention, RelativePositions
+from keras_vit.models.build import build
+from keras_vit.models.config import ModelConfig
+from keras_vit.models.layers import (
+    ModelSpec,
+    StandardizedConv2D,
+    TokenDense,
+    gelu_erf,
+    gelu_tanh,
+    no_init_weights,
+)
+
+# Further numbers that GELU, a chain of products and a tanh, keeps for its gradient where nothing is fused: told by the
+# memory that TensorFlow takes for one image more.
+_GELU_KEEPS = 5
+_NORMS = (
+    keras.layers.LayerNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.BatchNormalization,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Of one image, forward."""
+
+    parameters: int
+    """Numbers in all weights, with BatchNorm's statistics."""
+    multiply_adds: int
+    """Pairs of a multiplication and an addition in matrix products and convolutions."""
+    activations: int
+    """Numbers kept for the gradient: what all layers put out, attention probabilities, what is inside GELU."""
+    normalisation: int = 0
+    """Operations of norms: 5 for each number they put out, 4 for each weight that is standardised."""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        return 2 * self.multiply_adds + self.normalisation
+
+    def __add__(self, other: "Costs") -> "Costs":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Costs(*(mine + its for mine, its in pairs))
+
+
+@functools.cache
+def costs(
+    config: ModelConfig, image_size: tuple[int, int], *, num_classes: int | None = 1000, channels: int = 3
+) -> Costs:
+    """The costs of the model that `build` makes of a configuration, at (height, width) pixels.
+
+    The model is built, with weights that take no memory.
+    """
+    with no_init_weights():
+        model = build(config, image_size=image_size, num_classes=num_classes, channels=channels)
+    total = Costs(model.count_params(), 0, 0)
+
+    def operator_table(layer, *inputs, **options):
+        nonlocal total
+        outputs = layer(*inputs, **options)
+        total += _of_call(layer, keras.tree.flatten(inputs), outputs)
+        return outputs
+
+    # With a batch of one image the sequences that attention folds it into are in the shapes, too.
+    image = keras.Input(batch_shape=(1, *model.input_shape[1:]))
+    keras.models.clone_model(model, image, clone_function=lambda layer: layer, call_function=operator_table)
+    return total
+
+
+def _of_call(layer: keras.layers.Layer, inputs: list, outputs) -> Costs:
+    """What a call of a layer adds; the parameters are the layer's."""
+    if isinstance(layer, (ModelSpec, keras.layers.Reshape)):
+        return Costs(0, 0, 0)
+    size, products, kept, normalisation = math.prod(outputs.shape), 0, 0, 0
+    if isinstance(layer, TokenDense):
+        products = size * layer.kernel.shape[0]
+        kept = _GELU_KEEPS * size * (layer.activation in (gelu_tanh, gelu_erf))
+    elif isinstance(layer, (StandardizedConv2D, keras.layers.Conv2D)):
+        products = size * math.prod(layer.kernel.shape[:3])
+        normalisation = 4 * math.prod(layer.kernel.shape) * isinstance(layer, StandardizedConv2D)
+    elif isinstance(layer, DotProductAttention):  # scores, and the mean of the values
+        (sequences, queries, _), (_, keys, _) = (tensor.shape for tensor in inputs[:2])
+        products, kept = 2 * size * keys, sequences * layer.num_heads * queries * keys
+    elif isinstance(layer, RelativePositions):
+        sequences, length, width = inputs[0].shape
+        products = sequences * length * width * (2 * length - 1)
+    elif isinstance(layer, _NORMS):
+        normalisation = 5 * size
+    return Costs(0, products, size + kept, normalisation)

@@ -1,0 +1,201 @@
+"""The Vision Transformer, top to bottom: patches, class token, positions, encoder blocks, head.
+
+Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 3.1, equations 1 to 4, and appendix B.1 for dropout.
+Agrees with vit_jax `models_vit.py` to float rounding; attention pooling is that of big_vision `models/vit.py`.
+Layers bear the names of the released checkpoints, with "." for "/", so that a layer's name is its weights' address.
+
+Axes: B batch, h rows and w columns of patches, N tokens, D width, M width of the MLP.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+
+from keras_vit.models.attention import attention, axis_attention
+from keras_vit.models.config import ConvStem, ViTConfig, config_to_dict
+from keras_vit.models.hybrid_stem import resnet
+from keras_vit.models.layers import (
+    CHANNELS_LAST,
+    ClassToken,
+    ModelSpec,
+    PoolTokens,
+    PositionEmbedding,
+    PositionEmbedding2D,
+    Probe,
+    SinCosPositions,
+    TokenDense,
+)
+from keras_vit.preprocessing import Preprocessing
+
+_POSITIONS = {"learned": PositionEmbedding, "learned-2d": PositionEmbedding2D, "sincos-2d": SinCosPositions}
+
+
+def vision_transformer(
+    config: ViTConfig, preprocessing: Preprocessing, num_classes: int | None, name: str
+) -> keras.Model:
+    """The model as a functional keras.Model: images (B, height, width, channels) in [-1, 1] -> logits (B, classes).
+
+    Without classes it ends with the features (B, D) or, unpooled, (B, N, D). Called by `keras_vit.build`.
+    """
+    images, x = patch_tokens(config, preprocessing)
+    x = encoder(x, config, config.grid(preprocessing.image_size))  # (B, N, D)
+    if config.norm_after_pooling:
+        x = PoolTokens("gap", name="pool")(x)  # (B, D)
+    x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
+    if config.classifier == "none":
+        return keras.Model(images, x, name=name)
+
+    if config.classifier == "map":
+        x = attention_pooling(x, config, "MAPHead_0")  # (B, 1, D)
+    if config.classifier != "unpooled" and not config.norm_after_pooling:
+        x = PoolTokens("gap" if config.classifier == "gap" else "token", name="pool")(x)  # (B, D)
+    if config.representation_size is not None:
+        x = TokenDense(
+            config.representation_size, activation="tanh", kernel_initializer="lecun_normal", name="pre_logits"
+        )(x)
+    if num_classes:
+        x = TokenDense(num_classes, kernel_initializer="zeros", name="head")(x)  # (B, classes)
+    return keras.Model(images, x, name=name)
+
+
+def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
+    """The input of a model, (B, height, width, channels), and the embedded patches of it, (B, h * w, D)."""
+    rows, columns = config.grid(preprocessing.image_size)
+    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
+    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
+    x = ModelSpec(**spec, name="spec")(images)
+    if isinstance(config.stem, ConvStem):
+        x = conv_stem(x, config.stem)
+    elif config.stem is not None:
+        x = resnet(x, config.stem)  # (B, rows, columns, channels) of the feature map
+
+    # Early convolutions end with a 1x1 convolution, initially normal (torchvision).
+    kernel = keras.initializers.RandomNormal(stddev=(2.0 / config.hidden_size) ** 0.5)
+    x = keras.layers.Conv2D(
+        config.hidden_size,
+        config.patch,
+        strides=config.patch,
+        data_format=CHANNELS_LAST,
+        kernel_initializer=kernel if isinstance(config.stem, ConvStem) else "lecun_normal",
+        name="embedding",
+    )(x)  # (B, h, w, D)
+    return images, keras.layers.Reshape((rows * columns, config.hidden_size), name="patches")(x)
+
+
+def encoder(x, config: ViTConfig, grid: tuple[int, int]):
+    """Class token, positions and all blocks, but not the last LayerNorm: (B, h * w, D) -> (B, N, D)."""
+    if config.num_prefix_tokens:
+        x = ClassToken(name="cls")(x)  # (B, 1 + h * w, D)
+    add_positions = position_adder(config, grid)
+    if config.position_injection == "input":
+        x = add_positions(x, "Transformer.posembed_input")
+    x = dropout(x, config.dropout_rate, "Transformer.posembed_input.dropout")
+
+    depth_rates = np.linspace(0.0, config.stochastic_depth_rate, config.num_layers)
+    for layer, depth_rate in enumerate(depth_rates):
+        block = f"Transformer.encoderblock_{layer}"
+        if config.position_injection != "input":
+            x = add_positions(x, f"{block}.posembed_input")
+        if config.axial:
+            x = encoder_block(x, config, float(depth_rate), f"{block}.row", axis="row", grid=grid)
+            x = encoder_block(x, config, float(depth_rate), f"{block}.column", axis="column", grid=grid)
+        else:
+            x = encoder_block(x, config, float(depth_rate), block)
+    return x
+
+
+def conv_stem(x, stem: ConvStem):
+    """Images (B, H, W, C) -> feature map (B, H / s, W / s, c): convolution, BatchNorm and ReLU for each layer."""
+    # torch's default for a convolution: uniform within 1 / sqrt(fan_in).
+    kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
+    for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
+        name = f"conv_stem.{layer}"
+        x = keras.layers.ZeroPadding2D(size // 2, data_format=CHANNELS_LAST, name=f"{name}.padding")(x)
+        x = keras.layers.Conv2D(
+            filters,
+            size,
+            strides=strides,
+            data_format=CHANNELS_LAST,
+            use_bias=False,
+            kernel_initializer=kernel,
+            name=f"{name}.conv",
+        )(x)
+        x = keras.layers.BatchNormalization(momentum=0.9, epsilon=stem.batch_norm_epsilon, name=f"{name}.batch_norm")(x)
+        x = keras.layers.ReLU(name=name)(x)
+    return x
+
+
+def position_adder(config: ViTConfig, grid: tuple[int, int]):
+    """A function (tokens, name) -> tokens with their positions; one layer for all its calls where they are shared."""
+    if config.position_embedding not in _POSITIONS:
+        return lambda tokens, name: tokens
+    layer_class = _POSITIONS[config.position_embedding]
+    if config.position_injection != "shared":
+        return lambda tokens, name: layer_class(grid, config.num_prefix_tokens, name=name)(tokens)
+    layer = layer_class(grid, config.num_prefix_tokens, name="Transformer.posembed_input")
+    return lambda tokens, name: layer(tokens)
+
+
+def encoder_block(
+    x,
+    config: ViTConfig,
+    stochastic_depth_rate: float,
+    name: str,
+    axis: str | None = None,
+    grid: tuple[int, int] | None = None,
+):
+    """Equations 2 and 3: attention and MLP, each behind a LayerNorm and a residual. (B, N, D) -> (B, N, D).
+
+    With an axis the attention is among the tokens of each row or column of the grid.
+    """
+    y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
+    options = {
+        "num_heads": config.num_heads,
+        "dropout_rate": config.attention_dropout_rate,
+        "bias": config.qkv_bias,
+        "relative": config.position_embedding == "relative",
+        "name": f"{name}.MultiHeadDotProductAttention_1",
+    }
+    y = attention(y, y, **options) if axis is None else axis_attention(y, axis, grid, **options)
+    y = dropout(y, config.dropout_rate, f"{name}.dropout")
+    y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_0")
+    x = keras.layers.Add(name=f"{name}.residual")([x, y])
+
+    y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_2")
+    y = mlp(y, config.mlp_dim, config.gelu, config.dropout_rate, f"{name}.MlpBlock_3")
+    y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_1")
+    return keras.layers.Add(name=name)([x, y])
+
+
+def mlp(x, mlp_dim: int, gelu: str, dropout_rate: float, name: str):
+    """Two dense layers with GELU between them, dropout after each: (B, N, D) -> (B, N, M) -> (B, N, D)."""
+    width = x.shape[-1]
+    x = TokenDense(mlp_dim, activation=f"gelu_{gelu}", bias_stddev=1e-6, name=f"{name}.Dense_0")(x)  # (B, N, M)
+    x = dropout(x, dropout_rate, f"{name}.dropout_0")
+    x = TokenDense(width, bias_stddev=1e-6, name=f"{name}.Dense_1")(x)  # (B, N, D)
+    return dropout(x, dropout_rate, f"{name}.dropout_1")
+
+
+def attention_pooling(tokens, config: ViTConfig, name: str):
+    """A learned probe attends to all tokens, then an MLP with residual: (B, N, D) -> (B, 1, D)."""
+    probe = Probe(name=name)(tokens)  # (B, 1, D)
+    x = attention(probe, tokens, num_heads=config.num_heads, name=f"{name}.MultiHeadDotProductAttention_0")
+    y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
+    y = mlp(y, config.mlp_dim, config.gelu, 0.0, f"{name}.MlpBlock_0")
+    return keras.layers.Add(name=f"{name}.residual")([x, y])
+
+
+def layer_norm(x, epsilon: float, name: str):
+    """LayerNorm over the width. flax adds 1e-6 to the variance; Keras' default of 1e-3 moves logits visibly."""
+    return keras.layers.LayerNormalization(epsilon=epsilon, name=name)(x)
+
+
+def dropout(x, rate: float, name: str):
+    """Dropout, or nothing at all at rate 0."""
+    return keras.layers.Dropout(rate, name=name)(x) if rate else x
+
+
+def stochastic_depth(x, rate: float, name: str):
+    """Drops the whole residual branch of an example with probability `rate`, scaling the others by 1 / (1 - rate)."""
+    return keras.layers.Dropout(rate, noise_shape=(None, 1, 1), name=name)(x) if rate else x

@@ -1,0 +1,558 @@
+"""What is written after --checkpoint: names and addresses, the cache, broken transfers. No network but 127.0.0.1."""
+
+import collections
+import contextlib
+import hashlib
+import http.server
+import json
+import pathlib
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+import types
+
+import pytest
+
+from keras_vit import UserError
+from keras_vit.checkpoints import download
+from keras_vit.checkpoints.download import best_upstream, find_checkpoint
+
+STORAGE = "https://storage.googleapis.com"
+CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, no power of two
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.requests = collections.Counter()
+        self.together = threading.Barrier(2)
+
+    def address(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}{path}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for key, value in ({"Content-Length": str(len(content)), "Connection": "close"} | headers).items():
+            self.send_header(key.replace("_", "-"), value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # the other side may have enough
+            self.wfile.write(content)
+        self.close_connection = True
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.requests[path] += 1
+        first = self.server.requests[path] == 1
+        length = {"Content-Length": str(len(CONTENT))}
+        if path == "/whole/model.npz":
+            self.answer(200, CONTENT)
+        elif path == "/together.npz":
+            self.server.together.wait(10)
+            self.answer(200, CONTENT)
+        elif path == "/short.npz" or (path == "/short-once.npz" and first):
+            self.answer(200, CONTENT[:1_500_000], **length)
+        elif path == "/short-once.npz":
+            self.answer(200, CONTENT)
+        elif path == "/silent.npz":
+            self.answer(200, b"begin", **length)
+            self.wfile.flush()
+            threading.Event().wait(2)
+        elif path == "/busy-once.npz":
+            self.answer(*((503, b"later") if first else (200, CONTENT)))
+        elif path == "/near.npz":
+            self.answer(302, Location="/whole/model.npz")
+        elif path == "/far.npz":
+            self.answer(302, Location="http://example.com/model.npz")
+        elif path in ("/chunked.npz", "/chunked-short.npz"):
+            chunk = b"%x\r\n%s\r\n" % (len(CONTENT), CONTENT)
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(chunk + b"0\r\n\r\n" if path == "/chunked.npz" else chunk[:1_500_000])
+            self.close_connection = True
+        elif path == "/endless.npz":
+            self.send_response(200)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(CONTENT)
+            self.close_connection = True
+        elif path.startswith("/page"):
+            self.answer(200, b"\n<!DOCTYPE html><title>Sign in</title>")
+        elif path == "/forbidden.npz":
+            self.answer(403)
+        else:
+            self.answer(404, b"no such object")
+
+
+@pytest.fixture(name="server")
+def _server():
+    server = _Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(name="cache", autouse=True)
+def _cache(tmp_path, monkeypatch) -> pathlib.Path:
+    """Only this machine can be reached, nothing is waited for, and the cache is where it can be seen."""
+    resolve = socket.getaddrinfo
+
+    def resolve_local(host, *arguments, **options):
+        if host != "127.0.0.1":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_local)
+    monkeypatch.setattr(download, "_PAUSES", (0.0, 0.0))
+    for proxy in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(proxy, raising=False)
+        monkeypatch.delenv(proxy.upper(), raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def kept(cache: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in cache.rglob("*") if path.is_file())
+
+
+def complaint(name: str, cache: pathlib.Path | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        find_checkpoint(name, cache)
+    return str(caught.value)
+
+
+def place_by_hand(name: str, content: bytes) -> pathlib.Path:
+    """Put a file at the path that the refusal without a network names."""
+    path = pathlib.Path(complaint(name).split("put the file at ")[1].removesuffix("."))
+    path.write_bytes(content)
+    return path
+
+
+# Local paths
+
+
+def test_a_local_path_is_itself_even_under_an_official_name(tmp_path, cache):
+    (tmp_path / "model.npz").write_bytes(b"weights")
+    assert find_checkpoint(tmp_path / "model.npz") == tmp_path / "model.npz"
+    assert find_checkpoint(str(tmp_path)) == tmp_path
+    pathlib.Path("sam").mkdir()
+    pathlib.Path("sam/ViT-B_16").write_bytes(b"mine")
+    assert find_checkpoint("sam/ViT-B_16").read_bytes() == b"mine"
+    assert not cache.exists()
+
+
+# Names
+
+
+B_16 = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
+FINE = f"{B_16}--imagenet2012-steps_20k-lr_0.03-res_384"
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("imagenet21k/ViT-B_16", "vit_models/imagenet21k/ViT-B_16.npz"),
+        ("imagenet21k/ViT-B_16.npz", "vit_models/imagenet21k/ViT-B_16.npz"),
+        ("imagenet21k/R50+ViT-B_16", "vit_models/imagenet21k/R50%2BViT-B_16.npz"),
+        ("imagenet21k+imagenet2012/ViT-B_16-224", "vit_models/imagenet21k%2Bimagenet2012/ViT-B_16-224.npz"),
+        ("imagenet21k+imagenet2012/ViT-L_16", "vit_models/imagenet21k%2Bimagenet2012/ViT-L_16.npz"),
+        ("imagenet21k+imagenet2012/ViT-L_16-224", "vit_models/imagenet21k%2Bimagenet2012/ViT-L_16-224.npz"),
+        ("sam/ViT-B_16", "vit_models/sam/ViT-B_16.npz"),
+        ("gsam/ViT-S_32", "vit_models/gsam/ViT-S_32.npz"),
+        (f"augreg:{B_16}", f"vit_models/augreg/{B_16}.npz"),
+        (f"augreg:{FINE}.npz", f"vit_models/augreg/{FINE}.npz"),
+        ("augreg:R50_L_32", "vit_models/augreg/index.csv"),
+        ("bit:BiT-M-R50x1", "bit_models/BiT-M-R50x1.npz"),
+        ("bit:BiT-S-R152x4", "bit_models/BiT-S-R152x4.npz"),
+        ("bit:BiT-M-R50x1-ILSVRC2012", "bit_models/BiT-M-R50x1-ILSVRC2012.npz"),
+        ("bit:vtab/BiT-M-R101x3-run2-dsprites-xpos", "bit_models/vtab/BiT-M-R101x3-run2-dsprites-xpos.npz"),
+        ("bit:distill/R152x2_T_384", "bit_models/distill/R152x2_T_384.npz"),
+        ("big_vision:vit_s16_i1k_300ep", "big_vision/vit_s16_i1k_300ep.npz"),
+        ("gs://vit_models/sam/ViT-B_16.npz", "vit_models/sam/ViT-B_16.npz"),
+        (pathlib.Path("gs://vit_models/sam/ViT-B_16.npz"), "vit_models/sam/ViT-B_16.npz"),
+        ("gs://bucket/a b?#%é.npz", "bucket/a%20b%3F%23%25%C3%A9.npz"),
+    ],
+)
+def test_a_name_becomes_an_address(name, address):
+    assert complaint(name).startswith(f"{STORAGE}/{address} cannot be fetched (")
+
+
+def test_one_object_has_one_place_however_it_is_written():
+    path = place_by_hand("sam/ViT-B_16", CONTENT)
+    same = ("gs://vit_models/sam/ViT-B_16.npz", f"{STORAGE}/vit_models/sam/ViT-B_16.npz#part")
+    assert {find_checkpoint(name) for name in same} == {path}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("imagenet21k/ViT-B_61", "imagenet21k/ViT-B_16"),
+        ("ViT-B_16", "like imagenet21k/ViT-B_16, imagenet21k+imagenet2012/ViT-B_16, sam/ViT-B_16, gsam/ViT-B_16."),
+        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."),
+        ("", "augreg:B_16"),
+        ("augreg:B16", "augreg:B_16"),
+        ("augreg:../../index.csv", "augreg:"),
+        (f"augreg:{B_16}/../x", "augreg:"),
+        ("bit:BiT-L-R50x1", "bit:BiT-M-R50x1"),
+        ("bit:vtab/BiT-M-R152x2-run0-svhn", "bit:vtab/BiT-M-R152x4-run0-svhn"),
+        ("big_vision:vit_s16_i1k_30ep", "big_vision:vit_s16_i1k_300ep"),
+        ("xyzzy", "augreg:B_16"),
+        ("/no/such/folder/of/mine.npz", "augreg:B_16"),
+        ("model\0.npz", ""),
+        ("model\udcff.npz", ""),
+        ("x" * 100_000, "augreg:B_16"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_official_ones(name, near, cache):
+    sentence = complaint(name)
+    found, advice = sentence.split("; give an existing path, an https:// or gs:// address, ")
+    assert found == f"There is no file, folder or official checkpoint {name[:200]!r}"
+    assert near in advice
+    assert len(advice.split(" like ")[1].split(", ")) <= 5
+    assert len(sentence) < 700
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "http://example.com/model.npz",
+        "http://127.0.0.1.example.com/model.npz",
+        "ftp://example.com/model.npz",
+        "file:///etc/passwd",
+        "s3://bucket/model.npz",
+        "https://",
+        "https:///model.npz",
+        "https://example.com",
+        "https://example.com/folder/",
+        "https://user:secret@example.com/model.npz",
+        "https://[example.com/model.npz",
+        "https://example.com/a/../b.npz",
+        "https://example.com/%2e%2e",
+        "https://example.com/model\0.npz",
+        "https://example.com/model\r\nHost: b.npz",
+        "https://example.com/\udcff.npz",
+        "gs://b/../../x",
+        "gs://../x",
+        "gs://b/./x",
+        "gs://bucket",
+        "gs://bucket/",
+        "gs:///x",
+        "gs://b/model\0.npz",
+    ],
+)
+def test_an_address_that_is_not_safe_or_not_a_file_is_refused(name, cache):
+    assert complaint(name).startswith("An address must be https://host/…/file or gs://bucket/…/file, without")
+    assert not cache.exists()
+
+
+# AugReg's rule
+
+
+COLUMNS = (
+    "name,ds,epochs,lr,aug,wd,do,sd,best_val,final_val,final_test,adapt_ds,adapt_lr,adapt_steps,adapt_resolution,"
+    "adapt_final_val,adapt_final_test,params,infer_samples_per_sec,filename,adapt_filename"
+)
+
+
+def index_of(*rows: tuple[str, str, str]) -> str:
+    """An index.csv of (ds, final_val, filename)."""
+    lines = [
+        f'"X/16",{ds},300,0.001,none,0.1,0.0,0.0,0.99,{final_val},0.98,cifar100,0.03,500,384,'
+        f"0.97,0.96,5.7e6,610.5,{filename},{filename}--cifar100-steps_0k-lr_0.03-res_384"
+        for ds, final_val, filename in rows
+    ]
+    return "\n".join([COLUMNS, *lines]) + "\n"
+
+
+INDEX = index_of(
+    ("i21k", "0.45", "B_16-i21k-a"),
+    ("i21k", "0.47", "B_16-i21k-b"),
+    ("i21k", "0.47", "B_16-i21k-b"),  # a row for each fine-tuning
+    ("i21k", "0.46", "B_16-i21k-c"),
+    ("i21k", "", "B_16-i21k-unfinished"),
+    ("i21k", "nan", "B_16-i21k-diverged"),
+    ("i21k", "?", "B_16-i21k-strange"),
+    ("i1k", "0.80", "B_16-i1k-a"),
+    ("i21k_30", "0.90", "B_16-i21k_30-a"),
+    ("i21k", "0.60", "R50_B_16-i21k-a"),
+    ("i21k", "0.61", "B_16x-i21k-a"),
+    ("i21k", "0.05", "S_16-i21k-a"),
+    ("i21k", "0.5e-1", "S_16-i21k-equal"),
+    ("i21k", "0.30", "Ti_16-i21k-a"),
+    ("i21k", "9e-1", "Ti_16-i21k-b"),
+    ("i21k", "0.95", "R_Ti_16-i21k-a"),
+    ("i1k", "0.95", "L_16-i1k-a"),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "file"), [("B_16", "B_16-i21k-b"), ("S_16", "S_16-i21k-a"), ("Ti_16", "Ti_16-i21k-b")]
+)
+def test_augreg_takes_the_best_upstream_file_of_this_very_model(model, file):
+    assert best_upstream(INDEX, model) == file
+    assert best_upstream(INDEX.replace("\n", "\r\n"), model) == file
+
+
+@pytest.mark.parametrize(
+    ("index", "problem"),
+    [
+        (INDEX, "no i21k file of 'L_16'"),
+        (index_of(("i21k", "", "L_16-i21k-a")), "no i21k file of 'L_16' with a final_val"),
+        (f"{COLUMNS}\nL/16,i21k,300\n", "no i21k file of 'L_16'"),
+        ("<html>Please log in</html>", "should have the column ds"),
+        ("", "should have the column ds"),
+        (f"{COLUMNS}\n{'x' * 200_000}\n", "cannot be read (field larger"),
+    ],
+)
+def test_an_index_without_an_answer_is_named(index, problem):
+    with pytest.raises(UserError, match=re.escape(problem)):
+        best_upstream(index, "L_16")
+
+
+def test_an_augreg_model_goes_through_the_index_in_the_cache():
+    place_by_hand("augreg:B_16", INDEX.encode())
+    model = place_by_hand("augreg:B_16", CONTENT)
+    assert model.name == "B_16-i21k-b.npz"
+    assert find_checkpoint("augreg:B_16") == find_checkpoint("gs://vit_models/augreg/B_16-i21k-b.npz") == model
+
+
+def test_a_name_in_the_index_cannot_leave_the_bucket():
+    place_by_hand("augreg:B_16", index_of(("i21k", "0.5", "B_16-/../../../x")).encode())
+    assert complaint("augreg:B_16").startswith("An address must be")
+
+
+# Places in the cache
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [
+        ("gs://b/folder/ViT-B_16.npz", "ViT-B_16.npz"),
+        ("https://example.com/R50+ViT-B_16.npz?key=/../../etc/x", "R50+ViT-B_16.npz"),
+        ("https://example.com/..%2F..%2Fetc%2Fpasswd", None),
+        ("https://example.com/%2Fetc%2Fpasswd", "_etc_passwd"),
+        ("https://example.com/..%5C..%5Cx.npz", "_.._x.npz"),
+        ("https://example.com/a%00b.npz", "a_b.npz"),
+        ("https://example.com/.json", "json"),
+        ("https://example.com/...", "file"),
+        ("https://example.com/été.npz", "_t_.npz"),
+    ],
+)
+def test_a_file_keeps_its_name_and_stays_in_a_folder_of_its_own(address, own, cache):
+    if own is None:
+        assert complaint(address).startswith("An address must be")
+        return
+    path = place_by_hand(address, CONTENT)
+    assert path.name == own
+    assert path.resolve().parent.parent == cache.resolve()
+    assert re.fullmatch("[0-9a-f]{20}", path.parent.name)
+    assert find_checkpoint(address) == path
+
+
+def test_a_very_long_name_is_cut_and_keeps_its_ending(cache):
+    first, second = (place_by_hand(f"https://example.com/{'x' * 3_000}{end}.npz", b"weights") for end in "ab")
+    assert (len(first.name), first.suffix, first.parent.parent) == (160, ".npz", cache)
+    assert first.parent != second.parent
+
+
+def test_the_cache_is_the_argument_else_the_variable_else_the_home(tmp_path, monkeypatch):
+    name = "sam/ViT-B_16"
+    assert f" {tmp_path / 'other'}/" in complaint(name, tmp_path / "other")
+    assert f" {tmp_path / 'cache'}/" in complaint(name)
+    monkeypatch.setenv("KERAS_VIT_CACHE", "~/mine")
+    assert f" {tmp_path / 'home' / 'mine'}/" in complaint(name)
+    monkeypatch.delenv("KERAS_VIT_CACHE")
+    assert f" {tmp_path / 'home' / '.cache' / 'keras_vit'}/" in complaint(name)
+
+
+# Transfers
+
+
+def test_a_file_is_downloaded_once_and_noted(server, cache):
+    address = server.address("/whole/model.npz?key=secret")
+    path = find_checkpoint(address)
+    assert path.read_bytes() == CONTENT
+    note = path.with_name("model.npz.json")
+    assert kept(cache) == [path, note]
+    noted = json.loads(note.read_text())
+    assert (noted["address"], noted["downloaded"]) == (server.address("/whole/model.npz"), True)
+    assert (noted["size"], noted["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", noted["date"])
+    assert find_checkpoint(address) == path
+    assert server.requests["/whole/model.npz"] == 1
+
+
+def test_equal_names_at_two_addresses_are_two_files(server):
+    first, second = (find_checkpoint(server.address(f"/whole/model.npz?{key}")) for key in "ab")
+    assert first.name == second.name
+    assert first != second
+
+
+@pytest.mark.parametrize("path", ["/short-once.npz", "/busy-once.npz"])
+def test_a_transfer_that_fails_once_is_repeated_after_a_pause(path, server, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(download, "_PAUSES", (0.1, 0.2))
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert find_checkpoint(server.address(path)).read_bytes() == CONTENT
+    assert (server.requests[path], pauses) == (2, [0.1])
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "attempts"),
+    [
+        ("/short.npz", f"it ended after 1500000 of {len(CONTENT)} bytes", 3),
+        ("/chunked-short.npz", "IncompleteRead", 3),
+        ("/silent.npz", "timed out", 3),
+        ("/missing.npz", "404 Not Found", 1),
+        ("/forbidden.npz", "403 Forbidden", 1),
+        ("/endless.npz", "the server does not say its size", 1),
+        ("/far.npz", "it redirects to 'http://example.com/model.npz', which is not https", 1),
+    ],
+)
+def test_a_failed_transfer_leaves_nothing_and_says_where_to_put_the_file(
+    path, reason, attempts, server, cache, monkeypatch
+):
+    monkeypatch.setattr(download, "_TIMEOUT", 0.2)
+    address = server.address(path)
+    sentence = complaint(address)
+    assert sentence.startswith(f"{address} cannot be fetched ({reason}")
+    assert kept(cache) == []
+    assert server.requests[path] == attempts
+    place_by_hand(address, b"by hand")
+    assert find_checkpoint(address).read_bytes() == b"by hand"
+
+
+def test_an_interrupted_transfer_leaves_nothing(server, cache, monkeypatch):
+    def interrupt(_):
+        assert [path.suffix for path in kept(cache)] == [".tmp"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download, "_read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        find_checkpoint(server.address("/whole/model.npz"))
+    assert kept(cache) == []
+
+
+def test_a_redirect_to_a_safe_address_is_followed(server):
+    path = find_checkpoint(server.address("/near.npz"))
+    assert (path.name, path.read_bytes()) == ("near.npz", CONTENT)
+
+
+def test_a_transfer_without_a_size_but_with_a_marked_end_is_whole(server):
+    assert find_checkpoint(server.address("/chunked.npz")).read_bytes() == CONTENT
+
+
+def test_callers_at_the_same_moment_each_get_the_whole_file(server, cache):
+    found = {}
+
+    def find(caller: int) -> None:
+        found[caller] = find_checkpoint(server.address("/together.npz")).read_bytes()
+
+    callers = [threading.Thread(target=find, args=(caller,)) for caller in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert found == {0: CONTENT, 1: CONTENT}
+    assert len(kept(cache)) == 2
+
+
+@pytest.mark.parametrize(("path", "reads"), [("/whole/model.npz", 0), ("/chunked.npz", 2)])
+def test_a_file_that_would_fill_the_disk_is_refused_before_it_does(path, reads, server, cache, monkeypatch):
+    read, done = download._read, []
+    monkeypatch.setattr(download, "_read", lambda response: done.append(1) or read(response))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=2**26 + 2**20))
+    sentence = complaint(server.address(path))
+    assert f"is larger than the {2**20} bytes for which the disk of" in sentence
+    assert (kept(cache), len(done)) == ([], reads)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_shown_on_a_terminal_only(terminal, server, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    find_checkpoint(server.address("/whole/model.npz"))
+    out, err = capsys.readouterr()
+    assert (out, "model.npz: 100%" in err, bool(err)) == ("", terminal, terminal)
+
+
+@pytest.mark.parametrize("name", ["page.npz", "page.safetensors", "page.csv", "page"])
+def test_a_page_is_not_kept_as_a_checkpoint(name, server, cache):
+    sentence = complaint(server.address(f"/{name}"))
+    assert "cannot be fetched (it is no " in sentence
+    assert "<!DOCTYPE html>" in sentence
+    assert (kept(cache), server.requests[f"/{name}"]) == ([], 1)
+
+
+# Without a network, and by hand
+
+
+def test_without_a_network_one_sentence_names_the_address_and_the_place(cache):
+    sentence = complaint("imagenet21k/ViT-B_16")
+    assert sentence.startswith(f"{STORAGE}/vit_models/imagenet21k/ViT-B_16.npz cannot be fetched ([Errno")
+    assert re.search(rf"put the file at {re.escape(str(cache))}/[0-9a-f]{{20}}/ViT-B_16\.npz\.$", sentence)
+    assert "\n" not in sentence
+
+
+def test_a_file_put_by_hand_is_taken_and_noted_as_such():
+    path = place_by_hand("sam/ViT-B_16", CONTENT)
+    assert find_checkpoint("sam/ViT-B_16") == path
+    noted = json.loads(path.with_name("ViT-B_16.npz.json").read_text())
+    assert (noted["address"], noted["downloaded"]) == (f"{STORAGE}/vit_models/sam/ViT-B_16.npz", False)
+    assert (noted["size"], noted["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+
+
+def test_a_cached_file_of_another_size_is_refused_until_somebody_decides(server):
+    address = server.address("/whole/model.npz")
+    path = find_checkpoint(address)
+    path.write_bytes(b"damaged")
+    sentence = complaint(address)
+    assert f"should be {len(CONTENT)} bytes as noted beside it, but is 7; delete it to fetch it again" in sentence
+    path.with_name("model.npz.json").unlink()
+    assert find_checkpoint(address).read_bytes() == b"damaged"
+    path.unlink()
+    assert find_checkpoint(address).read_bytes() == CONTENT
+
+
+def test_a_cached_file_with_another_hash_is_refused_until_somebody_decides(server):
+    address = server.address("/whole/model.npz")
+    path = find_checkpoint(address)
+    path.write_bytes(CONTENT[:-1] + b"!")
+    assert f"should have the SHA-256 {hashlib.sha256(CONTENT).hexdigest()} noted beside it" in complaint(address)
+    path.with_name("model.npz.json").unlink()
+    assert find_checkpoint(address) == path
+
+
+def test_the_note_of_a_deleted_file_does_not_judge_the_next_one():
+    path = place_by_hand("sam/ViT-B_16", CONTENT)
+    find_checkpoint("sam/ViT-B_16")
+    path.unlink()
+    assert place_by_hand("sam/ViT-B_16", b"another") == path
+    assert find_checkpoint("sam/ViT-B_16").read_bytes() == b"another"
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[]", b"{}", b"\xff", b'{"size": 3}'])
+def test_a_note_that_cannot_be_read_is_written_anew(note):
+    path = place_by_hand("sam/ViT-B_16", CONTENT)
+    path.with_name("ViT-B_16.npz.json").write_bytes(note)
+    assert find_checkpoint("sam/ViT-B_16") == path
+    assert json.loads(path.with_name("ViT-B_16.npz.json").read_text())["size"] == len(CONTENT)

@@ -1,0 +1,559 @@
+"""Six layouts of files: read, written, adapted, and what each cannot express."""
+
+import dataclasses
+import pathlib
+import shutil
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import keras_vit
+from keras_vit import ConvStem, UserError
+from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.safetensors import read_json, write_json, write_safetensors
+from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
+
+# Files of every family, the options that tell what they cannot, and the layout that they are written in.
+FILES = {
+    "vit_token.npz": ({}, "npz"),
+    "vit_token_linen.npz": ({}, "npz-linen"),
+    "vit_token_rep.npz": ({}, "npz"),
+    "vit_gap.npz": ({}, "npz"),
+    "bv_vit_gap_sincos.npz": ({"image_size": 32}, "big_vision"),
+    "bv_vit_tok_learn.npz": ({}, "big_vision"),
+    "hybrid_stages2.npz": ({}, "npz"),
+    "hybrid_odd_sizes.npz": ({"stored_grid": (2, 3)}, "npz"),
+    "hf_vit": ({}, "huggingface"),
+    "hf_vit_in21k": ({}, "huggingface"),
+    "hf_bit": ({}, "huggingface"),
+    "hf_bit_bottleneck_same": ({}, "huggingface"),
+    "timm_vit.safetensors": ({"num_heads": 4}, "timm"),
+    "timm_vit_avg.safetensors": ({"num_heads": 4}, "timm"),
+    "timm_bit.safetensors": ({"num_groups": 8}, "timm"),
+    "timm_hybrid.safetensors": ({"num_heads": 4, "num_groups": 8}, "timm"),
+    "torchvision_vit.safetensors": ({"num_heads": 4}, "torchvision"),
+    "torchvision_vit_rep.safetensors": ({"num_heads": 4}, "torchvision"),
+    "torchvision_vit_convstem.safetensors": ({"num_heads": 4}, "torchvision"),
+}
+SUFFIXES = {"huggingface": "", "timm": ".safetensors", "torchvision": ".safetensors"}
+
+
+def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
+    path = path / "model.safetensors" if path.is_dir() else path
+    return safetensors.numpy.load_file(path) if path.suffix == ".safetensors" else read_npz(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_read_and_written_again_has_the_same_keys_and_arrays(name, tmp_path):
+    options, layout = FILES[name]
+    model = keras_vit.from_checkpoint(FIXTURES / name, **options)
+    written = tmp_path / f"written{SUFFIXES.get(layout, '.npz')}"
+    keras_vit.save_checkpoint(model, written, layout=layout)
+    original, copy = arrays_of(FIXTURES / name), arrays_of(written)
+    original = {key.removeprefix("params/"): array for key, array in original.items()}
+    assert copy.keys() == original.keys()
+    for key, array in original.items():
+        array = array.reshape(-1) if array.shape[:3] == (1, 1, 1) and "gn" in key else array  # older flax
+        np.testing.assert_array_equal(copy[key], array, err_msg=key)
+        assert copy[key].dtype == array.dtype, key
+    assert keras_vit.describe(FIXTURES / name, **untold(options)).layout == layout
+
+
+def untold(options: dict) -> dict:
+    return {key: value for key, value in options.items() if key != "image_size"}
+
+
+MODELS = {
+    "token": TINY,
+    "pre_logits": dataclasses.replace(TINY, representation_size=9),
+    "gap": dataclasses.replace(TINY, classifier="gap"),
+    "map": dataclasses.replace(TINY, classifier="map"),
+    "sincos": dataclasses.replace(TINY, position_embedding="sincos-2d"),
+    "no bias": dataclasses.replace(TINY, qkv_bias=False),
+    "norm after pooling": dataclasses.replace(TINY, classifier="gap", norm_after_pooling=True),
+    "hybrid": dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
+    "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((4, 6), (3, 3), (2, 2))),
+    "bit": dataclasses.replace(TINY_STEM, preactivation=True),
+    "resnet": TINY_STEM,
+    "relative": dataclasses.replace(TINY, position_embedding="relative"),
+    "every layer": dataclasses.replace(TINY, position_injection="every-layer"),
+    "axial": dataclasses.replace(TINY, classifier="gap", axial=True),
+}
+EXPRESSIBLE = {
+    "npz": {"token", "pre_logits", "gap", "map", "hybrid", "bit"},
+    "npz-linen": {"token", "pre_logits", "gap", "map", "hybrid"},
+    "big_vision": {"token", "pre_logits", "gap", "map", "sincos"},
+    "huggingface": {"token", "no bias", "hybrid", "bit", "resnet"},
+    "timm": {"token", "gap", "no bias", "norm after pooling", "hybrid", "bit"},
+    "torchvision": {"token", "pre_logits", "early convolutions"},
+}
+
+
+@pytest.mark.parametrize("layout", EXPRESSIBLE)
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_written_is_read_bit_for_bit_or_refused(kind, layout, tmp_path):
+    model = randomize(keras_vit.build(MODELS[kind], image_size=TINY_IMAGE, num_classes=7))
+    path = tmp_path / f"model{SUFFIXES.get(layout, '.npz')}"
+    if kind not in EXPRESSIBLE[layout]:
+        with pytest.raises(UserError, match=f"layout {layout}"):
+            keras_vit.save_checkpoint(model, path, layout=layout)
+        assert list(tmp_path.iterdir()) == []
+        return
+    if layout == "big_vision" and "Transformer.posembed_input" in [layer.name for layer in model.layers]:
+        without_class_position(model)
+    keras_vit.save_checkpoint(model, path, layout=layout)
+    options = {"num_heads": 3} if layout in ("timm", "torchvision") and kind != "bit" else {}
+    options |= {"num_groups": 2} if kind in ("hybrid", "bit") and layout != "huggingface" else {}
+    options |= {"gelu": "erf"} if (kind, layout) == ("gap", "timm") else {}
+    again = keras_vit.from_checkpoint(path, image_size=TINY_IMAGE, **options)
+    same = ("gelu", "layer_norm_epsilon", "stem", "group_norm_epsilon", "variance_epsilon", "deviation_epsilon")
+    first, second = (
+        {k: v for k, v in dataclasses.asdict(keras_vit.config_of(m)).items() if k not in same} for m in (model, again)
+    )
+    assert first == second
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
+
+
+def without_class_position(model) -> None:
+    """big_vision's token has no position: it can express only models whose token has none either."""
+    positions = model.get_layer("Transformer.posembed_input")
+    if positions.weights and positions.num_prefix_tokens:
+        table = np.array(positions.pos_embedding)
+        table[:, 0] = 0.0
+        positions.pos_embedding.assign(table)
+
+
+def test_the_position_of_the_class_token_is_added_to_the_token_for_big_vision(tmp_path, tiny_images):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "bv.npz", layout="big_vision")
+    again = keras_vit.from_checkpoint(tmp_path / "bv.npz", image_size=TINY_IMAGE)
+    np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
+
+
+def test_a_written_folder_says_what_arrays_cannot(tmp_path):
+    config = dataclasses.replace(TINY, gelu="erf", layer_norm_epsilon=1e-7)
+    model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)
+    keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+    again = keras_vit.from_checkpoint(tmp_path / "hf")
+    assert keras_vit.config_of(again) == config
+    assert keras_vit.preprocessing_of(again) == keras_vit.preprocessing_of(model)
+    assert {path.name for path in (tmp_path / "hf").iterdir()} == {
+        "config.json", "model.safetensors", "preprocessor_config.json",
+    }  # fmt: skip
+    with pytest.raises(UserError, match="hf is there already"):
+        keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_token.npz", ("tanh", 1e-6)),
+        ("bv_vit_tok_learn.npz", ("tanh", 1e-6)),
+        ("hf_vit", ("erf", 1e-12)),
+        ("timm_vit.safetensors", ("erf", 1e-6)),
+        ("torchvision_vit.safetensors", ("erf", 1e-6)),
+    ],
+)
+def test_numerics_are_those_of_the_origin(name, expected):
+    config = keras_vit.config_of(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
+    assert (config.gelu, config.layer_norm_epsilon) == expected
+
+
+def epsilons(resnet) -> tuple[float, ...]:
+    return resnet.group_norm_epsilon, resnet.variance_epsilon, resnet.deviation_epsilon
+
+
+def test_standardisation_is_that_of_the_origin():
+    def config(name):
+        return keras_vit.config_of(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
+
+    assert epsilons(config("hybrid_stages2.npz").stem) == (1e-6, 0.0, 1e-5)
+    assert epsilons(config("timm_hybrid.safetensors").stem) == (1e-5, 1e-8, 0.0)
+    assert epsilons(config("hf_bit")) == epsilons(config("timm_bit.safetensors")) == (1e-5, 1e-8, 0.0)
+
+
+@pytest.mark.parametrize("prefix", ["opt/target/", "params/", "params/img/"])
+def test_prefixes_of_whole_files_are_taken_off_and_what_is_beside_them_is_left(prefix, tmp_path):
+    original = read_npz(FIXTURES / "vit_token.npz")
+    arrays = {f"{prefix}{key}": array for key, array in original.items()}
+    arrays |= {"opt/state/step": np.array(7)}
+    write_npz(tmp_path / "x.npz", arrays)
+    model = keras_vit.from_checkpoint(tmp_path / "x.npz")
+    expected = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz").get_weights()
+    for one, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert keras_vit.load_checkpoint(model, tmp_path / "x.npz").dropped == ("opt/state/step",)
+
+
+def test_half_precision_is_read_exactly(tmp_path):
+    original = read_npz(FIXTURES / "vit_token.npz")
+    for kind in (ml_dtypes.bfloat16, np.float16, np.float64):
+        np.savez(tmp_path / "half.npz", **{key: array.astype(kind) for key, array in original.items()})
+        weights = keras_vit.checkpoints.assign.weights_by_key(keras_vit.from_checkpoint(tmp_path / "half.npz"))
+        kernel = original["head/kernel"].astype(kind).astype(np.float32)
+        np.testing.assert_array_equal(np.asarray(weights["head/kernel"]), kernel)
+
+
+def test_bfloat16_safetensors_are_read(tmp_path):
+    original = safetensors.numpy.load_file(FIXTURES / "timm_vit.safetensors")
+    halves = {key: array.astype(ml_dtypes.bfloat16) for key, array in original.items()}
+    safetensors.numpy.save_file(halves, tmp_path / "half.safetensors")
+    model = keras_vit.from_checkpoint(tmp_path / "half.safetensors", num_heads=4)
+    np.testing.assert_array_equal(np.asarray(model.get_layer("head").bias), halves["head.bias"].astype(np.float32))
+    assert keras_vit.describe(tmp_path / "half.safetensors", num_heads=4).types == ("bfloat16",)
+
+
+def test_a_scanned_encoder_is_taken_apart(tmp_path):
+    original = read_npz(FIXTURES / "bv_vit_tok_learn.npz")
+    blocks = {key for key in original if "encoderblock_0/" in key}
+    stacked = {key: array for key, array in original.items() if "encoderblock_" not in key}
+    for key in blocks:
+        layers = [original[key.replace("encoderblock_0", f"encoderblock_{layer}")] for layer in range(3)]
+        stacked[key.replace("encoderblock_0", "encoderblock")] = np.stack(layers)
+    write_npz(tmp_path / "scan.npz", stacked)
+    expected = keras_vit.from_checkpoint(FIXTURES / "bv_vit_tok_learn.npz").get_weights()
+    for one, other in zip(keras_vit.from_checkpoint(tmp_path / "scan.npz").get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_numbered_convolutions_of_bit_are_the_same_weights(tmp_path):
+    model = randomize(keras_vit.build(MODELS["bit"], image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "bit.npz", layout="npz")
+    arrays = read_npz(tmp_path / "bit.npz")
+    numbered = {
+        key.replace("standardized_conv2d/", f"standardized_conv2d_{index}/"): a
+        for index, (key, a) in enumerate(arrays.items())
+    }
+    write_npz(tmp_path / "numbered.npz", numbered)
+    again = keras_vit.from_checkpoint(tmp_path / "numbered.npz", num_groups=2)
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    write_npz(tmp_path / "twice.npz", numbered | arrays)
+    with pytest.raises(UserError, match="are the same weight; keep one of them"):
+        keras_vit.from_checkpoint(tmp_path / "twice.npz", num_groups=2)
+
+
+def test_a_linen_hybrid_is_read(tmp_path):
+    model = keras_vit.from_checkpoint(FIXTURES / "hybrid_stages2.npz")
+    keras_vit.save_checkpoint(model, tmp_path / "linen.npz", layout="npz-linen")
+    again = keras_vit.from_checkpoint(tmp_path / "linen.npz")
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_shards_of_a_folder_are_one_checkpoint_and_stay_in_it(tmp_path):
+    arrays = arrays_of(FIXTURES / "hf_vit")
+    write_json(tmp_path / "config.json", read_json(FIXTURES / "hf_vit" / "config.json"))
+    names = {key: f"model-{index % 2}.safetensors" for index, key in enumerate(arrays)}
+    for shard in set(names.values()):
+        part = {key: array for key, array in arrays.items() if names[key] == shard}
+        safetensors.numpy.save_file(part, tmp_path / shard)
+    write_json(tmp_path / "model.safetensors.index.json", {"weight_map": names})
+    expected = keras_vit.from_checkpoint(FIXTURES / "hf_vit").get_weights()
+    for one, other in zip(keras_vit.from_checkpoint(tmp_path).get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for trick in ("../model-0.safetensors", "/etc/passwd", "model-0.bin"):
+        write_json(tmp_path / "model.safetensors.index.json", {"weight_map": names | {"x": trick}})
+        with pytest.raises(UserError, match="no .safetensors file of the same folder"):
+            keras_vit.from_checkpoint(tmp_path)
+
+
+def test_pictures_are_normalised_as_the_origin_does(tmp_path):
+    white = np.full((32, 32, 3), 255, np.uint8)
+    torchvision = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4)
+    imagenet = [(1 - mean) / std for mean, std in ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))]
+    np.testing.assert_allclose(keras_vit.preprocessing_of(torchvision)(white)[0, 0], imagenet, rtol=1e-6)
+    timm = keras_vit.from_checkpoint(FIXTURES / "timm_vit.safetensors", num_heads=4)
+    np.testing.assert_array_equal(keras_vit.preprocessing_of(timm)(white), 1.0)
+    (tmp_path / "model.safetensors").write_bytes((FIXTURES / "timm_vit.safetensors").read_bytes())
+    pretrained = {"input_size": [3, 32, 32], "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.5, 0.5]}
+    config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}, "pretrained_cfg": pretrained}
+    write_json(tmp_path / "config.json", config)
+    file_config = keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path))
+    np.testing.assert_allclose(file_config(white)[0, 0], [1.0, 1.2, 1.4], rtol=1e-6)
+
+
+def test_a_rectangle_is_told_by_config_json(tmp_path):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+    assert keras_vit.from_checkpoint(tmp_path / "hf").input_shape == (None, *TINY_IMAGE, 3)
+    wider = keras_vit.from_checkpoint(tmp_path / "hf", image_size=(12, 60))
+    assert wider.get_layer("Transformer.posembed_input").grid == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "resampler"),
+    [
+        ("vit_token.npz", "bilinear-aligned"),
+        ("hf_vit", "bicubic"),
+        ("timm_vit.safetensors", "bicubic-antialias"),
+        ("torchvision_vit.safetensors", "bicubic-aligned"),
+    ],
+)
+def test_positions_are_resized_as_the_origin_does_unless_told_otherwise(name, resampler):
+    stored = keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0])
+    table = np.asarray(stored.get_layer("Transformer.posembed_input").pos_embedding)
+    for choice in (None, "bilinear"):
+        model = keras_vit.from_checkpoint(FIXTURES / name, image_size=(48, 56), resampler=choice, **FILES[name][0])
+        expected = keras_vit.resize_position_embedding(table, (4, 4), (6, 7), 1, choice or resampler)
+        found = np.asarray(model.get_layer("Transformer.posembed_input").pos_embedding)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_another_patch_size_keeps_the_embedding_of_enlarged_pictures():
+    small = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz")
+    large = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", patch_size=16, image_size=64)
+    assert keras_vit.config_of(large).patch_size == 16
+    patch = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 3))
+    matrix = keras_vit.models.position_resizing.resampling_matrix(8, 16, "bilinear")
+    enlarged = np.einsum("yh,xw,bhwc->byxc", matrix, matrix, patch)
+    one = small.get_layer("embedding")(patch.astype(np.float32))
+    other = large.get_layer("embedding")(enlarged.astype(np.float32))
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_token.npz", "hybrid_stages2.npz", "hf_bit", "torchvision_vit_convstem.safetensors"]
+)
+def test_another_number_of_channels_is_taken(name):
+    grey = keras_vit.from_checkpoint(FIXTURES / name, channels=1, **FILES[name][0])
+    assert grey.input_shape[-1] == 1
+    colour = keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0])
+    if name == "vit_token.npz":
+        images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 1)).astype(np.float32)
+        np.testing.assert_allclose(grey(images), colour(np.repeat(images, 3, axis=-1)), atol=1e-5)
+
+
+def test_a_file_that_does_not_tell_its_heads_says_so():
+    with pytest.raises(UserError, match="no official model is 48 wide with 3 layers and MLPs of 96; give num_heads"):
+        keras_vit.from_checkpoint(FIXTURES / "timm_vit.safetensors")
+    with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
+        keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", num_heads=3)
+
+
+def test_a_model_with_other_heads_is_not_filled():
+    model = keras_vit.build(dataclasses.replace(config_of_golden(), num_heads=3), image_size=32, num_classes=7)
+    with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
+        keras_vit.load_checkpoint(model, FIXTURES / "vit_token.npz")
+
+
+def config_of_golden():
+    return keras_vit.describe(FIXTURES / "vit_token.npz").config
+
+
+def test_early_convolutions_have_strides_of_two_unless_told():
+    name = "torchvision_vit_convstem.safetensors"
+    assert keras_vit.describe(FIXTURES / name, num_heads=4).config.stem == ConvStem((12, 24, 24), (3, 3, 3), (2, 2, 2))
+    told = keras_vit.from_checkpoint(FIXTURES / name, num_heads=4, conv_stem_strides=(2, 2, 1))
+    assert told.input_shape == (None, 16, 16, 3)
+
+
+def test_a_description_names_the_official_model_and_takes_no_memory(tmp_path):
+    model = keras_vit.build("ViT-Ti_16", num_classes=5)
+    keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="timm")
+    found = keras_vit.describe(tmp_path / "x.safetensors")
+    assert (found.name, found.layout, found.num_classes, found.image_size) == ("ViT-Ti_16", "timm", 5, (224, 224))
+    assert found.num_parameters == model.count_params()
+    assert "5,525,381 in 152 arrays of float32" in str(found)
+
+
+def test_a_model_is_adapted_as_its_file_would_be(tmp_path):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
+    changes = {"image_size": (16, 36), "num_classes": 4, "patch_size": (8, 6), "channels": 1}
+    one = keras_vit.adapt(model, **changes)
+    other = keras_vit.from_checkpoint(tmp_path / "x.npz", stored_grid=(3, 5), **changes)
+    assert one.input_shape == other.input_shape == (None, 16, 36, 1)
+    for first, second in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_kind_is_adapted_to_other_classes(kind, tiny_images):
+    model = randomize(keras_vit.build(MODELS[kind], image_size=TINY_IMAGE, num_classes=7))
+    again = keras_vit.adapt(model)
+    np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
+    more = keras_vit.adapt(model, num_classes=9)
+    np.testing.assert_array_equal(more(tiny_images), np.zeros((5, 9)))
+    features = keras_vit.intermediates(more, ["pre_logits"])(tiny_images)["pre_logits"]
+    if MODELS[kind] is not MODELS["pre_logits"]:
+        np.testing.assert_allclose(features, keras_vit.intermediates(model)(tiny_images)["pre_logits"], rtol=1e-5)
+
+
+def test_a_range_for_each_channel_becomes_one_for_another_number_of_channels():
+    grey = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4, channels=1)
+    low, high = keras_vit.preprocessing_of(grey).value_range
+    np.testing.assert_allclose(low, -(0.485 / 0.229 + 0.456 / 0.224 + 0.406 / 0.225) / 3, rtol=1e-6)
+    np.testing.assert_allclose(high, (0.515 / 0.229 + 0.544 / 0.224 + 0.594 / 0.225) / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "suffix"),
+    [("npz", "x.safetensors", ".npz"), ("timm", "x.npz", ".safetensors"), ("torchvision", "x", ".safetensors")],
+)
+def test_a_file_is_named_as_its_layout_is_read(layout, name, suffix, tmp_path):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)
+    with pytest.raises(UserError, match=f"layout {layout} should end in {suffix}, but is '{name}'"):
+        keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def refused_and_untouched(name: str, path: pathlib.Path, sentence: str) -> None:
+    """Neither way of loading takes the file, and a model full of other numbers stays as it is."""
+    model = randomize(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
+    before = model.get_weights()
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.load_checkpoint(model, path)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(path, **FILES[name][0])
+
+
+ATTENTION = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("hybrid_stages2.npz", {"gn_root/scale": np.ones((2, 1, 1, 32))}, "'gn_root/scale' has shape"),
+        ("vit_token.npz", {f"{ATTENTION}key/kernel": np.ones((48, 2, 24))}, "The file has 2 heads"),
+        ("vit_token.npz", {f"{ATTENTION}out/kernel": np.ones((2, 24, 48))}, "The file has 2 heads"),
+        ("vit_token.npz", {"head/bias": np.full(7, 1e39)}, "'head/bias' holds numbers that are not finite"),
+        ("vit_token.npz", {"Transformer/posembed_input/pos_embedding": np.ones((2, 17, 48))}, "pos_embedding"),
+        ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 3, 3), np.float32)}, "'head.fc.weight' has shape"),
+        ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 0, 0), np.float32)}, "'head.fc.weight' has shape"),
+    ],
+)
+def test_what_fits_no_weight_is_refused_before_any_is_touched(name, change, sentence, tmp_path):
+    arrays, path = arrays_of(FIXTURES / name) | change, tmp_path / name
+    (write_npz if path.suffix == ".npz" else write_safetensors)(path, arrays)
+    refused_and_untouched(name, path, sentence)
+
+
+def test_a_block_that_lacks_a_weight_is_named_before_a_model_is_built(tmp_path, monkeypatch):
+    arrays = read_npz(FIXTURES / "vit_token.npz")
+    del arrays[f"{ATTENTION}key/bias"]
+    write_npz(tmp_path / "x.npz", arrays)
+    monkeypatch.setattr(keras_vit.checkpoints.adapt, "build", pytest.fail)
+    with pytest.raises(UserError, match="not whole: missing in the file: Transformer/encoderblock_1/.*key/bias"):
+        keras_vit.from_checkpoint(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("hf_bit", {"hidden_act": "gelu"}, "hidden_act='relu' for this Bit, but gives 'gelu'"),
+        ("hf_bit", {"output_stride": 16}, "output_stride=32 for this Bit, but gives 16"),
+        ("hf_bit", {"embedding_dynamic_padding": True}, "embedding_dynamic_padding=False for this Bit"),
+        ("hf_bit_bottleneck_same", {"embedding_dynamic_padding": False}, "embedding_dynamic_padding=True for this Bit"),
+        ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
+        ("hf_vit_in21k", {"pooler_act": "relu"}, "the pooler's activation 'relu'"),
+        ("hf_vit", {"hidden_act": "swish"}, "the activation 'swish'; known are"),
+        ("hf_vit", {"backbone_config": [1]}, "backbone_config as an object"),
+    ],
+)
+def test_a_configuration_that_asks_for_other_operators_is_refused(name, change, sentence, tmp_path):
+    shutil.copytree(FIXTURES / name, tmp_path / name)
+    config = read_json(tmp_path / name / "config.json") | change
+    (tmp_path / name / "config.json").unlink()
+    write_json(tmp_path / name / "config.json", config)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"global_pool": "max"}, "global_pool='max'; only token and avg"),
+        ({"global_pool": "avg"}, "the head reads 'gap', but the arrays are those of 'token'"),
+        ({"model_args": {"no_embed_class": True}}, "no_embed_class"),
+    ],
+)
+def test_a_timm_configuration_that_the_arrays_contradict_is_refused(config, sentence, tmp_path):
+    shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
+    write_json(tmp_path / "config.json", {"architecture": "vit_base_patch16_224"} | config)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(tmp_path, num_heads=4)
+
+
+def test_a_square_number_of_tokens_is_a_square_to_the_torch_codes_alone():
+    timm, jax = FIXTURES / "timm_vit.safetensors", FIXTURES / "vit_token.npz"
+    stored = np.asarray(
+        keras_vit.from_checkpoint(timm, num_heads=4).get_layer("Transformer.posembed_input").pos_embedding
+    )
+    wide = keras_vit.from_checkpoint(timm, num_heads=4, image_size=(16, 64)).get_layer("Transformer.posembed_input")
+    expected = keras_vit.resize_position_embedding(stored, (4, 4), (2, 8), 1, "bicubic-antialias")
+    np.testing.assert_array_equal(np.asarray(wide.pos_embedding), expected)
+    model = keras_vit.from_checkpoint(jax, image_size=(16, 64))
+    assert keras_vit.load_checkpoint(model, jax).resized == ()
+
+
+def test_config_json_counts_for_load_checkpoint_too(tmp_path):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+    wider = keras_vit.build(TINY, image_size=(12, 60), num_classes=7)
+    assert keras_vit.load_checkpoint(wider, tmp_path / "hf").resized
+    heads = keras_vit.build(dataclasses.replace(TINY, num_heads=4), image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match="a model with num_heads=3, but this one has 4"):
+        keras_vit.load_checkpoint(heads, tmp_path / "hf")
+
+
+def test_kinds_that_share_their_keys_are_not_taken_for_each_other(tmp_path):
+    after = dataclasses.replace(TINY, classifier="gap", norm_after_pooling=True)
+    model = keras_vit.build(after, image_size=TINY_IMAGE, num_classes=7)
+    keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="timm")
+    before = keras_vit.build(dataclasses.replace(TINY, classifier="gap"), image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match="norm_after_pooling=True, but this one has False"):
+        keras_vit.load_checkpoint(before, tmp_path / "x.safetensors")
+
+
+def test_an_array_in_a_shard_that_does_not_list_it_is_refused(tmp_path):
+    arrays = arrays_of(FIXTURES / "hf_vit")
+    safetensors.numpy.save_file(arrays, tmp_path / "a.safetensors")
+    safetensors.numpy.save_file({"classifier.bias": arrays["classifier.bias"] + 1}, tmp_path / "b.safetensors")
+    listed = dict.fromkeys(arrays, "a.safetensors") | {"other": "b.safetensors"}
+    write_json(tmp_path / "model.safetensors.index.json", {"weight_map": listed})
+    with pytest.raises(
+        UserError, match="b.safetensors holds the array 'classifier.bias', which .* does not list there"
+    ):
+        keras_vit.from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: keras_vit.ResNetConfig((0,), 32),
+        lambda: keras_vit.ResNetConfig((1,), 32, num_groups=0),
+        lambda: keras_vit.ResNetConfig((1,), 2, (10,), num_groups=2),
+        lambda: keras_vit.ResNetConfig((1,), 32, axial_heads=2),
+        lambda: dataclasses.replace(TINY_STEM, axial_heads=3),
+        lambda: keras_vit.ResNetConfig((1,), 32, variance_epsilon=float("nan")),
+        lambda: ConvStem((4,), (2,), (2,)),
+        lambda: ConvStem((4,), (3,), (0,)),
+    ],
+)
+def test_stems_and_resnets_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UserError):
+        wrong()
+
+
+def test_a_standardised_kernel_stays_float32_in_mixed_precision():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = keras_vit.build(MODELS["bit"], image_size=TINY_IMAGE, num_classes=3)
+        layer = model.get_layer("resnet.root_block.standardized_conv2d")
+        layer.kernel.assign(1.0 + 1e-4 * np.random.default_rng(0).normal(size=layer.kernel.shape))
+        images = np.random.default_rng(1).uniform(-1, 1, (2, 18, 36, 3)).astype(np.float32)
+        mixed = np.asarray(layer(images), np.float32)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    exact = keras_vit.models.layers.StandardizedConv2D(**{k: v for k, v in layer.get_config().items() if k != "dtype"})
+    exact.build(images.shape)
+    exact.kernel.assign(np.asarray(layer.kernel))
+    np.testing.assert_allclose(mixed, exact(images), atol=0.3)

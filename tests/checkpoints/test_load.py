@@ -1,0 +1,300 @@
+"""Checkpoint files: strict on both sides, both numberings, resized on the way, hostile ones refused."""
+
+import dataclasses
+import json
+import pathlib
+import zipfile
+
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import UserError
+from keras_vit.files.npz import read_npz, write_npz
+from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+
+TOKEN = FIXTURES / "vit_token.npz"
+BLOCK = "Transformer/encoderblock_1/"
+
+
+@pytest.fixture(name="arrays")
+def _arrays() -> dict[str, np.ndarray]:
+    return read_npz(TOKEN)
+
+
+def saved(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> pathlib.Path:
+    write_npz(path / "changed.npz", arrays)
+    return path / "changed.npz"
+
+
+def test_the_architecture_is_read_from_the_file():
+    model = keras_vit.from_checkpoint(FIXTURES / "vit_token_rep.npz")
+    config = keras_vit.config_of(model)
+    assert (config.hidden_size, config.num_layers, config.num_heads, config.mlp_dim) == (48, 3, 4, 96)
+    assert (config.patch_size, config.classifier, config.representation_size) == (8, "token", 40)
+    assert keras_vit.preprocessing_of(model).image_size == (32, 32)
+    assert model.output_shape == (None, 7)
+
+
+def test_both_numberings_are_the_same_checkpoint():
+    models = [keras_vit.from_checkpoint(FIXTURES / name) for name in ("vit_token.npz", "vit_token_linen.npz")]
+    for first, second in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_twelve_blocks_are_loaded_in_the_order_of_their_numbers(tmp_path, tiny_images):
+    config = dataclasses.replace(TINY, num_layers=12)
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3))
+    keras_vit.save_checkpoint(model, tmp_path / "deep.npz", layout="npz")
+    again = keras_vit.from_checkpoint(tmp_path / "deep.npz", image_size=TINY_IMAGE)
+    np.testing.assert_allclose(again(tiny_images), model(tiny_images), rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["npz", "npz-linen"])
+@pytest.mark.parametrize("classifier", ["token", "gap", "map", "unpooled"])
+def test_what_is_written_is_read_bit_for_bit(layout, classifier, tmp_path):
+    config = dataclasses.replace(TINY, classifier=classifier, representation_size=9)
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout=layout)
+    again = keras_vit.from_checkpoint(
+        tmp_path / "model.npz", image_size=TINY_IMAGE, classifier="unpooled" if classifier == "unpooled" else None
+    )
+    assert keras_vit.config_of(again) == config
+    for first, second in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("name", ["vit_token", "vit_token_linen", "vit_token_rep", "vit_gap"])
+def test_a_file_read_and_written_again_has_the_same_keys_and_arrays(name, tmp_path):
+    original = read_npz(FIXTURES / f"{name}.npz")
+    model = keras_vit.from_checkpoint(FIXTURES / f"{name}.npz")
+    keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz-linen" if "linen" in name else "npz")
+    written = read_npz(tmp_path / "x.npz")
+    assert written.keys() == original.keys()
+    for key, array in original.items():
+        np.testing.assert_array_equal(written[key], array, err_msg=key)
+
+
+def test_an_unknown_layout_is_refused(tmp_path):
+    with pytest.raises(
+        UserError, match="layout must be one of npz, npz-linen, big_vision, huggingface, timm, torchvision, but is"
+    ):
+        keras_vit.save_checkpoint(keras_vit.build(TINY, image_size=TINY_IMAGE), tmp_path / "x", layout="h5")
+
+
+def test_missing_and_left_over_keys_are_named_and_the_model_is_untouched(tmp_path, arrays):
+    model = keras_vit.from_checkpoint(TOKEN)
+    before = model.get_weights()
+    del arrays[f"{BLOCK}LayerNorm_2/scale"]
+    arrays["stranger/kernel"] = np.zeros(3, np.float32)
+    with pytest.raises(UserError) as caught:
+        keras_vit.load_checkpoint(model, saved(tmp_path, arrays))
+    assert f"missing in the file: {BLOCK}LayerNorm_2/scale" in str(caught.value)
+    assert "left over in it: stranger/kernel" in str(caught.value)
+    for first, second in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_key(tmp_path, arrays):
+    arrays["head/kernel"] = arrays["head/kernel"][:, :5]
+    model = keras_vit.build("testing", image_size=32)
+    with pytest.raises(UserError, match="does not fit the model: left over in it: "):
+        keras_vit.load_checkpoint(model, TOKEN)
+    with pytest.raises(UserError, match=r"'head/kernel' has shape \(48, 5\), but the model needs \(48, 7\)"):
+        keras_vit.from_checkpoint(saved(tmp_path, arrays))
+
+
+def test_declared_differences_are_reported():
+    model = keras_vit.from_checkpoint(TOKEN, num_classes=5)
+    report = keras_vit.load_checkpoint(model, TOKEN, drop=["head/"], keep=["head/"])
+    assert report.dropped == report.kept == ("head/bias", "head/kernel")
+    assert len(report.loaded) == 54
+    assert report.loaded["cls"] == "cls"
+    assert report.resized == ()
+
+
+def test_another_image_size_resizes_the_positions_and_says_so():
+    model = keras_vit.from_checkpoint(TOKEN, image_size=(48, 24))
+    assert keras_vit.load_checkpoint(model, TOKEN).resized == ("Transformer/posembed_input/pos_embedding",)
+    assert model.get_layer("Transformer.posembed_input").grid == (6, 3)
+
+
+def test_a_new_class_count_gives_a_head_of_zeros_and_no_pre_logits():
+    model = keras_vit.from_checkpoint(FIXTURES / "vit_token_rep.npz", num_classes=7)
+    kernel, bias = model.get_layer("head").get_weights()
+    assert kernel.shape == (48, 7)
+    assert not kernel.any()
+    assert not bias.any()
+    assert "pre_logits" not in [layer.name for layer in model.layers]
+
+
+def test_no_classes_give_the_features():
+    assert keras_vit.from_checkpoint(TOKEN, num_classes=0).output_shape == (None, 48)
+
+
+def test_a_grid_that_is_no_square_must_be_told():
+    with pytest.raises(UserError, match=r"24 patches, which is no square; give stored_grid=\(rows, columns\)"):
+        keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz")
+    by_grid = keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
+    assert keras_vit.preprocessing_of(by_grid).image_size == (32, 48)
+
+
+def test_what_is_no_vision_transformer_is_refused(tmp_path):
+    with pytest.raises(
+        UserError, match="no Vision Transformer, hybrid or BiT of a known layout: its 1 arrays begin with weights"
+    ):
+        keras_vit.from_checkpoint(saved(tmp_path, {"weights": np.zeros(3, np.float32)}))
+
+
+def test_a_gap_in_the_blocks_is_refused(tmp_path, arrays):
+    arrays = {key.replace("encoderblock_1/", "encoderblock_7/"): array for key, array in arrays.items()}
+    with pytest.raises(UserError, match=r"numbered from 0 without gaps, but are \[0, 2, 7\]"):
+        keras_vit.from_checkpoint(saved(tmp_path, arrays))
+
+
+def test_integers_are_not_weights(tmp_path, arrays):
+    arrays["head/bias"] = arrays["head/bias"].astype(np.int64)
+    with pytest.raises(UserError, match="'head/bias' should hold floating-point numbers, but holds int64"):
+        keras_vit.from_checkpoint(saved(tmp_path, arrays))
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(UserError, match="There is no file, folder or official checkpoint .nowhere.npz."):
+        keras_vit.from_checkpoint("nowhere.npz")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_refused(share, tmp_path):
+    content = TOKEN.read_bytes()
+    (tmp_path / "cut.npz").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UserError, match=r"cut.npz cannot be read as a whole .npz archive .* fetch it again"):
+        keras_vit.from_checkpoint(tmp_path / "cut.npz")
+
+
+def test_a_flipped_bit_is_refused(tmp_path):
+    content = bytearray(TOKEN.read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "flipped.npz").write_bytes(content)
+    with pytest.raises(UserError, match="flipped.npz cannot be read"):
+        keras_vit.from_checkpoint(tmp_path / "flipped.npz")
+
+
+def test_pickled_objects_are_never_loaded(tmp_path):
+    np.savez(tmp_path / "evil.npz", **{"embedding/kernel": np.array([print], dtype=object)})
+    with pytest.raises(UserError, match="'embedding/kernel.npy' holds pickled objects, which are never loaded"):
+        keras_vit.from_checkpoint(tmp_path / "evil.npz")
+
+
+def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path):
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (250000000000,), }"
+    header += b" " * (118 - len(header) - 1) + b"\n"
+    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
+        archive.writestr("embedding/kernel.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(UserError, match=r"claims shape \(250000000000,\) of float32"):
+        keras_vit.from_checkpoint(tmp_path / "huge.npz")
+
+
+def test_a_zip_bomb_is_refused(tmp_path):
+    np.savez_compressed(tmp_path / "bomb.npz", zeros=np.zeros(50_000_000, np.float32))
+    with pytest.raises(UserError, match="claims to hold 2000"):
+        keras_vit.from_checkpoint(tmp_path / "bomb.npz")
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    class Unwritable:
+        def __array__(self, dtype=None, copy=None):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_npz(tmp_path / "x.npz", {"a": np.zeros(4), "b": Unwritable()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_name_to_drop_or_keep_is_not_taken_for_its_letters():
+    model = keras_vit.from_checkpoint(TOKEN, num_classes=5)
+    report = keras_vit.load_checkpoint(model, TOKEN, drop="head/", keep="head/")
+    assert report.dropped == report.kept == ("head/bias", "head/kernel")
+
+
+def test_a_weight_that_is_there_twice_is_refused(tmp_path, arrays):
+    mixed = arrays | {f"{BLOCK}MlpBlock_0/Dense_0/kernel": arrays[f"{BLOCK}MlpBlock_3/Dense_0/kernel"] + 1}
+    with pytest.raises(UserError, match=f"left over in it: {BLOCK}MlpBlock_0/Dense_0/kernel"):
+        keras_vit.from_checkpoint(saved(tmp_path, mixed))
+    with zipfile.ZipFile(saved(tmp_path, arrays), "a") as archive, archive.open("cls", "w") as stream:
+        np.lib.format.write_array(stream, arrays["cls"] + 1)
+    with pytest.raises(UserError, match="holds the array 'cls' twice"):
+        keras_vit.from_checkpoint(tmp_path / "changed.npz")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused_by_key_and_the_model_is_untouched(value, tmp_path, arrays):
+    arrays["head/kernel"][3, 2] = value
+    model = randomize(keras_vit.from_checkpoint(TOKEN))
+    before = model.get_weights()
+    for load in (keras_vit.from_checkpoint, lambda path: keras_vit.load_checkpoint(model, path)):
+        with pytest.raises(UserError, match="'head/kernel' holds numbers that are not finite"):
+            load(saved(tmp_path, arrays))
+    for first, second in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"embedding/kernel": np.zeros((1, 1, 1, 60_000), np.float32), "embedding/bias": np.zeros(60_000, np.float32)},
+        {f"{BLOCK.replace('1', '0')}MlpBlock_3/Dense_0/kernel": np.zeros((0, 10**11), np.float32)},
+        {"Transformer/posembed_input/pos_embedding": np.zeros((1, 10**12 + 1, 0), np.float32)},
+        {"head/bias": np.zeros((), np.float32)},
+        {"pre_logits/bias": np.zeros((), np.float32)},
+        {"pre_logits/kernel": np.zeros((48, 10**10, 0), np.float32)},
+    ],
+)
+def test_shapes_that_ask_for_more_than_the_file_holds_take_no_memory(change, tmp_path, arrays):
+    with pytest.raises(UserError):
+        keras_vit.from_checkpoint(saved(tmp_path, arrays | change))
+
+
+def test_damage_in_a_compressed_archive_is_refused(tmp_path, arrays):
+    np.savez_compressed(tmp_path / "packed.npz", **arrays)
+    whole = (tmp_path / "packed.npz").read_bytes()
+    model = keras_vit.from_checkpoint(tmp_path / "packed.npz")
+    for place in range(0, len(whole), len(whole) // 150):
+        (tmp_path / "flipped.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+        try:
+            keras_vit.load_checkpoint(model, tmp_path / "flipped.npz")
+        except UserError as refusal:
+            assert "flipped.npz" in str(refusal) or "array" in str(refusal)  # noqa: PT017 (some flips are harmless)
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.bin", "x.ckpt"])
+def test_pickles_are_refused_with_the_way_to_convert_them(name, tmp_path):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(UserError, match="is a pickle, which can run code .* safetensors.torch.save_file"):
+        keras_vit.from_checkpoint(tmp_path / name)
+
+
+def header_of(**arrays) -> bytes:
+    header = json.dumps(arrays).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 40,
+        (10**12).to_bytes(8, "little") + b"{}",
+        header_of(a={"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}),
+        header_of(
+            a={"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+            b={"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+        )
+        + bytes(12),
+        header_of(a={"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 8]}) + bytes(8),
+    ],
+    ids=["empty", "noise", "long header", "cut", "overlapping", "too large a shape"],
+)
+def test_safetensors_that_are_not_whole_are_refused(content, tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"x.safetensors cannot be read as a whole .safetensors file"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors")

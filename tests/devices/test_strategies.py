@@ -1,0 +1,345 @@
+"""Strategies: the same numbers on one device, two replicas and two workers; what is asked for and not there."""
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import UserError
+from training import launch
+from training.devices import rendezvous, strategies
+from training.devices.strategies import CONTINUE_LATER, StrategyOptions, lost_workers_reported, open_strategy
+from training.loop import fit
+from training.recipes.pretrain import RECIPES
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+
+# A process for each strategy: devices are made before TensorFlow starts, and one strategy is enough for a process.
+_PROCESS = """
+import dataclasses, sys
+import keras, numpy as np, tensorflow as tf
+import keras_vit
+from training.loop import fit
+from training.input.pipeline import evaluation_batches, training_batches
+from training.recipes.pretrain import RECIPES
+from training.recipes.schedules import Schedule
+from training.input.sources import array_split
+from training.devices.strategies import StrategyOptions, distributed, is_chief, open_strategy
+
+strategy = open_strategy(StrategyOptions(strategy=sys.argv[1], replicas=2 if sys.argv[1] == "mirrored" else None))
+config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+base = dataclasses.replace(RECIPES["digits"], model=config, batch_size=32, clip_norm=0.1, ema_decay=0.9)
+rng = np.random.default_rng(0)
+split = array_split(rng.integers(0, 256, (1003, 8, 8, 1), np.uint8), rng.integers(0, 5, 1003), tuple("abcde"))
+preprocessing = keras_vit.Preprocessing((8, 8), 1)
+found = {}
+for name, changed in {
+    "sgd": dict(optimizer="sgd", learning_rate=0.5, schedule=Schedule(decay="constant")),
+    "adamw": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4)),
+    "accumulated": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4),
+        accumulation=4),
+}.items():
+    if name == "adamw" and sys.argv[1] != "single":
+        continue  # accumulated goes through the same and more
+    recipe = dataclasses.replace(base, **changed)
+    keras.utils.set_random_seed(3)
+    several = name == "sgd" and sys.argv[1] != "single"  # steps of an execution, which do not divide those of the epoch
+    trainer = fit.build_trainer(
+        lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5),
+        recipe, 16, strategy=strategy, execution=fit.Execution(steps_per_execution=3 if several else 1), seed=1,
+    )
+    trainer.epoch_steps = 16
+    trainer.fit(
+        distributed(strategy, 32, lambda part: training_batches(
+            split, recipe, preprocessing, num_classes=5, seed=0, first_step=0, num_steps=16, part=part)),
+        steps_per_epoch=16, shuffle=False, verbose=0,
+    )
+    size, batches = fit.evaluation_size(1003, strategy.num_replicas_in_sync)
+    trainer.evaluation_steps = batches
+    trainer.evaluate(
+        distributed(strategy, size, lambda part: evaluation_batches(
+            split, preprocessing, num_classes=5, batch_size=size, part=part)),
+        steps=batches, verbose=0,
+    )
+    found[name] = np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()])
+    found[name + "_ema"] = np.concatenate([np.ravel(weight) for weight in trainer.ema])
+    found[name + "_step"] = np.array(trainer.step)
+    found[name + "_counts"] = np.array([np.array(total) for total in trainer.test_sums[1:]])
+if sys.argv[1] == "mirrored":
+    config = dataclasses.replace(config, dropout_rate=0.5)
+    trainer = fit.build_trainer(
+        lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5),
+        base, 16, strategy=strategy, execution=fit.Execution(), seed=1,
+    )
+    draws = tf.function(lambda: strategy.run(lambda: tf.stack(trainer.draw(0))))().values
+    found["draws"] = np.stack(draws)
+if is_chief(strategy):
+    np.savez(sys.argv[2], **found)
+"""
+
+
+@pytest.fixture(name="ends", scope="module")
+def _ends(tmp_path_factory) -> dict:
+    """What each strategy ended with: weights, averages, counts of the evaluation."""
+    folder = tmp_path_factory.mktemp("ends")
+    script = folder / "process.py"
+    script.write_text(_PROCESS)
+    ends = {}
+    for name in ("single", "mirrored", "multi-worker"):
+        command = [sys.executable, str(script), name, str(folder / f"{name}.npz")]
+        if name == "multi-worker":
+            command = [sys.executable, "-m", "training.launch", "--workers", "2", "--", *command]
+        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        ends[name] = dict(np.load(folder / f"{name}.npz"))
+    return ends
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "multi-worker"])
+@pytest.mark.parametrize(("run", "bound"), [("sgd", 1e-6), ("accumulated", 1e-5)])
+@pytest.mark.parametrize("what", ["", "_ema"])
+def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, strategy, run, bound, what):
+    here, there = ends[strategy][run + what], ends["single"][run + what]
+    assert np.linalg.norm(here - there) <= bound * np.linalg.norm(there)
+
+
+@pytest.mark.parametrize("strategy", ["single", "mirrored", "multi-worker"])
+def test_accumulated_micro_batches_end_where_the_whole_batch_does(ends, strategy):
+    here, there = ends[strategy]["accumulated"], ends["single"]["adamw"]
+    assert np.linalg.norm(here - there) <= 1e-5 * np.linalg.norm(there)
+
+
+@pytest.mark.parametrize("run", ["sgd", "accumulated"])
+def test_an_epoch_has_its_steps_under_any_strategy(ends, run):
+    assert [int(end[f"{run}_step"]) for end in ends.values()] == [16] * 3
+
+
+@pytest.mark.parametrize("run", ["sgd", "accumulated"])
+def test_every_example_is_evaluated_once_under_any_strategy(ends, run):
+    counts = {name: end[f"{run}_counts"].tolist() for name, end in ends.items()}
+    assert counts["single"][1] == 1003
+    assert counts["single"] == counts["mirrored"] == counts["multi-worker"]
+
+
+def test_replicas_drop_out_different_units(ends):
+    first, second = ends["mirrored"]["draws"]
+    assert not np.any(first == second)
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="has no GPU for the strategy mirrored; use --strategy single, or give --repl"):
+        open_strategy(StrategyOptions(strategy="mirrored"))
+
+
+def test_more_gpus_than_there_are_are_refused(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a"] * 3 if kind == "GPU" else [])
+    with pytest.raises(UserError, match="4 GPUs were asked for, but this machine has 3; give fewer --replicas"):
+        open_strategy(StrategyOptions(strategy="mirrored", replicas=4))
+
+
+def test_a_tpu_that_is_not_there_is_refused(monkeypatch):
+    def resolver(tpu):
+        raise ValueError(f"Please provide a TPU Name to connect to, not {tpu}")
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
+    with pytest.raises(UserError, match="no TPU 'my-tpu' to be reached .ValueError: Please provide a TPU Name"):
+        open_strategy(StrategyOptions(strategy="tpu", tpu="my-tpu"))
+
+
+def test_a_tpu_is_connected_and_initialized_before_its_strategy_is_made(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        tf.distribute.cluster_resolver, "TPUClusterResolver", lambda tpu: calls.append(("resolver", tpu)) or "resolver"
+    )
+    monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", lambda r: calls.append(("connect", r)))
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda r: calls.append(("initialize", r)))
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", lambda r: calls.append(("strategy", r)) or "strategy")
+    assert open_strategy(StrategyOptions(strategy="tpu")) == "strategy"
+    names = ["resolver", "connect", "initialize", "strategy"]
+    assert calls == [(name, "resolver") for name in names] or calls[0] == ("resolver", "local")
+    assert [name for name, _ in calls] == names
+
+
+def test_replicas_mean_nothing_to_one_device():
+    with pytest.raises(UserError, match="--replicas means nothing to the strategy single"):
+        open_strategy(StrategyOptions(strategy="single", replicas=2))
+
+
+@pytest.mark.parametrize("field", ["replicas", "worker_timeout"])
+def test_impossible_numbers_of_the_strategy_are_refused(field):
+    with pytest.raises(UserError, match="must be at least 1, but is 0"):
+        StrategyOptions(**{field: 0})
+
+
+def test_several_workers_need_to_be_named(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(UserError, match="needs TF_CONFIG in the environment, or a SLURM job"):
+        open_strategy(StrategyOptions(strategy="multi-worker"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"cluster": {"worker": ["a:1"]}}',
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
+        '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}',
+        '{"cluster": {"worker": ["a:99999"]}, "task": {"type": "worker", "index": 0}}',
+        '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}}',
+    ],
+)
+def test_a_wrong_tf_config_is_refused(text, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(UserError, match="TF_CONFIG should be .* mend it, or remove it to train on this machine alone"):
+        open_strategy(StrategyOptions(strategy="multi-worker"))
+
+
+def test_a_worker_that_never_arrives_is_named_with_its_address(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
+        absent = f"127.0.0.1:{other.getsockname()[1]}"
+        here = f"127.0.0.1:{taken.getsockname()[1]}"
+    config = {"cluster": {"worker": [here, absent]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(UserError, match=f"After 1 seconds no worker has come to {absent}; start all workers"):
+        open_strategy(StrategyOptions(strategy="multi-worker", worker_timeout=1))
+
+
+def free_addresses(count: int) -> list[str]:
+    return [f"127.0.0.1:{port}" for port in launch._free_ports(count)]
+
+
+def met(calls: list[tuple]) -> list[str | None]:
+    """What each worker says when all of them meet at once: None, or why not."""
+
+    def one(call):
+        try:
+            rendezvous.meet(*call)
+        except UserError as mistake:
+            return str(mistake)
+
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(one, calls))
+
+
+def test_workers_meet():
+    workers = free_addresses(3)
+    assert met([(workers, here, 60) for here in workers]) == [None] * 3
+
+
+def test_workers_that_were_given_other_ports_are_told_so_on_both_sides():
+    chief, right, wrong = free_addresses(3)
+    chiefs, others = met([([chief, right], chief, 1), ([chief, wrong], wrong, 1)])
+    assert f"The worker at {wrong} was started with the addresses {chief}, {wrong}, others than this one" in chiefs
+    assert f"The worker at {chief} was started with the addresses {chief}, {right}, others than this one" in others
+
+
+def test_another_server_at_the_port_of_a_worker_is_told():
+    here = free_addresses(1)[0]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        there = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"What listens at {there} is no worker of this training; correct its port"):
+            rendezvous.meet([here, there], here, 1)
+
+
+def test_a_taken_port_is_refused(monkeypatch):
+    with socket.create_server(("", 0)) as taken:
+        here = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = {"cluster": {"worker": [here, "127.0.0.1:9"]}, "task": {"type": "worker", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        with pytest.raises(UserError, match=f"port of this worker, {here}, is taken"):
+            open_strategy(StrategyOptions(strategy="multi-worker"))
+
+
+def test_workers_are_found_by_themselves(monkeypatch):
+    config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    asked = []
+    monkeypatch.setattr(strategies, "_multi_worker", lambda timeout: asked.append(timeout))
+    open_strategy(StrategyOptions(worker_timeout=7))
+    assert asked == [7]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "replicas", "accumulation", "fits"), [(31, 2, 1, 30), (34, 4, 2, 32), (31, 64, 1, 64)]
+)
+def test_a_batch_that_cannot_be_shared_is_refused_with_one_that_can(batch_size, replicas, accumulation, fits):
+    class Strategy:
+        num_replicas_in_sync = replicas
+
+    recipe = dataclasses.replace(RECIPES["digits"], batch_size=batch_size, accumulation=accumulation)
+    with pytest.raises(UserError, match=f"cannot be shared evenly by {replicas} replicas .* give --batch-size {fits}"):
+        fit.check_batch(recipe, Strategy())
+    fit.check_batch(dataclasses.replace(recipe, batch_size=fits), Strategy())
+
+
+def test_a_failed_worker_ends_the_launch_with_its_exit_code(tmp_path):
+    script = (
+        "import json, os, sys, time\n"
+        "if json.loads(os.environ['TF_CONFIG'])['task']['index']: sys.exit(3)\n"
+        "time.sleep(300)"
+    )
+    command = [sys.executable, "-m", "training.launch", "--grace", "0.1", "--", sys.executable, "-c", script]
+    assert subprocess.run(command, timeout=200, env=ENVIRONMENT).returncode == 3
+
+
+@pytest.fixture(name="first_of_two")
+def _first_of_two(monkeypatch):
+    """The strategy of worker 0, as far as a lost worker is looked for."""
+
+    class Resolver:
+        task_type, task_id = "worker", 0
+
+    class Strategy:
+        cluster_resolver = Resolver()
+
+    monkeypatch.setattr(strategies, "several_workers", lambda strategy: True)
+    return Strategy()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.UnavailableError(
+            None, None, "Graph execution error:\n\nDetected at node Collective\nCollective ops is aborted by: recvmsg:"
+            "Connection reset by peer\nAdditional GRPC information from remote target /job:worker/replica:0/task:1",
+        ),
+        tf.errors.InternalError(
+            None, None, "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are "
+            "unhealthy (stopped sending heartbeats)",
+        ),
+        tf.errors.DeadlineExceededError(None, None, "Collective has timed out during execution."),
+        tf.errors.UnavailableError(
+            None, None, "Collective ops is aborted by: Deadline Exceeded RPC: /tensorflow.CoordinationService/Heartbeat"
+        ),
+    ],
+)  # fmt: skip
+def test_a_lost_worker_is_named_and_ends_with_the_code_to_start_again(error, first_of_two, monkeypatch, capsys):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    with lost_workers_reported(first_of_two):
+        raise error
+    assert left == [CONTINUE_LATER]
+    assert "A worker was lost or did not answer" in (message := capsys.readouterr().err)
+    assert any(word in message for word in ("task:1", "timed out", "Heartbeat"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.InternalError(None, None, "cuDNN launch failure : input shape ([32,3,224,224])"),
+        tf.errors.InternalError(None, None, "/job:worker/replica:0/task:0/device:GPU:0: cuDNN launch failure"),
+        tf.errors.CancelledError(None, None, "Cancelled"),
+    ],
+)
+def test_an_error_of_this_worker_is_not_taken_for_a_lost_one(error, first_of_two):
+    with pytest.raises(type(error)), lost_workers_reported(first_of_two):
+        raise error

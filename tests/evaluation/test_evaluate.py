@@ -1,0 +1,457 @@
+"""The evaluation report: its numbers, exact over the whole set, and its refusals."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sklearn.calibration
+import sklearn.metrics
+import tensorflow as tf
+
+import keras_vit
+from export.saved_model import export as saved_model_export
+from export.tflite import export as tflite_export
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.files.npz import read_npz
+from keras_vit.run_directory import Samples
+from tests.support import randomize
+from training.devices.strategies import StrategyOptions
+from training.evaluation import evaluate as evaluation
+from training.evaluation.classifiers import InputOptions
+from training.evaluation.plots import draw_mistakes
+from training.input.dataset import Split
+from training.input.sources import DataOptions, Source, array_split, digits
+from training.loop.run import Run
+from training.options.evaluate import EvaluateOptions
+
+NAMES = ("ant", "bee", "cat")
+
+
+def test_the_numbers_are_those_counted_by_hand():
+    logits = np.log([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [0.5, 0.4, 0.1]])
+    metrics = evaluation.measure(logits, np.array([0, 0, 1, 2, 1]), NAMES)
+    assert (metrics["num_examples"], metrics["num_correct"], metrics["accuracy"]) == (5, 4, 0.8)
+    assert metrics["log_loss"] == pytest.approx(-np.log([0.7, 0.6, 0.8, 0.6, 0.4]).mean())
+    assert metrics["confusion"] == [[2, 0, 0], [1, 1, 0], [0, 0, 1]]
+    assert metrics["classes"]["ant"] == {
+        "num_examples": 2, "precision": pytest.approx(2 / 3), "recall": 1.0, "f1": pytest.approx(0.8)
+    }  # fmt: skip
+    assert "top5_accuracy" not in metrics
+
+
+def test_a_class_without_images_does_not_break_the_report():
+    metrics = evaluation.measure(np.eye(3)[[0, 1]], np.array([0, 1]), NAMES)
+    assert metrics["classes"]["cat"]["num_examples"] == 0
+    assert metrics["accuracy"] == 1.0
+
+
+def test_top_five_counts_the_five_highest():
+    logits = np.tile(np.arange(7.0), (7, 1))
+    metrics = evaluation.measure(logits, np.arange(7), tuple("abcdefg"))
+    assert metrics["top5_accuracy"] == pytest.approx(5 / 7)
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path) -> Run:
+    """A run directory with an untrained model for the digits."""
+    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    run = Run(tmp_path / "run")
+    run.start({"command": "test"}, tuple("0123456789"))
+    run.save_model(model)
+    return run
+
+
+@pytest.fixture(name="no_data")
+def _no_data(monkeypatch):
+    """Data must not even be opened, which may take as long as the evaluation."""
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments: pytest.fail("the data were opened"))
+
+
+@pytest.mark.parametrize("batch_size", [1000, 7])
+def test_every_image_counts_once_whatever_the_batch(run, batch_size):
+    metrics = evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits"), batch_size))
+    assert metrics["num_examples"] == 360
+    split = digits().evaluation
+    images = np.stack([split.example(index)[0] for index in range(360)])
+    labels = np.array([int(split.example(index)[1]) for index in range(360)])
+    model = keras_vit.run_directory.load_model(run.path)
+    logits = model.predict((images.astype(np.float32) - 127.5) / 127.5, verbose=0)
+    assert metrics["num_correct"] == int((logits.argmax(-1) == labels).sum())
+
+
+def test_the_report_is_written_in_all_forms(run, tmp_path):
+    output = tmp_path / "report"
+    evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits"), output=str(output)))
+    pictures = {"confusion.png", "reliability.png", "mistakes.png"}
+    assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", *pictures}
+    assert all(f"]({name})" in (output / "evaluation.md").read_text() for name in pictures)
+    gallery = tf.io.decode_png((output / "mistakes.png").read_bytes(), channels=1).numpy()
+    assert np.mean(gallery < 128) > 0.1  # the digits are white on black
+    numbers = json.loads((output / "evaluation.json").read_text())
+    assert f"| accuracy | {numbers['accuracy']:.6g} |" in (output / "evaluation.md").read_text()
+
+
+def _png(image: np.ndarray) -> bytes:
+    return tf.io.encode_png(image).numpy()
+
+
+def test_a_mistake_of_any_image_is_shown_and_one_that_cannot_be_costs_no_other(tmp_path):
+    half_black = np.zeros((8, 8, 1), np.uint8)
+    half_black[:, 4:] = 255
+    shapes = [half_black, half_black.repeat(3, axis=-1)]
+    with_alpha = [np.concatenate([np.zeros_like(shape), half_black], axis=-1) for shape in shapes]
+    files = tf.constant([_png(image) for image in (*shapes, *with_alpha)] + [b"no image", _png(half_black)])
+    split = Split(len(files), lambda index: (files[index], tf.constant(0)))
+    probabilities = np.tile([0.1, 0.9, 0.0], (len(files), 1))
+    labels = np.zeros(len(files), np.int64)
+    draw_mistakes(split, np.arange(len(files)), probabilities, labels, NAMES, tmp_path / "mistakes.png")
+    gallery = tf.io.decode_png((tmp_path / "mistakes.png").read_bytes(), channels=1).numpy()
+    columns = np.array_split(gallery, 6, axis=1)  # one of each image
+    assert [np.mean(column < 128) > 0.2 for column in columns] == [True, True, True, True, False, True]
+
+
+def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkeypatch):
+    def fail(*_):
+        raise TypeError("Invalid shape (8, 8, 2) for image data")
+
+    output = tmp_path / "report"
+    arguments = EvaluateOptions(str(run.path), DataOptions("digits"), output=str(output), save_predictions=True)
+    monkeypatch.setattr(evaluation, "draw_reliability", lambda *_: None)
+    monkeypatch.setattr(evaluation, "draw_mistakes", fail)
+    monkeypatch.setattr(evaluation, "draw_confusion", lambda matrix, names, path: path.write_bytes(b"of an older run"))
+    evaluation.evaluate(arguments)
+    monkeypatch.setattr(evaluation, "draw_confusion", fail)
+    metrics = evaluation.evaluate(arguments)
+    assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", "predictions.npz"}
+    assert json.loads((output / "evaluation.json").read_text())["accuracy"] == metrics["accuracy"]
+    text = (output / "evaluation.md").read_text()
+    assert "](reliability.png)" in text
+    assert "](confusion.png)" not in text
+    assert "](mistakes.png)" not in text
+
+
+def test_data_of_other_classes_are_refused(run, monkeypatch):
+    source = dataclasses.replace(digits(), labels=("zero", *"123456789"))
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments: source)
+    with pytest.raises(UserError, match="tells apart 10 classes and the data have 10, of which 0, zero differ"):
+        evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits")))
+
+
+def test_an_unfinished_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="There is no file, folder or official checkpoint"):
+        evaluation.evaluate(EvaluateOptions(str(tmp_path / "none"), DataOptions("digits")))
+    with pytest.raises(UserError, match="is no finished run: it has no model.keras"):
+        evaluation.evaluate(EvaluateOptions(str(tmp_path), DataOptions("digits")))
+
+
+def test_a_broken_model_file_is_refused(run):
+    run.model_file.write_bytes(run.model_file.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot be read as a Keras model"):
+        evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits")))
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_an_empty_batch_is_refused(run, batch_size, no_data):
+    with pytest.raises(UserError, match=f"--batch-size must be at least 1 image, but is {batch_size}"):
+        evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits"), batch_size))
+
+
+@pytest.mark.parametrize("output", ["file", "file/report"])
+def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_path, no_data):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="file is a file; --output takes a directory"):
+        evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits"), output=str(tmp_path / output)))
+
+
+def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
+    Run(tmp_path / "other").start({"command": "other"}, NAMES)
+    with pytest.raises(UserError, match="other is another run than .*run; give --output a directory of its own"):
+        evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits"), output=str(tmp_path / "other")))
+
+
+def test_the_report_may_go_to_the_run_itself_and_replace_an_older_one(run):
+    for output in (None, str(run.path / ".." / "run")):
+        (run.path / "evaluation.md").write_text("old")
+        evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits"), output=output))
+        assert "| accuracy |" in (run.path / "evaluation.md").read_text()
+
+
+def test_the_numbers_are_whole_or_not_there(run, tmp_path, monkeypatch):
+    def full(path, arrays):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(evaluation, "write_npz", full)
+    output = str(tmp_path / "a" / "b")
+    arguments = EvaluateOptions(str(run.path), DataOptions("digits"), output=output, save_predictions=True)
+    with pytest.raises(OSError, match="disk full"):
+        evaluation.evaluate(arguments)
+    assert list(tmp_path.iterdir()) == [run.path]
+
+
+def test_a_model_of_another_number_of_classes_is_refused(run, no_data):
+    (run.path / "labels.txt").write_text("ant\nbee\ncat\n")
+    with pytest.raises(UserError, match=r"output has shape \(None, 10\), but there are 3 labels"):
+        evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits")))
+
+
+# The numbers
+
+
+def _made_up(count: int = 900, classes: int = 7) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Logits that are right two times in three or so, labels, of which the last class has none, and names."""
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, classes - 1, count)
+    logits = rng.normal(0.0, 1.5, (count, classes)) + 2.5 * np.eye(classes)[labels]
+    return logits.astype(np.float32), labels, tuple("abcdefg"[:classes])
+
+
+def test_every_measure_is_scikit_learns():
+    logits, labels, names = _made_up()
+    found, said = evaluation.measure(logits, labels, names), logits.argmax(-1)
+    exponentials = np.exp(logits.astype(np.float64))
+    probabilities = exponentials / exponentials.sum(-1, keepdims=True)
+    of_class = {"labels": range(7), "average": None, "zero_division": 0.0}
+    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, said), abs=1e-12)
+    top5 = sklearn.metrics.top_k_accuracy_score(labels, logits, k=5, labels=range(7))
+    assert found["top5_accuracy"] == pytest.approx(top5, abs=1e-12)
+    log_loss = sklearn.metrics.log_loss(labels, probabilities, labels=range(7))
+    assert found["log_loss"] == pytest.approx(log_loss, abs=1e-9)
+    for name in ("precision", "recall", "f1"):
+        scores = getattr(sklearn.metrics, f"{name}_score")(labels, said, **of_class)
+        assert [row[name] for row in found["classes"].values()] == pytest.approx(scores, abs=1e-12)
+        assert found[f"macro_{name}"] == pytest.approx(scores.mean(), abs=1e-12)
+    accuracy, confidence = sklearn.calibration.calibration_curve(said == labels, probabilities.max(-1), n_bins=15)
+    assert [row["accuracy"] for row in found["reliability"]] == pytest.approx(accuracy, abs=1e-9)
+    assert [row["confidence"] for row in found["reliability"]] == pytest.approx(confidence, abs=1e-9)
+    shares = np.histogram(probabilities.max(-1), bins=15, range=(0, 1))[0] / len(labels)
+    assert found["ece"] == pytest.approx(shares[shares > 0] @ np.abs(accuracy - confidence), abs=1e-9)
+
+
+def test_intervals_hold_the_measures_and_are_those_of_the_binomial():
+    logits, labels, names = _made_up()
+    found, intervals = (function(logits, labels, names) for function in (evaluation.measure, evaluation.intervals))
+    for name in ("accuracy", "top5_accuracy", "log_loss", "macro_f1", "macro_recall"):
+        assert intervals[name][0] < found[name] < intervals[name][1]
+    for name in names[:-1]:
+        assert intervals["classes"][name]["f1"][0] < found["classes"][name]["f1"] < intervals["classes"][name]["f1"][1]
+    assert intervals["classes"]["g"]["recall"] == [0.0, 0.0]
+    width = 2 * 1.96 * np.sqrt(found["accuracy"] * (1.0 - found["accuracy"]) / len(labels))
+    assert intervals["accuracy"][1] - intervals["accuracy"][0] == pytest.approx(width, rel=0.1)
+
+
+def test_every_accepted_label_counts_and_images_without_one_do_not():
+    logits, labels = np.eye(3)[[0, 1, 2, 0, 1]], np.array([0, 0, 2, 0, 1])
+    found = evaluation.measure_real(logits, labels, [[0], [0, 1], [], [2], [1]])
+    assert found == {"num_examples": 4, "num_left_out": 1, "num_correct": 3, "accuracy": 0.75}
+    with pytest.raises(UserError, match="accepts no label of any image"):
+        evaluation.measure_real(logits, labels, [[]] * 5)
+    with pytest.raises(UserError, match="Only 20% of the images have their own label.*in another order"):
+        evaluation.measure_real(logits, labels, [[1], [2], [0], [1], [1]])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[[0], [1]", "is no JSON"),
+        ("[[0], [3], [1]]", "a list of class numbers, 0 to 2"),
+        ("[[0], 1, [1]]", "a list of class numbers"),
+        ("[[0], [true], [1]]", "a list of class numbers"),
+        ("[[0], [1]]", "has labels of 2 images, but 3 are evaluated"),
+    ],
+)
+def test_a_file_that_does_not_tell_accepted_labels_is_refused(text, complaint, tmp_path):
+    (tmp_path / "real.json").write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        evaluation.read_real_labels(str(tmp_path / "real.json"), Split(3, lambda index: None), 3)
+    with pytest.raises(UserError, match="There is no file"):
+        evaluation.read_real_labels(str(tmp_path / "none.json"), Split(3, lambda index: None), 3)
+
+
+def test_accepted_labels_follow_the_numbers_of_imagenets_files(tmp_path):
+    (tmp_path / "real.json").write_text("[[0], [1, 2], [], [2]]")
+    files = ("b/ILSVRC2012_val_00000004.JPEG", "a/ILSVRC2012_val_00000002.JPEG")
+    split = Split(2, lambda index: None, files.__getitem__)
+    assert evaluation.read_real_labels(str(tmp_path / "real.json"), split, 3) == [[2], [1, 2]]
+
+
+# The models
+
+
+@pytest.fixture(name="made", scope="module")
+def _made(tmp_path_factory) -> pathlib.Path:
+    """One model in every form: run/, run/model.keras, weights.npz, served/1, phone/; and its evaluation images."""
+    folder = tmp_path_factory.mktemp("made")
+    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    run = Run(folder / "run")
+    run.start({"command": "test"}, tuple("0123456789"))
+    run.save_model(model)
+    keras_vit.save_checkpoint(model, folder / "weights.npz", layout="npz")
+    images = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), np.uint8)
+    samples = Samples(tuple(tf.io.encode_png(image).numpy() for image in images), np.arange(9))
+    saved_model_export.export_saved_model(model, tuple("0123456789"), samples, folder / "served")
+    tflite_export.export_tflite(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
+    return folder
+
+
+@pytest.fixture(name="few_digits")
+def _few_digits(monkeypatch) -> Source:
+    """The first 33 evaluation images of the digits in the place of all."""
+    source = digits()
+    few = dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments: few)
+    for picture in ("draw_confusion", "draw_reliability", "draw_mistakes"):  # which another test looks at
+        monkeypatch.setattr(evaluation, picture, lambda *_: None)
+    return few
+
+
+def _evaluated(model: pathlib.Path, output: pathlib.Path, **options) -> tuple[dict, dict]:
+    """Measures and predictions of a model."""
+    arguments = EvaluateOptions(str(model), DataOptions("digits"), 10, str(output), save_predictions=True, **options)
+    return evaluation.evaluate(arguments), read_npz(output / "predictions.npz")
+
+
+def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
+    expected, predictions = _evaluated(made / "run", tmp_path / "run")
+    assert predictions["logits"].shape == (33, 10)
+    forms = {
+        "run/model.keras": "Keras model",
+        "weights.npz": "Keras model",
+        "served": "SavedModel by image_bytes",
+        "phone/model-float32.tflite": "TFLite file",
+    }
+    for name, kind in forms.items():
+        heads = InputOptions(num_heads=3) if name == "weights.npz" else InputOptions()
+        found, others = _evaluated(made / name, tmp_path / "other", input=heads)
+        told = json.loads((tmp_path / "other" / "evaluation.json").read_text())
+        assert (told["kind"], found["num_correct"]) == (kind, expected["num_correct"])
+        assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
+        np.testing.assert_array_equal(others["labels"], predictions["labels"])
+        unnamed = "does not name its classes" in (tmp_path / "other" / "evaluation.md").read_text()
+        assert unnamed == (name == "weights.npz")
+
+
+def test_a_saved_model_of_numbers_alone_is_given_numbers(made, few_digits, tmp_path):
+    loaded = tf.saved_model.load(made / "served" / "1")
+    tf.saved_model.save(loaded, tmp_path / "numbers", signatures=loaded.signatures["image_tensor"])
+    expected, _ = _evaluated(made / "run", tmp_path / "run")
+    found, _ = _evaluated(tmp_path / "numbers", tmp_path / "report")
+    assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
+    other, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", input=InputOptions(value_range=(0.0, 1.0)))
+    assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
+
+
+def test_what_an_exported_model_cannot_be_told_is_refused(made, few_digits, tmp_path):
+    served, phone = made / "served", made / "phone" / "model-float32.tflite"
+    for model, options, complaint in (
+        (served, {"input": InputOptions(value_range=(0.0, 1.0))}, "--value-range means nothing to a SavedModel that"),
+        (phone, {"input": InputOptions(image_size=(16, 16))}, "--image-size means nothing to an exported model"),
+        (phone, {"place": StrategyOptions("mirrored")}, "leave --strategy and --replicas out"),
+        (made / "run", {"input": InputOptions(num_heads=3)}, "leave --num-heads out"),
+        (made / "run", {"place": StrategyOptions("multi-worker")}, "runs on one machine; give --strategy single"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            _evaluated(model, tmp_path / "report", **options)
+    with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
+        evaluation.evaluate(EvaluateOptions(str(phone), DataOptions("digits")))
+
+
+def test_a_damaged_export_is_refused(made, few_digits, tmp_path):
+    (tmp_path / "saved_model.pb").write_bytes(b"no model")
+    with pytest.raises(UserError, match="cannot be loaded as a SavedModel"):
+        _evaluated(tmp_path, tmp_path / "report")
+    (tmp_path / "broken.tflite").write_bytes((made / "phone" / "model-float32.tflite").read_bytes()[:500])
+    with pytest.raises(UserError, match="cannot be loaded as a TFLite model"):
+        _evaluated(tmp_path / "broken.tflite", tmp_path / "report")
+
+
+def test_a_model_without_a_head_is_refused(few_digits, tmp_path):
+    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
+    model.save(tmp_path / "features.keras")
+    with pytest.raises(UserError, match="has no head: it ends with features of shape"):
+        _evaluated(tmp_path / "features.keras", tmp_path / "report")
+
+
+def test_logits_that_are_no_numbers_are_refused(run):
+    model = keras_vit.run_directory.load_model(run.path)
+    model.layers[-1].bias.assign(np.full(10, np.nan))
+    run.save_model(model)
+    with pytest.raises(UserError, match="numbers that are not finite for 360 of 360 images"):
+        evaluation.evaluate(EvaluateOptions(str(run.path), DataOptions("digits")))
+
+
+def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
+    labels = [int(few_digits.evaluation.example(index)[1]) for index in range(33)]
+    (tmp_path / "real.json").write_text(json.dumps([[], *([label, (label + 1) % 10] for label in labels[1:])]))
+    found, predictions = _evaluated(made / "run", tmp_path / "out", real_labels=str(tmp_path / "real.json"))
+    said = predictions["logits"].argmax(-1)[1:]
+    right = int(np.sum((said == labels[1:]) | (said == (np.array(labels[1:]) + 1) % 10)))
+    assert found["real_labels"] == {
+        "num_examples": 32, "num_left_out": 1, "num_correct": right, "accuracy": right / 32
+    }  # fmt: skip
+    assert f"{right} of 32 images; 1 without" in (tmp_path / "out" / "evaluation.md").read_text()
+
+
+def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
+    """Also where an older one had."""
+    for picture in ("draw_confusion", "draw_reliability"):
+        monkeypatch.setattr(evaluation, picture, lambda *_: None)
+    source, (_, predictions) = digits(), _evaluated(made / "run", tmp_path / "out")
+    said = predictions["logits"].argmax(-1)
+    images = np.stack([source.evaluation.example(index)[0] for index in range(360)])
+    right = dataclasses.replace(source, evaluation=array_split(images, said, source.labels))
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments: right)
+    assert (tmp_path / "out" / "mistakes.png").is_file()
+    assert _evaluated(made / "run", tmp_path / "out")[0]["worst_mistakes"] == []
+    assert not (tmp_path / "out" / "mistakes.png").exists()
+    assert "There is no mistake." in (tmp_path / "out" / "evaluation.md").read_text()
+
+
+_IN_REPLICAS = """
+import sys, numpy as np
+from training.evaluation import evaluate as evaluation
+from training.input.sources import DataOptions, Source, array_split
+from training.devices.strategies import StrategyOptions
+from training.options.evaluate import EvaluateOptions
+
+def source(arguments):
+    rng = np.random.default_rng(1)
+    images, labels = rng.integers(0, 256, (2003, 8, 8, 1), np.uint8), rng.integers(0, 10, 2003)
+    split = array_split(images, labels, tuple("0123456789"))
+    return Source(tuple("0123456789"), split, split)
+
+evaluation.open_source = source
+evaluation.draw_confusion = evaluation.draw_reliability = evaluation.draw_mistakes = lambda *_: None
+run, output = sys.argv[1:]
+for name, batch_size, place in (
+    ("three", 300, StrategyOptions("mirrored", 3)),  # first, for devices are divided before they are used
+    ("one", 2003, StrategyOptions("single")),
+):
+    data = DataOptions("digits")
+    evaluation.evaluate(
+        EvaluateOptions(run, data, batch_size, f"{output}/{name}", save_predictions=True, place=place)
+    )
+"""
+
+
+def test_two_thousand_and_three_examples_count_once_in_any_batch_on_any_replicas(made, tmp_path):
+    command = [sys.executable, "-c", _IN_REPLICAS, made / "run", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    (one, first), (other, second) = (
+        (json.loads((tmp_path / name / "evaluation.json").read_text()), read_npz(tmp_path / name / "predictions.npz"))
+        for name in ("one", "three")
+    )
+    assert (one["num_examples"], one["num_correct"]) == (
+        2003,
+        int(np.sum(first["logits"].argmax(-1) == first["labels"])),
+    )
+    assert (other["num_correct"], other["confusion"]) == (one["num_correct"], one["confusion"])
+    np.testing.assert_allclose(second["logits"], first["logits"], atol=1e-5)
+    assert np.sum(one["confusion"]) == 2003

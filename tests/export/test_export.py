@@ -1,0 +1,468 @@
+"""Artifacts: equal to the model after a fresh load, free of the known traps, and not kept when they differ."""
+
+import collections
+import dataclasses
+import errno
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+import keras_vit
+from export import parity
+from export.saved_model import __main__ as saved_model
+from export.saved_model import export as saved_model_export
+from export.saved_model import model_card
+from export.tflite import __main__ as tflite
+from export.tflite import export as tflite_export
+from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit.errors import ParityError
+from keras_vit.files.npz import write_npz
+from keras_vit.run_directory import Samples
+from tests.support import randomize
+
+LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
+CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=64)
+SIZE = (12, 30)
+REPORT = ("report.json", "report.md", "report.png")
+CONFIGS = {
+    "token": CONFIG,
+    "gap": dataclasses.replace(CONFIG, classifier="gap", gelu="erf"),
+    "map": dataclasses.replace(CONFIG, classifier="map", representation_size=9, dropout_rate=0.1),
+}
+
+
+def build(name: str = "token", channels: int = 3) -> keras.Model:
+    return randomize(keras_vit.build(CONFIGS[name], preprocessing=Preprocessing(SIZE, channels), num_classes=7))
+
+
+@pytest.fixture(autouse=True)
+def _not_natively(monkeypatch):
+    """TensorFlow's C++ library takes seconds to load; tests/test_served.py has it."""
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+
+
+@pytest.fixture(name="samples", scope="module")
+def _samples() -> Samples:
+    """Pictures in all four formats, of mixed sizes and channels."""
+    rng = np.random.default_rng(4)
+    encoded = []
+    for number in range(9):
+        shape = (10 + number, 25, (3, 1, 3, 4)[number % 4])
+        image = rng.integers(0, 256, shape, dtype=np.uint8)
+        encoded.append((tf.io.encode_jpeg if number % 4 == 2 else tf.io.encode_png)(image).numpy())
+    return Samples(tuple(encoded), np.arange(9) % 7)
+
+
+@pytest.mark.parametrize(("name", "channels"), [("gap", 1), ("map", 3)])
+def test_a_saved_model_is_the_model(name, channels, samples, tmp_path):
+    path, difference = saved_model_export.export_saved_model(
+        build(name, channels), LABELS, samples, tmp_path / "served"
+    )
+    assert path == tmp_path / "served" / "1"
+    assert difference.max_abs_diff <= 1e-4
+    assert difference.num_images == 9
+    assert (path / "assets" / "labels.txt").read_text(encoding="utf-8").split() == list(LABELS)
+    assert [entry.name for entry in (tmp_path / "served").iterdir()] == ["1"]
+
+
+def test_versions_count_up(samples, tmp_path):
+    (tmp_path / "2").mkdir()
+    (tmp_path / "9").mkdir()
+    assert saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path)[0].name == "10"
+
+
+def test_epsilon_survives_in_the_served_graph_and_when_frozen(samples, tmp_path):
+    """OneDNN's fused LayerNorm computes with 1e-3 unless the graph it replaces has the one form that says more."""
+    model = build()
+    model.get_layer("embedding").set_weights([1e-3 * w for w in model.get_layer("embedding").get_weights()])
+    model.get_layer("Transformer.posembed_input").set_weights(
+        [1e-3 * w for w in model.get_layer("Transformer.posembed_input").get_weights()]
+    )
+    images = np.random.default_rng(0).uniform(-1, 1, (4, *SIZE, 3)).astype(np.float32)
+    expected = np.asarray(model(images))
+    path, _ = saved_model_export.export_saved_model(model, LABELS, samples, tmp_path)
+    loaded = tf.saved_model.load(path)  # owns the variables that the signature reads
+    served = loaded.signatures["image_tensor"]
+    np.testing.assert_allclose(served(image=tf.constant(images))["logits"], expected, atol=1e-4)
+
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    frozen = convert_variables_to_constants_v2(served)
+    logits = next(value for value in frozen(image=tf.constant(images)) if not np.allclose(value.numpy().sum(-1), 1))
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def _operators_on_the_device(path: pathlib.Path) -> collections.Counter:
+    """What a session, such as TF Serving's, runs for the logits of a SavedModel: operators, as they were rewritten."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        signature = tf.compat.v1.saved_model.load(session, ["serve"], str(path)).signature_def["image_tensor"]
+        metadata = tf.compat.v1.RunMetadata()
+        session.run(
+            signature.outputs["logits"].name,
+            {signature.inputs["image"].name: np.zeros((2, *SIZE, 3), np.float32)},
+            tf.compat.v1.RunOptions(output_partition_graphs=True),
+            metadata,
+        )
+    return collections.Counter(
+        "+".join([node.op, *(name.decode() for name in node.attr["fused_ops"].list.s)])
+        for graph in metadata.partition_graphs
+        for node in graph.node
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_served_model_is_run_in_as_few_passes_as_tensorflow_knows(dtype, samples, tmp_path):
+    model = build()
+    path, _ = saved_model_export.export_saved_model(model, LABELS, samples, tmp_path, dtype=dtype, max_disagreement=1.0)
+    found = _operators_on_the_device(path)
+    if "_MklSoftmax" not in found:
+        pytest.skip("TensorFlow has no oneDNN on this processor, or was told not to use it")
+    blocks = sum(layer.name.endswith(".query") for layer in model.layers)
+    assert found["_MklLayerNorm"] == sum(isinstance(layer, keras.layers.LayerNormalization) for layer in model.layers)
+    assert found["_MklNativeFusedMatMul+BiasAdd+GeluApproximate"] == blocks
+    assert found["_MklNativeFusedMatMul+BiasAdd"] == 5 * blocks + 1  # and the head
+    assert not found.keys() & {"Rsqrt", "SquaredDifference", "Tanh", "Erf", "Pow"}
+    assert ("ReadVariableOp" in found) == (dtype == "float32")  # constants are brought into oneDNN's order once
+    assert found["Cast"] == (2 if dtype == "bfloat16" else 0)
+
+
+def test_an_artifact_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
+    monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
+    with pytest.raises(ParityError, match="logits of the SavedModel differ from the model's by up to"):
+        saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path / "served")
+    with pytest.raises(ParityError, match="logits of the float32 TFLite file differ"):
+        tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, tmp_path, monkeypatch):
+    decode = parity.decode
+    monkeypatch.setattr(
+        parity, "decode", lambda *given: decode(*given) + (0.0 if tf.executing_eagerly() else 9.0)
+    )  # in the graph alone
+    with pytest.raises(ParityError, match="SavedModel's probabilities of encoded images differ from the model's by"):
+        saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path / "served")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeypatch):
+    run = tflite_export.run_tflite
+    monkeypatch.setattr(
+        tflite_export, "run_tflite", lambda file, *given: run(file, *given) * (-1 if "int8" in file.name else 1)
+    )
+    with pytest.raises(ParityError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
+        tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("num_images", "disagreeing", "kept"),
+    [(2, 1, True), (9, 1, True), (9, 2, False), (100, 2, True), (100, 3, False), (360, 7, True), (360, 8, False)],
+)
+def test_one_image_in_another_class_is_no_disagreement(num_images, disagreeing, kept):
+    found = parity.Parity(0.1, 0.01, 1 - disagreeing / num_images, 1.0, num_images)
+    if kept:
+        parity.require_agreement("file", found)
+    else:
+        with pytest.raises(ParityError, match=f"disagrees with the model on {disagreeing} of {num_images} images"):
+            parity.require_agreement("file", found)
+
+
+def test_float_rounding_is_a_share_of_the_largest_logit(samples):
+    """Logits of 40 are rounded forty times as coarsely as logits of 1; those below 1 are not held to less than 1e-4."""
+    model = build()
+    expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
+    for largest, difference, kept in ((40.0, 3e-3, True), (40.0, 5e-3, False), (0.01, 9e-5, True), (1.0, 2e-4, False)):
+        logits = expected.logits * largest / np.abs(expected.logits).max()
+        found = parity.compare(dataclasses.replace(expected, logits=logits), logits + difference)
+        if kept:
+            parity.require_equal("file", found)
+        else:
+            with pytest.raises(ParityError, match="differ from the model's by up to"):
+                parity.require_equal("file", found)
+
+
+def test_a_model_with_large_logits_is_exported(samples, tmp_path, monkeypatch):
+    """As its own SavedModel, off by no more than rounding."""
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+    model, compare = build(), parity.compare
+    head = model.get_layer("head")
+    head.set_weights([400 * weight for weight in head.get_weights()])
+    rounding = 1 + 2e-5  # of some processor, and of some thousand terms
+    monkeypatch.setattr(parity, "compare", lambda expected, logits: compare(expected, logits * rounding))
+    _, found = saved_model_export.export_saved_model(model, LABELS, samples, tmp_path)
+    assert found.max_abs_diff > 1e-4
+
+
+def test_an_export_that_is_overtaken_takes_the_next_version(samples, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+    verify = saved_model_export._verify
+
+    def overtaken(*given):
+        for number in ("1", "2"):
+            (tmp_path / number).mkdir()
+            (tmp_path / number / "saved_model.pb").write_text("of the other export")
+        return verify(*given)
+
+    monkeypatch.setattr(saved_model_export, "_verify", overtaken)
+    path, _ = saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path)
+    assert path == tmp_path / "3"
+    assert tf.saved_model.contains_saved_model(path)
+    assert (tmp_path / "1" / "saved_model.pb").read_text() == "of the other export"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["1", "2", "3"]
+
+
+def test_two_that_take_a_version_at_once_get_two(tmp_path, monkeypatch):
+    """The number is chosen and taken in two steps; here, the other one comes in between every time."""
+    listing, late = pathlib.Path.iterdir, [1, 2]
+
+    def slow(path):
+        entries = list(listing(path))
+        if late:
+            (path / str(late[0])).mkdir()
+            (path / str(late.pop(0)) / "saved_model.pb").touch()
+        return iter(entries)
+
+    (tmp_path / "stage").mkdir()
+    (tmp_path / "stage" / "mine").touch()
+    (tmp_path / "served").mkdir()
+    monkeypatch.setattr(pathlib.Path, "iterdir", slow)
+    path = saved_model_export._put_as_next_version(tmp_path / "stage", tmp_path / "served")
+    assert path.name == "3"
+    assert [entry.name for entry in listing(path)] == ["mine"]
+
+
+def test_a_not_a_number_is_a_difference(samples):
+    model = build()
+    expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
+    with pytest.raises(ParityError, match="differ"):
+        parity.require_equal("file", parity.compare(expected, np.full_like(expected.logits, np.nan)))
+    with pytest.raises(ParityError, match="by up to nan"):
+        parity.require_agreement("file", parity.Parity(np.nan, np.nan, 1.0, 1.0, 9))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tflite_files_are_the_model(name, samples, tmp_path):
+    model = build(name)
+    written = tflite_export.export_tflite(model, LABELS, samples, tmp_path, ["float32"])
+    path, difference = written["float32"]
+    assert difference.max_abs_diff <= 1e-4
+    assert path.stat().st_size > 4 * model.count_params()
+    assert (tmp_path / "labels.txt").read_text(encoding="utf-8").split() == list(LABELS)
+    interpreter = Interpreter(model_path=str(path))
+    assert [detail["shape"].tolist() for detail in interpreter.get_input_details()] == [[1, *SIZE, 3]]
+    assert [detail["shape"].tolist() for detail in interpreter.get_output_details()] == [[1, 7]]
+
+
+def operators(path) -> set[str]:
+    interpreter = Interpreter(model_path=str(path), experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
+    return {operator["op_name"] for operator in interpreter._get_ops_details()}
+
+
+def test_a_phone_needs_no_flex_no_custom_and_no_shape_operator(samples, tmp_path):
+    path, _ = tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])["float32"]
+    found = operators(path)
+    assert "FULLY_CONNECTED" in found
+    assert not found & {"SHAPE", "PACK", "GATHER", "REDUCE_PROD", "CUSTOM", "READ_VARIABLE", "VAR_HANDLE"}
+    assert not [name for name in found if name.startswith("Flex")]
+
+
+def test_int8_is_smaller_and_agrees(samples, tmp_path):
+    model = keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7)
+    for weight in model.weights:
+        if weight.path.startswith("head"):
+            weight.assign(np.random.default_rng(0).normal(size=weight.shape))
+    written = tflite_export.export_tflite(model, LABELS, samples, tmp_path, ["float32", "int8-dynamic"])
+    (exact, _), (small, difference) = written["float32"], written["int8-dynamic"]
+    assert small.stat().st_size < 0.6 * exact.stat().st_size
+    assert difference.agreement == 1.0
+    assert 0 < difference.max_abs_diff < 0.5
+
+
+def test_a_file_without_its_weights_is_noticed(tmp_path):
+    (tmp_path / "x.tflite").write_bytes(b"0" * 1000)
+    with pytest.raises(ParityError, match="too few for its weights"):
+        tflite_export._require_weights(tmp_path / "x.tflite", 100_000, 1.0)
+
+
+def test_a_file_that_was_not_quantised_is_noticed(tmp_path):
+    (tmp_path / "x.tflite").write_bytes(b"0" * 10_000_000)
+    with pytest.raises(ParityError, match="weights were not quantised"):
+        tflite_export._require_weights(tmp_path / "x.tflite", 10_000_000, 0.25)
+
+
+def test_labels_of_another_number_are_refused(samples, tmp_path):
+    with pytest.raises(UserError, match=r"output has shape \(None, 7\), but there are 2 labels"):
+        saved_model_export.export_saved_model(build(), ("a", "b"), samples, tmp_path / "served")
+    with pytest.raises(UserError, match="there are 2 labels"):
+        tflite_export.export_tflite(build(), ("a", "b"), samples, tmp_path / "phone", ["float32"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
+    (tmp_path / "x").write_text("mine")
+    for export in (
+        lambda: saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path / "x"),
+        lambda: tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "x", ["float32"]),
+    ):
+        with pytest.raises(UserError, match="is a file; --output takes a directory"):
+            export()
+
+
+def test_no_format_is_refused(samples, tmp_path):
+    with pytest.raises(UserError, match="--formats takes at least one of float32, float16, .*, but none is given"):
+        tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "phone", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UserError, match=f"{tmp_path} cannot be written; give another --output"):
+        run_directory.check_output(tmp_path / "a" / "b")
+
+
+def test_files_of_two_models_are_never_mixed(samples, tmp_path):
+    model, phone = build(), tmp_path / "phone"
+    tflite_export.export_tflite(model, LABELS, samples, phone, ["int8-dynamic"])
+    before = {path.name: path.read_bytes() for path in phone.iterdir()}
+    assert before.keys() == {"model-int8-dynamic.tflite", "labels.txt", "export.sha256", *REPORT}
+
+    other = build()
+    other.get_layer("head").set_weights([2 * weight for weight in other.get_layer("head").get_weights()])
+    for stranger, labels in ((other, LABELS), (model, LABELS[::-1])):
+        with pytest.raises(UserError, match="phone already holds the export of another model .export.sha256"):
+            tflite_export.export_tflite(stranger, labels, samples, phone, ["float32"])
+    assert {path.name: path.read_bytes() for path in phone.iterdir()} == before
+
+    tflite_export.export_tflite(build(), LABELS, samples, phone, ["float32", "int8-dynamic"])
+    assert {path.name for path in phone.iterdir()} == {*before, "model-float32.tflite"}
+
+
+def test_files_of_an_unknown_model_are_refused(samples, tmp_path):
+    (tmp_path / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")  # of this very run
+    tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
+    (tmp_path / "export.sha256").unlink()
+    with pytest.raises(UserError, match="already holds the export of another model .model-float32.tflite."):
+        tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
+
+
+def test_samples_are_prepared_a_batch_at_a_time(samples):
+    many = Samples(samples.encoded * 15, np.tile(samples.labels, 15))  # 135 = 64 + 64 + 7
+    model = build()
+    expected = parity.reference(model, keras_vit.preprocessing_of(model), many)
+    assert [images.shape for _, images in expected.batches()] == [(n, *SIZE, 3) for n in (64, 64, 7)]
+    images = np.concatenate([images for _, images in expected.batches()])
+    np.testing.assert_allclose(expected.logits, model.predict(images, verbose=0), atol=1e-5)
+    assert sum((files for files, _ in expected.batches()), ()) == many.encoded
+
+
+@pytest.fixture(name="run")
+def _run(samples, tmp_path) -> pathlib.Path:
+    """What a training command leaves, as far as an export reads it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    build().save(run / "model.keras")
+    (run / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")
+    samples.save(run / "samples.npz")
+    return run
+
+
+def flip_a_byte(path: pathlib.Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: pathlib.Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def of_few_classes(path: pathlib.Path) -> None:
+    keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=3).save(path)
+
+
+def without_images(path: pathlib.Path) -> None:
+    Samples((), np.zeros(0)).save(path)
+
+
+def without_labels(path: pathlib.Path) -> None:
+    write_npz(path, {"data": np.zeros(5, np.uint8), "ends": np.array([2, 5]), "labels": np.zeros(1, np.int64)})
+
+
+def beyond_the_data(path: pathlib.Path) -> None:
+    write_npz(path, {"data": np.zeros(5, np.uint8), "ends": np.array([2, 9]), "labels": np.zeros(2, np.int64)})
+
+
+def not_an_image(path: pathlib.Path) -> None:
+    Samples((b"no image",), np.zeros(1)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("labels.txt", lambda path: path.write_bytes(b"caf\xe9\n"), "labels.txt should name a class in each line, but"),
+        ("labels.txt", lambda path: path.write_text(""), "output has shape .None, 7., but there are 0 labels"),
+        ("model.keras", lambda path: flip_a_byte(path, 2), "model.keras cannot be read as a Keras model"),
+        ("model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
+        ("model.keras", truncate, r"model.keras cannot be read as a Keras model \(File is not a zip file\)"),
+        ("model.keras", lambda path: path.write_bytes(b""), "model.keras cannot be read as a Keras model"),
+        ("model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must be those of one run"),
+        ("samples.npz", truncate, "samples.npz cannot be read as a whole .npz"),
+        ("samples.npz", without_images, "samples.npz holds no sample images; train again"),
+        ("samples.npz", without_labels, "samples.npz holds no sample images; train again"),
+        ("samples.npz", beyond_the_data, "samples.npz holds no sample images; train again"),
+        ("samples.npz", not_an_image, "images in samples.npz, one from 0 to 0 cannot be decoded; train again"),
+    ],
+)
+@pytest.mark.parametrize("command", [saved_model, tflite])
+def test_a_damaged_run_is_one_sentence_and_leaves_nothing(command, name, damage, words, run, tmp_path):
+    damage(run / name)
+    with pytest.raises(UserError, match=words) as caught:
+        command.main(["--run", str(run), "--output", str(tmp_path / "exports" / "here")])
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [run]
+
+
+def test_a_full_disk_is_an_error_of_the_disk_and_leaves_nothing(samples, tmp_path, monkeypatch):
+    def full(module, path, signatures):
+        path.mkdir(exist_ok=True)
+        raise tf.errors.ResourceExhaustedError(None, None, f"{path}/variables; No space left on device")
+
+    monkeypatch.setattr(tf.saved_model, "save", full)
+    for export in (
+        lambda: saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path / "served"),
+        lambda: tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"]),
+    ):
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            export()
+        assert caught.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_its_table_and_nothing_else(run, tmp_path):
+    command = ["-m", "export.tflite", "--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32"]
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}  # set by JAX
+    root = pathlib.Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=root, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[:3] == ["format", "file", "bytes"]
+
+
+@pytest.mark.parametrize(
+    ("resize", "crop_from", "sentence"),
+    [
+        ("stretch", None, "RGB, stretched to 16 x 24 (bilinear)"),
+        ("crop", None, "RGB, cut to the central window of this aspect and resized to 16 x 24 (bilinear, antialiased)"),
+        ("resize-small", 30, "RGB, resized to a smaller side of 30 (mean of areas), the centre cut to 16 x 24"),
+    ],
+)
+def test_a_card_states_how_pictures_are_resized(resize, crop_from, sentence):
+    preprocessing = keras_vit.Preprocessing((16, 24), resize=resize, crop_from=crop_from)
+    assert model_card._preprocessing(preprocessing) == f"{sentence}, 0..255 to -1.0..1.0; of files inside the graph"

@@ -1,0 +1,358 @@
+"""ONNX files and OpenVINO IR: the model in every form, free of the known traps, and not kept where it differs."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from export import fingerprint, parity
+from export.inference_model import plain
+from export.onnx import __main__ as onnx
+from export.onnx import export as onnx_export
+from export.onnx import runtimes
+from export.source import random_images
+from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of, run_directory
+from keras_vit.errors import ParityError
+from keras_vit.run_directory import Samples
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
+
+LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")
+BIT = ResNetConfig((1, 1), 4, (8, 16), preactivation=True, num_groups=2)
+# Configuration, image size and channels.
+MODELS = {
+    "token": (TINY, TINY_IMAGE, 1),
+    "gap, exact GELU": (dataclasses.replace(TINY, classifier="gap", gelu="erf", dropout_rate=0.1), TINY_IMAGE, 3),
+    "map": (dataclasses.replace(TINY, classifier="map", representation_size=9, gelu="erf"), TINY_IMAGE, 3),
+    "relative": (dataclasses.replace(TINY, axial=True, classifier="gap", position_embedding="relative"), TINY_IMAGE, 3),
+    "hybrid": (dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM), (64, 96), 3),
+    "early convolutions": (
+        dataclasses.replace(TINY, patch_size=1, stem=ConvStem((8, 16), (3, 3), (2, 2))), (16, 24), 3,
+    ),
+    "bit": (BIT, (64, 96), 1),
+}  # fmt: skip
+FORMATS = ["onnx", "openvino"]
+
+
+def build(name: str = "token") -> keras.Model:
+    config, size, channels = MODELS[name]
+    return randomize(keras_vit.build(config, preprocessing=Preprocessing(size, channels), num_classes=7))
+
+
+def samples_of(model: keras.Model, count: int = 9) -> Samples:
+    encoded = random_images(preprocessing_of(model)).encoded[:count]
+    return Samples(encoded, np.arange(len(encoded)) % 7)
+
+
+def need(kind: str) -> None:
+    """Skip a test where the packages of a format are missing."""
+    sys.modules.setdefault("openvino_telemetry", None)  # as `runtimes` does: nothing is sent
+    for package in runtimes._PACKAGES[kind]:
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {runtimes.REQUIREMENTS}")
+
+
+@pytest.fixture(name="installed")
+def _installed(monkeypatch):
+    """As if the packages were there, for mistakes that are found before any is used."""
+    monkeypatch.setattr(runtimes, "require_packages", lambda formats: None)
+
+
+# What needs no further packages
+
+
+def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
+    find = runtimes.importlib.util.find_spec
+    monkeypatch.setattr(
+        runtimes.importlib.util, "find_spec", lambda name: None if name in ("tf2onnx", "openvino") else find(name) or 1
+    )
+    command = ["--run", "nowhere", "--output", str(tmp_path / "x"), "--formats"]
+    with pytest.raises(UserError) as caught:
+        onnx.main([*command, "onnx", "openvino"])
+    assert str(caught.value) == (
+        "An export as onnx and openvino needs tf2onnx, openvino, not installed here; run "
+        "`pip install -r export/requirements-onnx.txt`."
+    )
+    with pytest.raises(UserError, match="An export as onnx needs tf2onnx, not installed"):
+        onnx.main([*command, "onnx"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_requirements_pins_every_package_exactly():
+    root = pathlib.Path(__file__).parents[2]
+    lines = (root / runtimes.REQUIREMENTS).read_text(encoding="utf-8").splitlines()
+    pinned = {line.split("==")[0] for line in lines if "==" in line}
+    assert pinned == {package for packages in runtimes._PACKAGES.values() for package in packages}
+    assert "-r ../requirements.txt" in lines
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rebuilt_model_is_the_model(name):
+    model = build(name)
+    images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
+    rebuilt = plain(model, for_onnx=True)
+    np.testing.assert_allclose(rebuilt.predict_on_batch(images), model.predict_on_batch(images), atol=1e-5)
+    assert [layer.name for layer in rebuilt.layers] == [layer.name for layer in model.layers]
+
+
+def test_the_rebuilt_model_has_no_complementary_error_function():
+    def operators(model: keras.Model) -> set[str]:
+        graph = tf.function(model).get_concrete_function(tf.TensorSpec(model.input_shape)).graph
+        return {operator.type for operator in graph.get_operations()}
+
+    model = build("gap, exact GELU")
+    assert "Erfc" in operators(model)
+    assert operators(plain(model, for_onnx=True)) >= {"Erf"}
+    assert "Erfc" not in operators(plain(model, for_onnx=True))
+    assert "Erfc" in operators(plain(model))  # other exports keep TensorFlow's own
+
+
+def test_the_padding_before_a_pooling_is_nearly_zero():
+    layer = plain(build("bit"), for_onnx=True).get_layer("resnet.root_block.pool_padding")
+    padded = np.asarray(layer(np.full((1, 2, 2, 1), -1.0, np.float32)))[0, :, :, 0]
+    assert padded[0, 0] == np.float32(1e-30)
+    np.testing.assert_array_equal(np.pad([[-1.0, -1.0], [-1.0, -1.0]], 1), padded.round(6))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
+        (["--run", "nowhere"], "Missing from .* --output"),
+        (["--output", "x"], "takes either --run DIR or --checkpoint FILE"),
+        (["--run", "x", "--output", "x", "--formats", "caffe"], "invalid choice 'caffe'"),
+        (["--run", "x", "--output", "x", "--labels", "y"], "--labels belong to --checkpoint"),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words) as caught:
+        onnx.main(arguments)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    model = build()
+    with pytest.raises(UserError, match="--formats takes at least one of onnx, openvino, but none is given"):
+        onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", [])
+    with pytest.raises(UserError, match="there are 2 labels"):
+        onnx_export.export_onnx(model, ("a", "b"), samples_of(model), tmp_path / "x")
+    headless = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=0)
+    with pytest.raises(UserError, match="has no classes to serve"):
+        onnx_export.export_onnx(headless, LABELS, samples_of(model), tmp_path / "x")
+    monkeypatch.setattr(runtimes, "_MOST_WEIGHT_BYTES", 4 * model.count_params() - 1)
+    with pytest.raises(UserError, match=r"an ONNX file holds at most [\d,]+; export a SavedModel"):
+        onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", ["openvino", "onnx"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.xml", "model.bin", "model-int8.tflite"])
+def test_a_directory_with_files_of_an_unknown_model_is_refused(name, tmp_path):
+    model = build()
+    (tmp_path / "model.keras").write_bytes(b"a run may hold its exports")
+    assert fingerprint.claim(tmp_path, model, LABELS)["labels.txt"].split() == list(LABELS)
+    (tmp_path / name).write_bytes(b"of whom?")
+    with pytest.raises(UserError, match=f"already holds the export of another model .{name}."):
+        fingerprint.claim(tmp_path, model, LABELS)
+
+
+# What needs them
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_is_the_model_for_any_batch(name, kind, tmp_path):
+    need(kind)
+    model = build(name)
+    written = onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, [kind])
+    path, found = written[kind]
+    assert path == tmp_path / runtimes.FILES[kind][0]
+    assert found.max_abs_diff <= 1e-4
+    assert found.agreement == 1.0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *runtimes.FILES[kind], "labels.txt", "export.sha256", "report.json", "report.md", "report.png",
+    }  # fmt: skip
+    images = np.random.default_rng(0).uniform(-1, 1, (7, *model.input_shape[1:])).astype(np.float32)
+    runner = runtimes.open_file(path, kind)
+    for size in (1, 2, 7):
+        np.testing.assert_allclose(runner(images[:size]), model.predict_on_batch(images[:size]), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_model_of_mixed_precision_is_exported_in_float32(kind, tmp_path):
+    need(kind)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = build("gap, exact GELU")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    _, found = onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, [kind])[kind]
+    assert found.max_abs_diff <= 1e-4
+
+
+def test_an_operator_that_onnx_does_not_know_is_noticed(tmp_path):
+    """tf2onnx writes it under TensorFlow's name, and only logs that."""
+    need("onnx")
+    model = build("gap, exact GELU")
+    with pytest.raises(ParityError, match=r"operators that ONNX does not know \(Erfc\), so it was not kept"):
+        runtimes.write(model, "onnx", tmp_path, LABELS)
+
+
+def test_a_padding_with_exact_zeros_before_a_pooling_would_be_lost(tmp_path):
+    """If this fails, ONNX Runtime no longer needs `_NearlyZeroPadding`."""
+    need("onnx")
+    model = build("bit")
+    runtimes.write(plain(model), "onnx", tmp_path, LABELS)
+    images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
+    logits = runtimes.open_file(tmp_path / "model.onnx", "onnx")(images)
+    assert np.abs(logits - model.predict_on_batch(images)).max() > 1e-4
+
+
+def test_the_onnx_file_says_what_it_takes_and_gives(tmp_path):
+    need("onnx")
+    import onnxruntime
+
+    model = build()
+    path, _ = onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path)["onnx"]
+    session = onnxruntime.InferenceSession(path)
+    ends = [(end.name, end.shape, end.type) for end in (*session.get_inputs(), *session.get_outputs())]
+    assert ends == [
+        ("image", ["batch", *TINY_IMAGE, 1], "tensor(float)"),
+        ("logits", ["batch", 7], "tensor(float)"),
+    ]
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["labels"]) == list(LABELS)
+    assert Preprocessing(**json.loads(metadata["preprocessing"])) == preprocessing_of(model)
+
+
+def test_the_report_has_both_formats(tmp_path):
+    need("onnx")
+    need("openvino")
+    model = build()
+    onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, ["onnx", "openvino", "onnx"])
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert list(report["formats"]) == ["onnx", "openvino"]
+    for kind, row in report["formats"].items():
+        assert row["bytes"] == sum((tmp_path / name).stat().st_size for name in runtimes.FILES[kind])
+        assert row["bytes"] > 4 * model.count_params()
+        assert row["accuracy"] == report["keras_accuracy"]
+        assert row["max_abs_diff_by_batch"].keys() == {"1", "5"}
+        assert min(row["latency_ms"].values()) > 0
+        assert row["operators"]["MatMul"] > 8
+        assert row["packages"].keys() == set(runtimes._PACKAGES[kind])
+    assert "| openvino |" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_that_differs_is_not_kept(kind, tmp_path, monkeypatch):
+    need(kind)
+    model, opened = build(), runtimes.open_file
+
+    def wrong_at(wrong):
+        def opening(*given):
+            runner = opened(*given)
+            return lambda images: runner(images) + 2e-2 * wrong(len(images))
+
+        return opening
+
+    for wrong, words in (
+        (lambda number: True, f"logits of the {kind} file differ from the model's by up to 0.02"),
+        (lambda number: number == 1, f"logits of the {kind} file for 1 images at a time differ"),
+        (lambda number: number == 5, f"logits of the {kind} file for 5 images at a time differ"),
+        (lambda number: np.nan, "differ from the model's by up to nan"),
+    ):
+        monkeypatch.setattr(runtimes, "open_file", wrong_at(wrong))
+        with pytest.raises(ParityError, match=words):
+            onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "a" / "x", [kind])
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_kept_when_the_second_format_fails(tmp_path, monkeypatch):
+    need("onnx")
+    need("openvino")
+    model, opened = build(), runtimes.open_file
+    monkeypatch.setattr(
+        runtimes,
+        "open_file",
+        lambda file, kind, threads=0: (
+            opened(file, kind, threads) if kind == "onnx" else lambda x: np.zeros((len(x), 7))
+        ),
+    )
+    with pytest.raises(ParityError, match="logits of the openvino file differ"):
+        onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", ["onnx", "openvino"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_larger_batch_is_checked_where_there_is_one_image(tmp_path, monkeypatch):
+    need("onnx")
+    model, sizes, opened = build(), [], runtimes.open_file
+
+    def opening(*given):
+        runner = opened(*given)
+        return lambda images: (sizes.append(len(images)), runner(images))[1]
+
+    monkeypatch.setattr(runtimes, "open_file", opening)
+    onnx_export.export_onnx(model, LABELS, samples_of(model, 1), tmp_path)
+    assert {1, 5} <= set(sizes)
+
+
+def test_files_of_two_models_are_never_mixed(tmp_path):
+    need("onnx")
+    model, other = build(), build()
+    onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    other.get_layer("head").set_weights([2 * weight for weight in other.get_layer("head").get_weights()])
+    with pytest.raises(UserError, match="already holds the export of another model .export.sha256"):
+        onnx_export.export_onnx(other, LABELS, samples_of(model), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path)  # the same once more
+
+
+def test_openvino_by_itself_may_compute_in_less_precision_and_the_report_says_so(tmp_path, monkeypatch):
+    need("openvino")
+    model = build()
+    monkeypatch.setattr(
+        runtimes, "own_precision", lambda file: ("bf16", lambda images: np.eye(7, dtype=np.float32)[[3] * len(images)])
+    )
+    onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, ["openvino"])
+    [note] = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["notes"]
+    assert "Without it OpenVINO computes in bf16 on this processor: logits differ from the model's by up to" in note
+    assert note in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_command_prints_its_table_and_nothing_else_and_tells_nobody(tmp_path):
+    need("onnx")
+    need("openvino")
+    run, home, model = tmp_path / "run", tmp_path / "home", build("gap, exact GELU")
+    run.mkdir()
+    home.mkdir()
+    model.save(run / "model.keras")
+    (run / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")
+    samples_of(model).save(run / "samples.npz")
+    command = ["-m", "export.onnx", "--run", str(run), "--output", str(run / "x"), "--formats", "onnx", "openvino"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("TF_CPP_MIN_LOG_LEVEL", "CI")}
+    environment |= {"HOME": str(home), "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
+    root = pathlib.Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=root, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["format", "onnx", "openvino"]
+    assert not (home / "intel").exists()  # where OpenVINO's telemetry keeps its number
+
+
+def test_a_tolerance_is_that_of_every_float32_export(tmp_path, monkeypatch):
+    need("onnx")
+    model = build()
+    monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
+    with pytest.raises(ParityError, match="logits of the onnx file differ from the model's by up to"):
+        onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,560 @@
+"""What TF Serving would have: every signature by every loader, warmed up, and not to be felled by any picture."""
+
+import io
+import json
+import os
+import pathlib
+import pickle
+import struct
+import subprocess
+import sys
+import time
+import zlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from google.protobuf import unknown_fields
+from PIL import Image
+from tensorflow.python.tools import saved_model_cli
+
+import keras_vit
+from export import parity
+from export.saved_model import export as saved_model_export
+from export.saved_model import image_decoding, warmup
+from export.saved_model.export import export_saved_model
+from keras_vit import Preprocessing, UserError, ViTConfig, inspection
+from keras_vit.errors import ParityError
+from keras_vit.files.image_formats import format_list, format_problem, formats
+from keras_vit.run_directory import Samples
+from tests.support import official, randomize
+from training.input.dataset import Split
+from training.input.pipeline import evaluation_batches, training_batches
+from training.input.sources import open_source
+from training.options.common import DataOptions
+from training.recipes.recipe import Recipe
+
+LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
+CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=64)
+SIZE = (12, 30)
+
+
+def encoded(picture: np.ndarray | Image.Image, kind: str, **options) -> bytes:
+    stream = io.BytesIO()
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+@pytest.fixture(name="samples", scope="module")
+def _samples() -> Samples:
+    """Pictures in all four formats, of mixed sizes; the class of the last two is not known."""
+    rng = np.random.default_rng(4)
+    pictures = [rng.integers(0, 256, (10 + number, 25, 3), dtype=np.uint8) for number in range(9)]
+    files = [encoded(picture, ("PNG", "JPEG", "BMP", "GIF")[number % 4]) for number, picture in enumerate(pictures)]
+    return Samples(tuple(files), np.array([0, 1, 2, 3, 4, 5, 6, -1, -1]))
+
+
+@pytest.fixture(name="served", scope="module")
+def _served(samples, tmp_path_factory):
+    """A model, its exported directory, and that directory loaded."""
+    model = randomize(keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7, name="birds"))
+    path, _ = export_saved_model(model, LABELS, samples, tmp_path_factory.mktemp("served"), attention=True)
+    return model, path, tf.saved_model.load(path)
+
+
+@pytest.fixture(name="expected", scope="module")
+def _expected(served, samples) -> parity.Reference:
+    return parity.reference(served[0], keras_vit.preprocessing_of(served[0]), samples)
+
+
+def test_bytes_of_any_format_and_size_share_a_batch(served, samples, expected):
+    answer = served[2].signatures["serving_default"](image_bytes=tf.constant(samples.encoded))
+    probabilities = tf.nn.softmax(expected.logits).numpy()
+    np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
+    best = np.argsort(-probabilities, axis=-1)[:, :5]
+    np.testing.assert_array_equal(answer["classes"], best)
+    np.testing.assert_allclose(answer["scores"], np.take_along_axis(probabilities, best, -1), atol=1e-5)
+    assert np.char.decode(answer["labels"].numpy().astype(bytes), "utf-8").tolist() == np.array(LABELS)[best].tolist()
+
+
+def test_pixels_are_taken_as_floats_in_the_models_range_or_as_bytes(served):
+    pixels = np.random.default_rng(1).integers(0, 256, (3, *SIZE, 3), dtype=np.uint8)
+    floats = keras_vit.preprocessing_of(served[0]).normalize(pixels)
+    expected = served[0].predict(floats, verbose=0)
+    for name, image in (("image_tensor", tf.constant(floats)), ("image_tensor_uint8", tf.constant(pixels))):
+        answer = served[2].signatures[name](image=image)
+        np.testing.assert_allclose(answer["logits"], expected, atol=1e-5)
+        np.testing.assert_allclose(answer["probabilities"], tf.nn.softmax(expected), atol=1e-5)
+
+
+def test_features_and_attention_are_those_of_the_model(served, samples, expected):
+    inside = keras_vit.intermediates(served[0], ["pre_logits", "attention_0", "attention_1"])
+    values = inside.predict(next(expected.batches())[1], verbose=0)
+    files = tf.constant(samples.encoded)
+    np.testing.assert_allclose(
+        served[2].signatures["features"](image_bytes=files)["features"], values["pre_logits"], atol=1e-5
+    )
+    attention = served[2].signatures["attention"](image_bytes=files)
+    assert attention.keys() == {"attention_0", "attention_1"}
+    for name, probabilities in attention.items():
+        np.testing.assert_allclose(probabilities, values[name], atol=1e-5)
+
+
+def example(file: bytes) -> bytes:
+    feature = {"image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[file]))}
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+
+def test_examples_are_classified_under_the_names_that_the_classify_call_wants(served, samples):
+    best = served[2].signatures["serving_default"](image_bytes=tf.constant(samples.encoded))
+    answer = served[2].signatures["classify"](inputs=tf.constant([example(file) for file in samples.encoded]))
+    assert answer.keys() == {"classes", "scores"}
+    assert answer["classes"].numpy().tolist() == best["labels"].numpy().tolist()
+    np.testing.assert_allclose(answer["scores"], best["scores"], atol=1e-6)
+    assert saved_model_export._signature_definitions(served[1])["classify"].method_name == "tensorflow/serving/classify"
+
+
+def test_any_batch_is_served_even_an_empty_one(served):
+    for batch in (0, 1, 3):
+        logits = served[2].signatures["image_tensor"](image=tf.zeros((batch, *SIZE, 3)))["logits"]
+        assert logits.shape == (batch, 7)
+    answer = served[2].signatures["serving_default"](image_bytes=tf.constant([], tf.string))
+    assert {name: value.shape.as_list() for name, value in answer.items()} == {
+        "probabilities": [0, 7], "classes": [0, 5], "labels": [0, 5], "scores": [0, 5],
+    }  # fmt: skip
+
+
+def test_the_session_of_tensorflow_1_gives_the_same(served, samples, expected):
+    inputs = {"image_tensor": next(expected.batches())[1], "serving_default": samples.encoded}
+    probabilities = tf.nn.softmax(expected.logits).numpy()
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        definitions = tf.compat.v1.saved_model.load(session, ["serve"], str(served[1])).signature_def
+        for name, given in inputs.items():
+            definition = definitions[name]
+            (argument,) = definition.inputs.values()
+            outputs = {output: info.name for output, info in definition.outputs.items()}
+            answer = session.run(outputs, {argument.name: given})
+            np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
+
+
+def test_the_report_has_the_cpp_loaders_numbers_and_the_card_everything_else(served):
+    """The export of the fixture went through TensorFlow's C++ library, without Python's TensorFlow."""
+    report = json.loads((served[1] / "report.json").read_text())
+    assert report["cpp_loader_max_abs_diff"] <= 1e-5
+    assert report["latency_ms"].keys() == {"1_threads", "2_threads"}
+    assert min(report["latency_ms"].values()) > 0
+    assert report["num_images"] == 9
+    assert report["accuracy"] == report["keras_accuracy"]
+    assert report["max_abs_diff"] <= 1e-5
+    assert report["bytes"] <= saved_model_export.directory_bytes(served[1])
+    assert report["operators"]["DecodeImage"] == 1  # all signatures share one function that decodes
+    assert (served[1] / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "| max_abs_diff |" in (served[1] / "report.md").read_text()
+    card = (served[1] / "README.md").read_text()
+    for words in (
+        "# birds: 7 classes", "hidden_size 48", "wren, ant, Żubr", "docker run -p 8500:8500", ":predict", ":classify",
+        "GrpcClient", "| serving_default | input | image_bytes | string | (B) |", "RGB, stretched to 12 x 30",
+        "| License |", "| image_tensor | output | logits | float32 | (B, 7) |",
+    ):  # fmt: skip
+        assert words in card
+
+
+def test_a_library_that_computes_something_else_is_noticed(served, expected, monkeypatch):
+    other = parity.Reference(expected.samples, expected.preprocessing, expected.logits + 1.0)
+    answers = []
+
+    def run(command, **_):
+        np.save(command[-1], expected.logits[:4])
+        answers.append(command)
+        return subprocess.CompletedProcess(command, 0, json.dumps({"seconds": [1.0]}), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ParityError, match="by the C\\+\\+ loader differ from the model's by 1"):
+        saved_model_export.run_cpp_loader(served[1], other, 1e-4)
+    assert len(answers) == 2
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "no such op")
+    )
+    with pytest.raises(ParityError, match="C\\+\\+ loader cannot run the SavedModel .no such op."):
+        saved_model_export.run_cpp_loader(served[1], expected, 1e-4)
+
+
+def test_the_command_line_tool_of_tensorflow_lists_named_inputs_and_outputs(served, capsys):
+    saved_model_cli._show_all(str(served[1]))
+    shown = capsys.readouterr().out
+    for name in (
+        "image_bytes",
+        "image",
+        "inputs",
+        "labels",
+        "scores",
+        "classes",
+        "probabilities",
+        "logits",
+        "features",
+    ):
+        assert f"['{name}'] tensor_info" in shown
+    assert "Method name is: tensorflow/serving/classify" in shown
+
+
+def test_weights_are_stored_once(served):
+    stored = sum(file.stat().st_size for file in (served[1] / "variables").iterdir())
+    assert 4 * served[0].count_params() < stored < 1.25 * 4 * served[0].count_params()
+
+
+def test_the_warm_up_requests_are_official_and_replay(served, samples):
+    log_class, replayed = official("PredictionLog"), []
+    for record in tf.data.TFRecordDataset(str(served[1] / warmup.FILE)).as_numpy_iterator():
+        log = log_class.FromString(record)
+        assert not list(unknown_fields.UnknownFieldSet(log))
+        if log.HasField("classify_log"):
+            request = log.classify_log.request
+            (given,) = request.input.example_list.examples
+            assert given.SerializeToString() == example(samples.encoded[0])
+            arguments = {"inputs": tf.constant([given.SerializeToString()])}
+        else:
+            request = log.predict_log.request
+            arguments = {name: tf.constant(tf.make_ndarray(tensor)) for name, tensor in request.inputs.items()}
+        answer = served[2].signatures[request.model_spec.signature_name](**arguments)
+        assert all(len(value) == 1 for value in answer.values())
+        replayed.append(request.model_spec.signature_name)
+    assert sorted(replayed) == sorted(served[2].signatures)
+
+
+def test_a_signature_without_its_warm_up_request_is_noticed(served, tmp_path):
+    warmup.write_requests(tmp_path, {"features": served[2].signatures["features"]}, b"no image", (*SIZE, 3))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        warmup.replay(tmp_path, served[2].signatures)
+    with tf.io.TFRecordWriter(str(tmp_path / warmup.FILE)):
+        pass
+    with pytest.raises(ParityError, match=r"warm-up requests are of \[\], not of \['attention', 'classify'"):
+        warmup.replay(tmp_path, served[2].signatures)
+
+
+# Tensors of another shape.
+
+INVALID_ARGUMENT = 3
+
+
+def hostile_requests() -> list[tuple[str, np.ndarray]]:
+    """Signature and tensor, each of a shape or type that the signature does not take."""
+    images = [
+        *[(3,) * rank for rank in range(6)], (1, 12, 30), (12, 30, 3), (1, 30, 12, 3), (1, 3, 12, 30), (1, 12, 30, 1),
+        (1, 12, 30, 4), (1, 9, 9, 3), (1, 24, 60, 3), (1, 12, 29, 3), (2, 15, 24, 3), (0, 9, 9, 3), (1, 0, 30, 3),
+        (1, 12, 30, 0), (0,), (0, 0), (1, 1, 12, 30, 3), (1, 12, 30, 3, 1), (1,) * 8,
+    ]  # fmt: skip
+    requests = [("image_tensor", np.full(shape, 0.5, np.float32)) for shape in images]
+    requests += [("image_tensor_uint8", np.full(shape, 7, np.uint8)) for shape in images]
+    for name in ("serving_default", "features", "attention", "classify"):
+        requests += [(name, np.full(shape, b"no image", object)) for shape in ((), (1, 1), (2, 3), (0, 2), (1, 1, 1))]
+    requests += [("image_tensor", np.zeros((1, *SIZE, 3), np.uint8)), ("serving_default", np.zeros(3, np.float32))]
+    return requests
+
+
+def through_cpp(path: pathlib.Path, requests, folder: pathlib.Path) -> tuple[subprocess.CompletedProcess, list[dict]]:
+    """The requests, signature and tensor, through TensorFlow's C++ loader; the answers up to an abort."""
+    definitions, asked = saved_model_export._signature_definitions(path), []
+    for name, value in requests:
+        (given,) = definitions[name].inputs.values()
+        outputs = [info.name for _, info in sorted(definitions[name].outputs.items()) if info.dtype == tf.float32]
+        asked.append((given.name, outputs[0], value))
+    (folder / "requests").write_bytes(pickle.dumps(asked))
+    root = pathlib.Path(__file__).parents[2]
+    script = root / "tests" / "export" / "requests_to_the_cpp_loader.py"
+    command = [sys.executable, script, path, folder / "requests", folder / "answers"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    return done, [json.loads(line) for line in (folder / "answers").read_text().splitlines()]
+
+
+def test_the_cpp_loader_survives_hostile_requests_and_answers_none(served, samples, tmp_path):
+    """It is TF Serving's; kernels for images abort the process when a tensor has another rank."""
+    shapes = hostile_requests()
+    assert len(shapes) >= 50
+    files = np.array([samples.encoded[0]], object)
+    valid = [(name, files) for name in ("serving_default", "features", "attention")]
+    valid += [("classify", np.array([example(files[0])], object)), ("classify", files[:0])]
+    valid += [
+        (name, np.zeros((batch, *SIZE, 3), kind))
+        for name, kind in (("image_tensor", np.float32), ("image_tensor_uint8", np.uint8))
+        for batch in (1, 0)
+    ]
+    contents = [("serving_default", np.array([content], object)) for content in GARBAGE.values()]
+    contents += [("classify", np.array([content], object)) for content in (b"", b"\xff" * 9, example(b""))]
+    done, answers = through_cpp(served[1], [*valid, *shapes, *contents, *valid], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answered, refused = answers[: len(valid)] + answers[-len(valid) :], answers[len(valid) : -len(valid)]
+    assert [answer["shape"][0] for answer in answered] == 2 * [len(value) for _, value in valid]
+    for (name, value), answer in zip(shapes + contents, refused, strict=True):
+        assert answer.get("code") == INVALID_ARGUMENT, (name, value.shape, answer)
+        assert answer["seconds"] < 1.0
+    for (name, value), answer in zip(shapes[:-2], refused, strict=False):
+        taken = f"[?,{SIZE[0]},{SIZE[1]},3]" if name.startswith("image") else "[?]"
+        assert f"[{','.join(map(str, value.shape))}] is not compatible with expected shape {taken}" in answer["error"]
+
+
+def test_pythons_loader_refuses_tensors_of_another_shape(served):
+    for name, value in hostile_requests()[:-2]:
+        (argument,) = served[2].signatures[name].structured_input_signature[1]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="is not compatible with expected shape"):
+            served[2].signatures[name](**{argument: tf.constant(value)})
+
+
+def test_the_signatures_state_the_shapes_that_they_take(served):
+    shapes = {
+        name: [tf.TensorShape(info.tensor_shape).as_list() for info in definition.inputs.values()]
+        for name, definition in saved_model_export._signature_definitions(served[1]).items()
+        if definition.inputs
+    }
+    files, images = [[None]], [[None, *SIZE, 3]]
+    assert shapes == {
+        "serving_default": files, "features": files, "attention": files, "classify": files,
+        "image_tensor": images, "image_tensor_uint8": images,
+    }  # fmt: skip
+
+
+# Pictures that are none.
+
+
+def png_header(width: int, height: int) -> bytes:
+    content = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(b"\0" * 1000)
+    parts = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (content, data))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def raw_png(rows: np.ndarray, bits: int, colour_type: int, key: bytes = b"") -> bytes:
+    """A PNG of rows (H, bytes) as they are stored: Pillow writes no transparent colour of any depth, no deep alpha."""
+    width = rows.shape[1] * 8 // bits // {0: 1, 2: 3, 4: 2, 6: 4}[colour_type]
+    parts = [b"IHDR" + struct.pack(">IIBBBBB", width, len(rows), bits, colour_type, 0, 0, 0)]
+    parts += [b"tRNS" + key] if key else []
+    parts += [b"IDAT" + zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)), b"IEND"]
+    packed = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+def drawings(number: int) -> dict[str, bytes]:
+    """The same kinds of pictures in every way of being transparent, deep or shallow, under names of all kinds."""
+    rng = np.random.default_rng(number)
+    height, width = (SIZE, (18, 24), (13, 48))[number % 3]
+    ink = rng.random((height, width)) < 0.3
+    black = np.zeros((height, width), np.uint8)
+    alpha = np.where(ink, 255, 0).astype(np.uint8)
+    soft = rng.integers(0, 256, (height, width, 4), dtype=np.uint8)
+    deep = rng.integers(0, 256, (height, width * 8), dtype=np.uint8)
+    palette = Image.fromarray(soft[..., :3]).quantize(16)
+    keyed = rng.integers(0, 4, (height, width), dtype=np.uint8) * 70
+    colours = np.stack([keyed, keyed[::-1], 255 - keyed], axis=-1)
+    files = {
+        "black on nothing.png": encoded(np.dstack([black, black, black, alpha]), "PNG"),
+        "nested/deeper/grey on nothing.PNG": encoded(np.dstack([black, alpha]), "PNG"),
+        "soft.png": encoded(soft, "PNG"),
+        "no suffix": encoded(soft[..., :2], "PNG"),
+        "really a PNG.jpg": encoded(soft[..., :3], "PNG"),
+        "nested/palette.png": encoded(palette, "PNG", transparency=3),
+        "nested/żółć palette.png": encoded(palette, "PNG", transparency=bytes(range(0, 160, 10))),
+        "bits.png": encoded(ink, "PNG"),
+        "16 bits.png": encoded(deep[:, : 2 * width].copy().view(np.uint16), "PNG"),
+        "16 bits of grey and alpha.png": raw_png(deep[:, : 4 * width], 16, 4),
+        "16 bits of colour and alpha.png": raw_png(deep, 16, 6),
+        "grey key.png": raw_png(keyed, 8, 0, key=b"\0\x46"),
+        "4 bits and a key.png": raw_png(deep[:, : width // 2], 4, 0, key=b"\0\5"),
+        "1 bit and a key.png": raw_png(np.packbits(ink[:, : width // 8 * 8], axis=1), 1, 0, key=b"\0\1"),
+        "16 bits and a key.png": raw_png(np.repeat(keyed, 2, axis=1), 16, 0, key=b"\x46\x46"),
+        "colour key.png": raw_png(colours.reshape(height, -1), 8, 2, key=struct.pack(">3H", *colours[3, 4])),
+        "32 bits.bmp": encoded(soft, "BMP"),
+        "seen through.gif": encoded(palette, "GIF", transparency=3),
+        "upright.webp.png": encoded(soft, "WEBP", lossless=True, exact=True)
+        if "WebP" in formats()
+        else encoded(soft, "PNG"),
+    }
+    return {f"{'abc'[number % 3]}/{number} {name}": data for name, data in files.items()}
+
+
+@pytest.fixture(name="gallery", scope="module")
+def _gallery(tmp_path_factory) -> pathlib.Path:
+    """Class folders of a hundred pictures."""
+    root = tmp_path_factory.mktemp("gallery")
+    for number in range(6):
+        for name, data in drawings(number).items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(data)
+    return root
+
+
+def test_a_picture_gives_the_same_logits_in_training_evaluation_inspection_and_serving(served, gallery):
+    model, preprocessing = served[0], keras_vit.preprocessing_of(served[0])
+    split = open_source(DataOptions(f"folder:{gallery}")).train
+    count = split.num_examples
+    files = [pathlib.Path(split.name(index)) for index in range(count)]
+    numbered = Split(count, lambda index: (split.read(index)[0], tf.cast(index, tf.int32)))
+    inspected = np.stack([preprocessing(inspection.decode(file.read_bytes(), file.name).pixels) for file in files])
+    [(evaluated, _, _)] = evaluation_batches(numbered, preprocessing, num_classes=count, batch_size=count)
+    evaluated = evaluated.numpy()
+    recipe = Recipe(image_size=SIZE, batch_size=count, steps=1, inception_crop=False, flip=False, learning_rate=0.1)
+    options = {"num_classes": count, "seed": 0, "first_step": 0, "num_steps": 1}
+    [(trained, order)] = training_batches(numbered, recipe, preprocessing, **options)
+    trained = trained.numpy()[np.argsort(np.argmax(order, axis=-1))]
+    for index, file in enumerate(files):
+        assert np.ptp(inspected[index]) > 0.5, f"{file.name} is blank"
+        np.testing.assert_allclose(inspected[index], evaluated[index], atol=1e-4, err_msg=file.name)
+        np.testing.assert_allclose(trained[index], evaluated[index], atol=0.51 / 127.5, err_msg=file.name)  # rounded
+    logits = model.predict(evaluated, verbose=0)
+    np.testing.assert_allclose(model.predict(inspected, verbose=0), logits, atol=1e-4)
+    answer = served[2].signatures["serving_default"](image_bytes=tf.constant([file.read_bytes() for file in files]))
+    np.testing.assert_allclose(answer["probabilities"], tf.nn.softmax(logits), atol=1e-5)
+
+
+def gif_with_a_huge_later_frame() -> bytes:
+    first, second = (Image.fromarray(np.full((4, 4), level, np.uint8)) for level in (9, 200))
+    stream = io.BytesIO()
+    first.save(stream, "GIF", save_all=True, append_images=[second])
+    content = bytearray(stream.getvalue())
+    frame = content.rindex(b"\x2c\0\0\0\0")
+    content[frame + 5 : frame + 9] = struct.pack("<HH", 65_000, 65_000)
+    return bytes(content)
+
+
+def many_scans() -> bytes:
+    """A JPEG of 16 megapixels whose last scan comes a thousand times."""
+    whole = encoded(Image.new("L", (4000, 4000), 99), "JPEG", progressive=True)
+    last = whole[whole.rindex(b"\xff\xda") : -2]
+    return whole[:-2] + last * 1000 + whole[-2:]
+
+
+GARBAGE = {
+    "empty": b"",
+    "text": b"no image",
+    "magic alone": b"\x89PNG\r\n\x1a\n",
+    "truncated": encoded(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8), "PNG")[:900],
+    "half a JPEG": encoded(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8), "JPEG")[:300],
+    "PNG bomb": png_header(30_000, 30_000),
+    "negative": png_header(2**31 + 5, 7),
+    "GIF bomb": gif_with_a_huge_later_frame(),
+    "animated WebP": encoded(
+        np.zeros((5, 5, 3), np.uint8), "WEBP", save_all=True, append_images=[Image.new("RGB", (5, 5), "red")]
+    ),
+    "GIF of one-byte blocks": b"GIF89a\1\0\1\0\0\0\0\x21\xfe" + b"\1\0" * 200_000,
+    "GIF of alternating blocks": b"GIF89a\1\0\1\0\0\0\0\x21\xfe" + b"\1\0\2\0\0" * 200_000,
+    "JPEG of a thousand scans": many_scans(),
+    "BMP of a palette": encoded(Image.new("RGB", (9, 9), "red").quantize(4), "BMP"),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_what_is_no_picture_is_named_and_the_model_lives_on(served, samples, name):
+    batch = [samples.encoded[0], GARBAGE[name], samples.encoded[1], GARBAGE[name]]
+    call = served[2].signatures["serving_default"]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"image_bytes\[1 3\]: no whole {format_list()} of"):
+        start = time.process_time()
+        call(image_bytes=tf.constant(batch))
+    assert time.process_time() - start < 1.5  # of two such files, on all cores together
+    assert call(image_bytes=tf.constant(batch[::2]))["scores"].shape == (2, 5)
+
+
+def peak_memory() -> int:
+    """The most memory, in kB, that the process had since /proc/self/clear_refs was written."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
+def test_a_picture_of_a_hundred_megapixels_costs_no_memory(served):
+    """It would be 324 MB, and 1.3 GB as floats."""
+    huge = [encoded(np.zeros((9000, 12_000), np.uint8), kind) for kind in ("PNG", "JPEG", "GIF")]
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = peak_memory()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[0 1 2\]"):
+        served[2].signatures["serving_default"](image_bytes=tf.constant(huge))
+    assert peak_memory() - before < 50_000
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WebP", "lossless WebP", "WebP with alpha"])
+def test_the_size_is_read_from_the_header(kind):
+    options = {"lossless": "lossless" in kind} if "WebP" in kind else {}
+    picture = np.random.default_rng(0).integers(0, 256, (7, 11, 4 if "alpha" in kind else 3), dtype=np.uint8)
+    data = encoded(picture, "WEBP" if "WebP" in kind else kind, **options)
+    refused = "WebP" in kind and "WebP" not in formats()
+    assert int(image_decoding.claimed_pixels(tf.constant(data))) == (0 if refused else 77)
+
+
+def test_header_checks_of_the_graph_are_those_of_training_and_inspection():
+    grey = np.random.default_rng(0).integers(0, 256, (7, 11), dtype=np.uint8)
+    small = bytearray(encoded(grey, "GIF"))
+    small[6] += 1
+    ramp, bitmap = encoded(grey, "BMP"), bytearray(encoded(np.dstack([grey] * 4), "BMP"))
+    bitmap[30] = 3
+    files = [bytes(small), encoded(grey, "GIF"), ramp, ramp[:58] + b"\7" + ramp[59:], bytes(bitmap), ramp[:20]]
+    files += [encoded(grey > 99, "BMP"), encoded(grey, "TIFF"), GARBAGE["animated WebP"], encoded(grey, "WEBP"), b"BM"]
+    for data in files:
+        in_graph = int(image_decoding.claimed_pixels(tf.constant(data))) > 0
+        assert in_graph == (format_problem(data) is None) or len(data) < 54, data[:60]
+
+
+def test_frames_of_a_gif_count_together():
+    frames = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (7, 11, 3), dtype=np.uint8)) for n in range(3)]
+    stream = io.BytesIO()
+    frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:])
+    assert int(image_decoding.claimed_pixels(tf.constant(stream.getvalue()))) == 3 * 77
+
+
+def fuzzed(rng: np.random.Generator, files: list[bytes]) -> bytes:
+    """A picture with some bytes changed, cut, doubled or made up."""
+    content = bytearray(files[rng.integers(len(files))])
+    for _ in range(rng.integers(1, 9)):
+        content[rng.integers(min(len(content), (40, 10**9)[rng.integers(2)]))] = rng.integers(256)
+    if rng.random() < 0.3:
+        del content[rng.integers(len(content)) :]
+    return bytes(content) if rng.random() < 0.9 else rng.bytes(rng.integers(60))
+
+
+@pytest.mark.parametrize("number", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_whatever_comes_in_is_answered_or_refused_by_its_number(served, samples, number):
+    rng, call, refused = np.random.default_rng(number), served[2].signatures["serving_default"], 0
+    for _ in range(number):
+        try:
+            answer = call(image_bytes=tf.constant([fuzzed(rng, samples.encoded)]))
+            assert np.isfinite(answer["scores"]).all()
+        except tf.errors.InvalidArgumentError as error:
+            assert "image_bytes[0]: no whole JPEG" in str(error)  # noqa: PT017
+            refused += 1
+    assert 0.2 * number < refused < 0.95 * number
+
+
+# Other models and other forms.
+
+
+def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+    model = keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7)
+    model.get_layer("head").set_weights([3 * w.numpy() for w in served[0].get_layer("head").weights])
+    path, found = export_saved_model(model, LABELS, samples, tmp_path, dtype="bfloat16")
+    stored = sum(file.stat().st_size for file in (path / "variables").iterdir())
+    assert stored < 0.75 * 4 * model.count_params()
+    assert 0 < found.max_abs_diff < 0.2
+    answer = tf.saved_model.load(path).signatures["image_tensor"](image=tf.zeros((2, *SIZE, 3)))
+    assert {value.dtype for value in answer.values()} == {tf.float32}
+
+
+@pytest.mark.slow
+def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+    path, found = export_saved_model(served[0], LABELS, samples, tmp_path, xla=True)
+    assert found.max_abs_diff <= 1e-4
+    assert b"_XlaMustCompile" in (path / "saved_model.pb").read_bytes()
+    assert b"_XlaMustCompile" not in (served[1] / "saved_model.pb").read_bytes()
+
+
+def test_what_a_model_cannot_have_is_said_before_anything_is_done(samples, tmp_path):
+    resnet = keras_vit.build("BiT-R26x1", image_size=32, num_classes=7)
+    with pytest.raises(UserError, match="is a ResNet without attention blocks; leave --attention out"):
+        export_saved_model(resnet, LABELS, samples, tmp_path / "x", attention=True)
+    vit = keras_vit.build(CONFIG, image_size=SIZE, num_classes=7)
+    with pytest.raises(UserError, match="give --xla or --dtype bfloat16, not both"):
+        export_saved_model(vit, LABELS, samples, tmp_path / "x", dtype="bfloat16", xla=True)
+    features = keras_vit.build(CONFIG, image_size=SIZE, num_classes=0)
+    with pytest.raises(UserError, match=r"ends with its features, of shape \(None, 48\), and has no classes to serve"):
+        export_saved_model(features, LABELS, samples, tmp_path / "x")
+    tokens = keras_vit.build("testing-unpooled", image_size=32, num_classes=7)
+    with pytest.raises(UserError, match=r"classifies every token, into shape \(None, 4, 7\)"):
+        export_saved_model(tokens, LABELS, samples, tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []

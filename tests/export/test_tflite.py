@@ -1,0 +1,309 @@
+"""TFLite files: every format, small and near the model; what is inside them; what is said of them."""
+
+import io
+import json
+import zipfile
+
+import flatbuffers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
+
+import keras_vit
+from export import parity
+from export.tflite import export as tflite_export
+from export.tflite import quantize, tflite_file
+from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
+from keras_vit.run_directory import CALIBRATION, Samples
+
+LABELS = ("wren", "ant", "Żubr", "bee", "newt")
+SIZE = (12, 30)
+CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=96)
+FORMATS = ("float32", "float16", "int8-dynamic", "int8-weights", "int8", "int16x8")
+
+
+def pictures(seed: int, number: int, channels: int = 3) -> Samples:
+    rng = np.random.default_rng(seed)
+    shades = rng.integers(0, 256, (number, 3, 5, channels))
+    encoded = [tf.io.encode_png(np.kron(shade, np.ones((4, 6, 1))).astype(np.uint8)).numpy() for shade in shades]
+    return Samples(tuple(encoded), rng.integers(0, 5, number))
+
+
+def build(config=CONFIG, channels: int = 3) -> keras.Model:
+    """A model as if trained: its weights as they begin, and a head that tells pictures apart."""
+    keras.utils.set_random_seed(5)
+    model = keras_vit.build(config, preprocessing=Preprocessing(SIZE, channels), num_classes=5, name="birds")
+    for weight in model.weights:
+        if weight.path.endswith("head/kernel") or "head.conv2d/kernel" in weight.path:
+            weight.assign(np.random.default_rng(0).normal(0.0, 0.3, weight.shape))
+    return model
+
+
+@pytest.fixture(name="phone", scope="module")
+def _phone(tmp_path_factory):
+    """All formats of one model, and what the export returned."""
+    place = tmp_path_factory.mktemp("phone")
+    written = tflite_export.export_tflite(
+        build(), LABELS, pictures(1, 24), place, FORMATS, calibration=pictures(2, 24), max_disagreement=0.1
+    )
+    return place, written
+
+
+def test_every_format_is_as_small_and_as_near_as_it_should(phone):
+    _, written = phone
+    difference = {kind: found.max_abs_diff for kind, (_, found) in written.items()}
+    size = {kind: path.stat().st_size for kind, (path, _) in written.items()}
+    assert difference["float32"] <= 1e-4
+    assert 0 < difference["float16"] < 0.02
+    assert 0 < difference["int16x8"] < 0.3
+    assert difference["int16x8"] < difference["int8"] < 0.8
+    assert 0 < difference["int8-weights"] < 0.3
+    assert 0 < difference["int8-dynamic"] < 0.6
+    assert size["float16"] < 0.7 * size["float32"]
+    assert all(size[kind] < 0.6 * size["float32"] for kind in FORMATS[2:])
+
+
+def test_products_alone_are_integers_in_int8(phone):
+    file = phone[1]["int8"][0]
+    interpreter = tflite_file.interpreter(file, 1)
+    types = {detail["index"]: detail["dtype"] for detail in interpreter.get_tensor_details()}
+    for operator in interpreter._get_ops_details():
+        given = types[operator["inputs"][0]]
+        if operator["op_name"] in ("FULLY_CONNECTED", "CONV_2D"):
+            assert given == np.int8
+        elif operator["op_name"] in ("SOFTMAX", "GELU", "MEAN", "RSQRT", "BATCH_MATMUL", "ADD"):
+            assert given == np.float32
+    assert {kind: path for kind, (path, _) in phone[1].items()}.keys() == set(FORMATS)
+
+
+def test_ranges_are_the_extremes_of_the_calibration_images(phone):
+    """The library's moving average would cut off what one picture alone reaches."""
+    calm, loud = np.full((1, *SIZE, 3), 0.01, np.float32), np.full((1, *SIZE, 3), 1.0, np.float32)
+    recipe = quantize._recipe("int8")
+    found = quantize._ranges(phone[1]["float32"][0], recipe, [loud, *[calm] * 20])
+    image = next(values for name, values in found.items() if "image" in name)
+    assert np.isclose(image["max"], 1.0)
+
+
+def test_xnnpack_takes_the_whole_graph(phone):
+    for kind in FORMATS[:-1]:  # it has no 16-bit products
+        assert tflite_file.partitions(phone[1][kind][0]) <= 2
+        assert not {"SHAPE", "PACK", "GATHER", "CUSTOM"} & set(tflite_file.operators(phone[1][kind][0]))
+
+
+# Tables of metadata_schema.fbs, read by the places of their fields.
+
+
+def field(table: flatbuffers.table.Table, place: int) -> int:
+    offset = table.Offset(4 + 2 * place)
+    assert offset, f"no field {place}"
+    return offset + table.Pos
+
+
+def table(parent: flatbuffers.table.Table, place: int) -> flatbuffers.table.Table:
+    return flatbuffers.table.Table(parent.Bytes, parent.Indirect(field(parent, place)))
+
+
+def first(parent: flatbuffers.table.Table, place: int) -> flatbuffers.table.Table:
+    start = parent.Vector(field(parent, place) - parent.Pos)
+    return flatbuffers.table.Table(parent.Bytes, parent.Indirect(start))
+
+
+def text(parent: flatbuffers.table.Table, place: int) -> str:
+    return parent.String(field(parent, place)).decode()
+
+
+def floats(parent: flatbuffers.table.Table, place: int) -> list[float]:
+    offset = field(parent, place) - parent.Pos
+    return np.frombuffer(parent.Bytes, "<f4", parent.VectorLen(offset), parent.Vector(offset)).tolist()
+
+
+def byte(parent: flatbuffers.table.Table, place: int) -> int:
+    return parent.Bytes[field(parent, place)]
+
+
+def metadata(content: bytes) -> flatbuffers.table.Table:
+    model = tflite_file.schema.Model.GetRootAs(content, 0)
+    (entry,) = [
+        model.Metadata(number) for number in range(model.MetadataLength())
+        if model.Metadata(number).Name() == b"TFLITE_METADATA"
+    ]  # fmt: skip
+    data = bytes(model.Buffers(entry.Buffer()).DataAsNumpy())
+    assert data[4:8] == b"M001"
+    return flatbuffers.table.Table(data, int.from_bytes(data[:4], "little"))
+
+
+def test_a_file_holds_labels_and_normalisation_as_standard_metadata(phone):
+    for kind, (path, _) in phone[1].items():
+        with zipfile.ZipFile(path) as attached:
+            assert attached.read("labels.txt").decode() == "wren\nant\nŻubr\nbee\nnewt\n"
+        model = metadata(path.read_bytes())
+        assert (text(model, 0), text(model, 7)) == ("birds", "1.0.0")
+        assert kind in text(model, 1)
+        graph = first(model, 3)
+        given, answer = first(graph, 2), first(graph, 3)
+        assert (text(given, 0), text(answer, 0)) == ("image", "logits")
+        assert byte(table(given, 3), 0) == 2  # ImageProperties
+        image = table(table(given, 3), 1)
+        assert byte(image, 0) == 1  # RGB
+        size = table(image, 1)
+        assert (size.Bytes[field(size, 0)], size.Bytes[field(size, 1)]) == (30, 12)
+        unit = first(given, 4)
+        assert byte(unit, 0) == 1  # NormalizationOptions
+        assert (floats(table(unit, 1), 0), floats(table(unit, 1), 1)) == ([127.5] * 3, [127.5] * 3)
+        labels = first(answer, 6)
+        assert (text(labels, 0), byte(labels, 2)) == ("labels.txt", 2)  # TENSOR_AXIS_LABELS
+
+
+def test_weights_stay_aligned_for_the_kernels(phone):
+    content = phone[1]["int8-dynamic"][0].read_bytes()
+    model = tflite_file.schema.Model.GetRootAs(content, 0)
+    for number in range(model.BuffersLength()):
+        buffer = model.Buffers(number)
+        if buffer.DataLength():
+            start = buffer._tab.Vector(buffer._tab.Offset(4))
+            assert start % 16 == 0
+
+
+def test_the_report_measures_every_format_and_recommends_one(phone):
+    report = json.loads((phone[0] / "report.json").read_text())
+    assert report["formats"].keys() == set(FORMATS)
+    for row in report["formats"].values():
+        assert row["latency_ms"].keys() == {"1_threads", "2_threads"}
+        assert row["operators"]["FULLY_CONNECTED"] == 13
+        assert row["num_images"] == 24
+    assert report["formats"]["float32"]["accuracy"] == report["keras_accuracy"]
+    errors = report["layer_errors"]["int8"]
+    assert list(errors.values()) == sorted(errors.values(), reverse=True)
+    assert set(errors) <= {layer.name for layer in build().layers}
+    assert report["recommendation"] in (phone[0] / "report.md").read_text()
+    assert (phone[0] / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def row(agreement: float, accuracy: float | None, latency: float) -> dict:
+    return {"agreement": agreement, "accuracy": accuracy, "latency_ms": {"1_threads": latency}, "bytes": 1000}
+
+
+def test_the_recommended_format_is_the_fastest_that_is_worth_having():
+    rows = {"float32": row(1.0, 0.9, 9.0), "float16": row(1.0, 0.9, 5.0), "int8": row(0.98, 0.9, 1.0)}
+    assert tflite_export.recommend(rows, 0.9).startswith(
+        "Recommended: float16, the fastest on one thread (5 ms, 1,000 bytes)"
+    )
+    assert tflite_export.recommend(rows, 0.9).endswith("Not worth having for this model: int8.")
+    assert "Recommended: float32" in tflite_export.recommend(rows | {"float16": row(1.0, 0.89, 5.0)}, 0.9)
+    assert "Recommended: float16" in tflite_export.recommend(rows | {"float16": row(1.0, None, 5.0)}, None)
+    assert tflite_export.recommend({"int8": row(0.9, 0.9, 1.0)}, 0.9) == (
+        "None of these formats keeps the model's classes well enough; take float32."
+    )
+
+
+def test_pixels_can_be_the_input_of_every_format(tmp_path):
+    """A picture of the model's own size goes in as it is."""
+    kinds = ("float32", "int8-dynamic", "int8")
+    exact = pictures(3, 12)
+    written = tflite_export.export_tflite(
+        build(), LABELS, exact, tmp_path, kinds, calibration=exact, uint8_input=True, max_disagreement=0.1
+    )
+    assert written["float32"][1].max_abs_diff <= 1e-4
+    for kind, (path, _) in written.items():
+        assert path.name == f"model-{kind}-uint8-input.tflite"
+        (given,) = Interpreter(model_path=str(path)).get_input_details()
+        assert (given["dtype"], given["shape"].tolist()) == (np.uint8, [1, *SIZE, 3])
+        normalisation = table(first(first(first(metadata(path.read_bytes()), 3), 2), 4), 1)
+        assert (floats(normalisation, 0), floats(normalisation, 1)) == ([0.0], [1.0])
+
+
+def test_any_batch_on_request(tmp_path):
+    model = build()
+    written = tflite_export.export_tflite(
+        model, LABELS, pictures(4, 5), tmp_path, ("float32", "int8-dynamic"), dynamic_batch=True
+    )
+    path = written["float32"][0]
+    assert path.name == "model-float32-dynamic-batch.tflite"
+    interpreter = Interpreter(model_path=str(path))
+    interpreter.resize_tensor_input(interpreter.get_input_details()[0]["index"], (3, *SIZE, 3))
+    interpreter.allocate_tensors()
+    images = np.random.default_rng(0).uniform(-1, 1, (3, *SIZE, 3)).astype(np.float32)
+    logits = interpreter.get_signature_runner("serving_default")(image=images)["logits"]
+    np.testing.assert_allclose(logits, model.predict(images, verbose=0), atol=1e-4)
+
+
+STEM = ResNetConfig((1, 2), 4, (8, 16), preactivation=False, num_groups=2)
+FAMILIES = {
+    "hybrid": ViTConfig(patch_size=1, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, stem=STEM),
+    "BiT": ResNetConfig((1, 1), 4, (8, 16), preactivation=True, num_groups=2),
+    "early convolutions": ViTConfig(1, 12, 1, 3, 20, stem=ConvStem((6, 8), (3, 3), (2, 2))),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_becomes_a_file(name, tmp_path):
+    written = tflite_export.export_tflite(
+        build(FAMILIES[name], channels=1), LABELS, pictures(5, 6, 1), tmp_path, ("float32",)
+    )
+    path, found = written["float32"]
+    assert found.max_abs_diff <= 1e-4
+    assert not {"SHAPE", "PACK", "GATHER", "CUSTOM"} & set(tflite_file.operators(path))
+
+
+def test_a_model_trained_in_mixed_precision_is_exported_in_float32(tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = build()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    written = tflite_export.export_tflite(model, LABELS, pictures(6, 6), tmp_path, ("float32", "int8-dynamic"))
+    assert written["float32"][1].max_abs_diff <= 1e-4
+    assert Interpreter(model_path=str(written["float32"][0])).get_output_details()[0]["dtype"] == np.float32
+
+
+def test_what_a_format_needs_is_said_before_anything_is_converted(tmp_path, monkeypatch):
+    monkeypatch.setattr(tflite_export, "convert", pytest.fail)
+    for formats, options, words in (
+        (["float32", "int8"], {}, "int8 needs representative images to fix its ranges; give --calibration FOLDER"),
+        (["int16x8"], {"calibration": pictures(7, 2), "dynamic_batch": True}, "int16x8 has ranges for one image at a"),
+        ([], {}, "--formats takes at least one of"),
+    ):
+        with pytest.raises(UserError, match=words):
+            tflite_export.export_tflite(build(), LABELS, pictures(7, 2), tmp_path / "x", formats, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calibration_images_are_training_images_and_as_many_as_asked(tmp_path):
+    pictures(8, 6).save(tmp_path / CALIBRATION)
+    assert tflite_export.read_calibration(str(tmp_path), None, 4, LABELS).encoded == pictures(8, 6).encoded[:4]
+    with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; give that number, or more"):
+        tflite_export.read_calibration(str(tmp_path), None, 7, LABELS)
+    with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
+        tflite_export.read_calibration(str(tmp_path), None, 0, LABELS)
+    (tmp_path / CALIBRATION).unlink()
+    with pytest.raises(UserError, match=r"keeps no training images \(calibration.npz\) .* give --calibration FOLDER"):
+        tflite_export.read_calibration(str(tmp_path), None, 1, LABELS)
+    with pytest.raises(UserError, match="A checkpoint has no images to fix"):
+        tflite_export.read_calibration(None, None, 1, LABELS)
+    (tmp_path / "bee").mkdir()
+    for number, content in enumerate(pictures(9, 3).encoded):
+        (tmp_path / "bee" / f"{number}.png").write_bytes(content)
+    found = tflite_export.read_calibration(None, str(tmp_path), 2, LABELS)
+    assert (len(found.encoded), found.labels.tolist()) == (2, [3, 3])
+
+
+def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, monkeypatch):
+    content = phone[1]["float32"][0].read_bytes()
+    monkeypatch.setattr(tflite_export, "convert", lambda *_, **__: content)
+    monkeypatch.setattr(tflite_export, "run_tflite", lambda file, expected, _: -expected.logits)
+    with pytest.raises(UserError, match="float16 TFLite file disagrees with the model on 24 of 24 images"):
+        tflite_export.export_tflite(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(UserError, match="--max-disagreement is a share of images, 0 to 1, but is"):
+            parity.check_share(share)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_model_gives_the_same_file(phone):
+    content = phone[1]["float32"][0].read_bytes()
+    packed = [tflite_file.with_metadata(content, "x", "y", LABELS, Preprocessing(SIZE), False) for _ in range(2)]
+    assert packed[0] == packed[1]
+    assert zipfile.is_zipfile(io.BytesIO(packed[0]))

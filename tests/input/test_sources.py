@@ -1,0 +1,396 @@
+"""Where images come from: digits, TensorFlow Datasets, class folders, and what is wrong with them."""
+
+import io
+import os
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import UserError
+from keras_vit.files.image_formats import format_list
+from training.input import dataset as examples
+from training.input import sources
+from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
+
+TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
+needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
+
+
+def collect(split: Split) -> tuple[list[np.ndarray], list[int]]:
+    examples = [split.example(tf.constant(index, tf.int64)) for index in range(split.num_examples)]
+    return [image.numpy() for image, _ in examples], [int(label) for _, label in examples]
+
+
+def test_digits_are_all_there_once():
+    source = open_source(DataOptions("digits"))
+    assert source.labels == tuple("0123456789")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (1437, 360)
+    images, labels = collect(source.evaluation)
+    assert images[0].shape == (8, 8, 1)
+    assert images[0].dtype == np.uint8
+    assert max(image.max() for image in images) == 255
+    assert np.bincount(labels).min() >= 34  # stratified
+    train, _ = collect(source.train)
+    assert len({image.tobytes() for image in images} & {image.tobytes() for image in train}) == 0
+
+
+def test_unknown_sources_are_refused():
+    for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet"):
+        with pytest.raises(UserError, match=r"takes digits, tfds:NAME\[:CONFIG\], folder:PATH or tfrecord:GLOB, but"):
+            open_source(DataOptions(name))
+
+
+@pytest.mark.parametrize(
+    ("data", "option", "words"),
+    [
+        ("digits", {"data_dir": "x"}, "--data-dir means nothing to --data digits; leave it out"),
+        ("digits", {"on_bad_image": "skip"}, "--on-bad-image means nothing to --data digits"),
+        ("folder:x", {"train_split": "train[:9]"}, "--train-split means nothing to --data folder"),
+        ("folder:x", {"eval_split": "test"}, "--eval-split means nothing to --data folder"),
+        ("tfds:mnist", {"on_bad_image": "skip"}, "--on-bad-image means nothing to --data tfds"),
+    ],
+)
+def test_options_that_a_source_does_not_take_are_refused(data, option, words):
+    with pytest.raises(UserError, match=words):
+        open_source(DataOptions(data, **option))
+
+
+@pytest.mark.parametrize("name", ["mnist/3.0.1", "../x", "mnist/", "mnist:", "mnist:a:b", "a b"])
+def test_what_is_no_name_of_a_data_set_is_refused(name):
+    with pytest.raises(UserError, match="--data takes tfds:NAME or tfds:NAME:CONFIG, as tfds:mnist, but was given"):
+        open_source(DataOptions(f"tfds:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mnist:x", "'mnist' has no configuration 'x'; it has none: give tfds:mnist"),
+        ("cifar10_corrupted:fog_9", "has no configuration 'fog_9'; the nearest names are fog_"),
+    ],
+)
+def test_an_unknown_configuration_is_refused(name, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        open_source(DataOptions(f"tfds:{name}", str(tmp_path)))
+
+
+def test_an_unknown_data_set_is_answered_with_the_nearest_names():
+    with pytest.raises(UserError, match="no data set 'mnst'; the nearest names are mnist"):
+        open_source(DataOptions("tfds:mnst"))
+
+
+def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    def unreachable(self):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", unreachable)
+    with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched \(ConnectionError\)"):
+        open_source(DataOptions("tfds:mnist", str(tmp_path)))
+
+
+@needs_mnist
+def test_mnist_is_opened_with_its_splits():
+    source = open_source(DataOptions("tfds:mnist", str(TFDS), "train[:50]", "test[10:30]"))
+    assert source.labels == tuple("0123456789")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (50, 20)
+
+
+@needs_mnist
+def test_records_read_by_position_are_those_of_tfds(monkeypatch):
+    arguments = DataOptions("tfds:mnist", str(TFDS), "train[100:140]", "test[:7]")
+    held = open_source(arguments)
+    monkeypatch.setattr(sources, "_IN_MEMORY_BYTES", 0)
+    read = open_source(arguments)
+    for split in ("train", "evaluation"):
+        (images, labels), (expected, numbers) = collect(getattr(read, split)), collect(getattr(held, split))
+        assert labels == numbers
+        np.testing.assert_array_equal(images, expected)
+
+
+@needs_mnist
+def test_a_split_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="mnist has no split 'dev'; it has train, test, and slices of them"):
+        open_source(DataOptions("tfds:mnist", str(TFDS), eval_split="dev"))
+
+
+@needs_mnist
+@pytest.mark.parametrize("split", ["train[5:3]", "train[:0]"])
+def test_an_empty_split_is_refused(split):
+    with pytest.raises(UserError, match=r"The split 'train\[.*\]' of mnist is empty; give one that holds images"):
+        open_source(DataOptions("tfds:mnist", str(TFDS), split))
+
+
+def test_truncated_records_are_refused(tmp_path):
+    path = str(tmp_path / "cut.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        writer.write(b"one")
+        writer.write(b"two and more")
+    content = pathlib.Path(path).read_bytes()
+    pathlib.Path(path).write_bytes(content[:-5])
+    from training.input.tfrecord import TFRecords
+
+    with pytest.raises(UserError, match="ends within a record at byte 19; it is truncated"):
+        TFRecords([(path, 0, 2)])
+
+
+def test_labels_outside_the_classes_are_refused():
+    images = np.zeros((3, 2, 2, 1), np.uint8)
+    with pytest.raises(UserError, match="Labels must be 0 to 1, .* but 2 of 3 are outside, 5 first"):
+        sources.array_split(images, np.array([0, 5, -1]), ("a", "b"))
+
+
+@needs_mnist
+def test_a_label_outside_the_classes_is_named_when_it_is_read(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(sources, "_IN_MEMORY_BYTES", 0)
+    split = sources._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
+    examples = tf.data.Dataset.range(50).map(split.example)
+    with (
+        pytest.raises(UserError, match=r"from 0, but one of the images read has the label [2-9]; mend"),
+        sources.bad_examples_reported(),
+    ):
+        list(examples)
+
+
+def test_a_class_folder_with_a_line_break_in_its_name_is_refused(folder):
+    (folder / "two\nlines").mkdir()
+    with pytest.raises(UserError, match="unprintable characters in its name; rename it"):
+        open_source(DataOptions(f"folder:{folder}"))
+
+
+def write_image(path: pathlib.Path, value: int, size: tuple[int, int] = (9, 7), channels: int = 3) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = np.full((*size, channels), value, np.uint8)
+    encode = {".png": tf.io.encode_png, ".jpg": tf.io.encode_jpeg, ".JPEG": tf.io.encode_jpeg}.get(path.suffix)
+    path.write_bytes(encode(image).numpy() if encode else _pillow(image, path.suffix))
+
+
+def _pillow(image: np.ndarray, suffix: str) -> bytes:
+    import PIL.Image  # comes with matplotlib
+
+    stream = io.BytesIO()
+    PIL.Image.fromarray(image).save(stream, format={".gif": "GIF", ".bmp": "BMP"}[suffix])
+    return stream.getvalue()
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path) -> pathlib.Path:
+    """Two classes in mixed formats, sizes and channels, one of them with a folder inside."""
+    root = tmp_path / "pictures"
+    for number, suffix in enumerate((".png", ".jpg", ".JPEG", ".bmp", ".gif")):
+        write_image(root / "zebra" / f"{number}{suffix}", 10 * number, (9 + number, 7))
+        write_image(root / "ant" / "more" / f"{number}{suffix}", 100 + 10 * number)
+    write_image(root / "ant" / "grey.png", 50, channels=1)
+    write_image(root / "ant" / "alpha.png", 60, channels=4)
+    (root / "ant" / ".DS_Store").write_bytes(b"hidden files are nobody's images")
+    return root
+
+
+def test_a_folder_gives_its_classes_by_name_and_every_tenth_image_for_evaluation(folder):
+    source = open_source(DataOptions(f"folder:{folder}"))
+    assert source.labels == ("ant", "zebra")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (10, 2)
+    images, labels = collect(source.train)
+    assert sorted(labels) == [0] * 6 + [1] * 4
+    assert {image.shape[-1] for image in images} == {1, 3}
+    evaluated, _ = collect(source.evaluation)
+    assert evaluated[0].shape[-1] == 4  # alpha.png is the first of ant
+    assert len(images) + len(evaluated) == 12
+
+
+def test_the_first_frame_of_an_animation_is_taken(tmp_path):
+    import PIL.Image
+
+    frames = [PIL.Image.fromarray(np.full((4, 5, 3), value, np.uint8)) for value in (30, 200)]
+    frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    image = examples.decode_image(tf.io.read_file(str(tmp_path / "x.gif"))).numpy()
+    np.testing.assert_array_equal(image, 30)
+
+
+def test_a_palette_is_expanded(tmp_path):
+    import PIL.Image
+
+    PIL.Image.fromarray(np.full((4, 5, 3), (250, 10, 80), np.uint8)).convert("P", palette=1).save(tmp_path / "x.png")
+    image = examples.decode_image(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
+    assert image.shape == (4, 5, 3)
+    assert np.abs(image[0, 0].astype(int) - (250, 10, 80)).max() < 30
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation"),
+    [
+        ("train", "test"),
+        ("train", "val"),
+        ("train", "valid"),
+        ("train", "validation"),
+        ("Train", "Test"),
+        ("TRAIN", "Val"),
+    ],
+)
+def test_a_folder_with_splits_uses_them(tmp_path, train, evaluation):
+    for split, count in ((train, 3), (evaluation, 2)):
+        for label in ("a", "b"):
+            for number in range(count):
+                write_image(tmp_path / split / label / f"{number}.png", number)
+    source = open_source(DataOptions(f"folder:{tmp_path}"))
+    assert source.labels == ("a", "b")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (6, 4)
+
+
+@pytest.mark.parametrize("splits", [("train", "dev"), ("train", "Evaluation"), ("training", "test"), ("train",)])
+def test_a_split_without_its_other_is_no_class(tmp_path, splits):
+    for split in splits:
+        for label in ("a", "b"):
+            write_image(tmp_path / split / label / "0.png", 0)
+    with pytest.raises(UserError, match="name them train and one of test, val, valid, validation, or put the class"):
+        open_source(DataOptions(f"folder:{tmp_path}"))
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for label in ("bus", "train"):
+        for number in range(2):
+            write_image(tmp_path / label / f"{number}.png", number)
+    assert open_source(DataOptions(f"folder:{tmp_path}")).labels == ("bus", "train")
+
+
+def test_splits_with_other_classes_are_refused(tmp_path):
+    for path in ("train/a", "train/b", "test/a", "test/c"):
+        write_image(tmp_path / path / "0.png", 0)
+    with pytest.raises(UserError, match="must be the same, but b, c are only in one of them"):
+        open_source(DataOptions(f"folder:{tmp_path}"))
+
+
+def test_every_bad_image_is_named_and_stops(folder, capfd):
+    (folder / "zebra" / "broken.jpg").write_bytes((folder / "zebra" / "1.jpg").read_bytes()[:300])
+    (folder / "zebra" / "words.png").write_text("no image")
+    (folder / "ant" / "notes.txt").write_text("no image either")
+    (folder / "ant" / "empty.png").write_bytes(b"")
+    with pytest.raises(UserError, match="^4 of 16 files in .* are no readable images: ") as caught:
+        open_source(DataOptions(f"folder:{folder}"))
+    for name in ("broken.jpg", "words.png", "notes.txt", "empty.png"):
+        assert name in str(caught.value)
+    assert f"words.png (not {format_list()})" in str(caught.value)
+    assert "{{" not in str(caught.value)
+    assert "give --on-bad-image skip" in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_bad_images_are_skipped_and_counted_on_request(folder, capsys):
+    (folder / "zebra" / "words.png").write_text("no image")
+    source = open_source(DataOptions(f"folder:{folder}", on_bad_image="skip"))
+    assert (source.train.num_examples, source.evaluation.num_examples) == (10, 2)
+    assert "Skipped: 1 of 13 files" in capsys.readouterr().out
+
+
+def _bmp(mode: str, palette: list[int] | None = None) -> bytes:
+    import PIL.Image
+
+    image = PIL.Image.fromarray(np.arange(63, dtype=np.uint8).reshape(9, 7)).convert(mode)
+    if palette:
+        image.putpalette(palette)
+    stream = io.BytesIO()
+    image.save(stream, format="BMP")
+    return stream.getvalue()
+
+
+RAMP = np.repeat(np.arange(256), 3).tolist()
+COLOURS = np.random.default_rng(0).permutation(RAMP).tolist()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [_bmp("P", COLOURS), _bmp("P", RAMP[::-1]), _bmp("1"), _bmp("L")[:30] + bytes([1]) + _bmp("L")[31:]],
+    ids=["colours", "inverted", "black and white", "run lengths"],
+)
+def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
+    (folder / "ant" / "indexed.bmp").write_bytes(content)
+    with pytest.raises(UserError, match=r"indexed.bmp \(a BMP with a palette or compressed, .* save it as PNG\)"):
+        open_source(DataOptions(f"folder:{folder}"))
+
+
+@pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["grey", "ramp", "colour"])
+def test_a_bmp_of_grey_values_or_colours_is_read(content, folder):
+    (folder / "ant" / "plain.bmp").write_bytes(content)
+    open_source(DataOptions(f"folder:{folder}"))
+    image = examples.decode_image(tf.constant(content)).numpy()
+    np.testing.assert_array_equal(image[:, :, 0], np.arange(63).reshape(9, 7))
+
+
+def test_file_names_need_not_be_utf_8(folder):
+    name = os.fsdecode(b"\xff.png")
+    write_image(folder / "ant" / name, 77)
+    (folder / "ant" / os.fsdecode(b"\xfe.png")).write_text("no image")
+    source = open_source(DataOptions(f"folder:{folder}", on_bad_image="skip"))
+    assert any((image == 77).all() for image in collect(source.train)[0])
+    with pytest.raises(UserError, match=r"ant/\\xfe.png \("):
+        open_source(DataOptions(f"folder:{folder}"))
+
+
+def test_hidden_folders_inside_a_class_are_skipped(folder):
+    write_image(folder / "ant" / ".thumbnails" / "0.png", 0)
+    source = open_source(DataOptions(f"folder:{folder}"))
+    assert source.train.num_examples + source.evaluation.num_examples == 12
+
+
+def test_links_to_folders_and_to_nothing_are_named(folder, tmp_path):
+    write_image(tmp_path / "elsewhere" / "0.png", 0)
+    (folder / "ant" / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "ant" / "lost.png").symlink_to(tmp_path / "nowhere")
+    (folder / "ant" / "image.png").symlink_to(tmp_path / "elsewhere" / "0.png")
+    with pytest.raises(UserError, match="^2 of 15 files") as caught:
+        open_source(DataOptions(f"folder:{folder}"))
+    assert "ant/linked (a link to a folder, which is not followed)" in str(caught.value)
+    assert "ant/lost.png (no file, or a link to none)" in str(caught.value)
+
+
+def test_an_empty_class_is_refused(folder):
+    (folder / "bee").mkdir()
+    with pytest.raises(UserError, match="class folder .*bee holds no image"):
+        open_source(DataOptions(f"folder:{folder}"))
+
+
+def test_a_class_of_one_image_cannot_be_split(folder):
+    write_image(folder / "bee" / "0.png", 0)
+    with pytest.raises(UserError, match="class 'bee' has one image, and needs two"):
+        open_source(DataOptions(f"folder:{folder}"))
+
+
+def test_a_folder_that_is_missing_or_holds_no_classes_is_refused(tmp_path):
+    with pytest.raises(UserError, match="There is no folder"):
+        open_source(DataOptions(f"folder:{tmp_path / 'nowhere'}"))
+    with pytest.raises(UserError, match="at least two classes, but holds 0"):
+        open_source(DataOptions(f"folder:{tmp_path}"))
+
+
+def test_of_many_unreadable_files_ten_are_named_and_a_file_lists_all(tmp_path):
+    make_many = {f"class {number % 2}/{number:04d}.png": b"words" if number % 3 else b"" for number in range(60)}
+    for name, data in make_many.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match="^60 of 60 files in .* are no readable images: ") as caught:
+        open_source(DataOptions(f"folder:{tmp_path}"))
+    message = str(caught.value)
+    assert message.count(".png (") == 10
+    assert "; and 50 more (in all 40 times Unknown image file format" in message
+    listed = pathlib.Path(re.search(r"which are listed in (\S+\.txt);", message)[1])
+    lines = listed.read_text().splitlines()
+    listed.unlink()
+    assert sorted(line.split("\t")[0] for line in lines) == sorted(str(tmp_path / name) for name in make_many)
+
+
+def test_a_picture_that_vanishes_is_named(tmp_path):
+    for name in ("ant/1.png", "ant/2.png", "bee/1.png", "bee/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(tf.io.encode_png(np.full((5, 6, 3), 9, np.uint8)).numpy())
+    train = open_source(DataOptions(f"folder:{tmp_path}")).train
+    (tmp_path / "bee" / "2.png").unlink()
+    words = "can no longer be read .*bee/2.png; No such file or directory.; put it back, and the same command continues"
+    with pytest.raises(UserError, match=words), bad_examples_reported(train):
+        tf.function(lambda: next(iter(tf.data.Dataset.range(2).map(train.example).batch(2))))()
+    with pytest.raises(UserError, match=words), bad_examples_reported(train):
+        train.example(tf.constant(1, tf.int64))

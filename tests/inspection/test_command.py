@@ -1,0 +1,311 @@
+"""`python -m keras_vit.inspection`: pictures from strangers, the page, the mistakes, and the look while training."""
+
+import base64
+import html.parser
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+import keras_vit
+import training.samples
+from keras_vit import UserError, inspection
+from keras_vit.files.image_formats import format_list
+from keras_vit.inspection import __main__ as command
+from keras_vit.inspection.html_report import page
+from keras_vit.run_directory import Samples
+from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from training.input.dataset import decode_image
+from training.loop.inspect_callback import InspectEpochs
+
+
+def encoded(array: np.ndarray, form: str = "PNG", **options) -> bytes:
+    stream = io.BytesIO()
+    PIL.Image.fromarray(array).save(stream, form, **options)
+    return stream.getvalue()
+
+
+RNG = np.random.default_rng(0)
+COLOUR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)
+GREY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
+FILES = {
+    "colour.png": encoded(COLOUR),
+    "alpha.png": encoded(np.dstack([COLOUR, GREY])),
+    "grey.png": encoded(GREY),
+    "grey.bmp": encoded(GREY, "BMP"),
+    "deep.png": encoded(GREY.astype(np.uint16) * 257),
+    "photo.jpg": encoded(COLOUR, "JPEG", quality=90),
+    "first.gif": encoded(GREY, "GIF"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_becomes_the_pixels_that_training_sees(name):
+    pixels = inspection.decode(FILES[name], name).pixels
+    expected = decode_image(tf.constant(FILES[name])).numpy()
+    tolerance = 6 if name.endswith("jpg") else 0  # TensorFlow takes libjpeg's fast cosine transform, Pillow the exact
+    assert np.abs(pixels.astype(int) - expected).max() <= tolerance
+
+
+def claiming(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds no pixels."""
+    header = b"IHDR" + struct.pack(">II", width, height) + b"\x08\x02\x00\x00\x00"
+    chunks = (header, b"IDAT" + zlib.compress(bytes(1000)))
+    packed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", rf"bad.png cannot be read as a {format_list()} \(not {format_list()}\); mend or remove it"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", f"bad.png cannot be read as a {format_list()}"),
+        (FILES["photo.jpg"][:-200], f"bad.png cannot be read as a {format_list()}"),
+        (FILES["colour.png"][:100], f"bad.png cannot be read as a {format_list()}"),
+        (claiming(10_000, 10_000), r"bad.png cannot be read .*100000000 pixels.*decompression bomb"),
+        (claiming(60_000, 60_000), r"bad.png cannot be read .*decompression bomb"),
+    ],
+    ids=["empty", "EPS", "cut JPEG", "cut PNG", "large", "bomb"],
+)
+def test_a_file_that_is_no_image_or_far_too_large_is_one_sentence(data, words):
+    with pytest.raises(UserError, match=words) as caught:
+        inspection.decode(data, "bad.png")
+    assert "\n" not in str(caught.value)
+
+
+def test_of_a_folder_evenly_spaced_images_are_taken_and_hidden_ones_left(tmp_path):
+    for index in range(10):
+        (tmp_path / f"class{index // 5}").mkdir(exist_ok=True)
+        (tmp_path / f"class{index // 5}" / f"{index}.png").write_bytes(FILES["grey.png"])
+    (tmp_path / ".hidden.png").write_bytes(b"")
+    (tmp_path / "notes.txt").touch()
+    names = [picture.name for picture in inspection.read_pictures(tmp_path, 4)]
+    assert names == ["class0/0.png", "class0/3.png", "class1/6.png", "class1/9.png"]
+
+
+def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
+    pictures = inspection.read_pictures("digits", 3)
+    assert [picture.pixels.shape for picture in pictures] == [(8, 8, 1)] * 3
+    assert all(picture.label in "0123456789" for picture in pictures)
+    training.samples.main(["--data", "digits", "--count", "3", "--output", str(tmp_path)])
+    again = inspection.read_pictures(tmp_path / "samples.npz", 2, tuple("0123456789"))
+    for one, other in zip(pictures, again, strict=False):
+        assert np.array_equal(one.pixels, other.pixels)
+        assert one.label == other.label
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects what a page refers to, and sees that every element is closed."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.addresses, self.open, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.addresses += [value for name, value in attributes if name in ("src", "href")]
+        if tag not in ("img", "input", "meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def tiny_findings(**options) -> inspection.Findings:
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    pictures = [inspection.Picture("<script>$x$ é 漢.png", COLOUR, "<b>"), inspection.Picture("b.png", COLOUR)]
+    labels = ["<img src=x>", *"abcdef"]
+    return inspection.inspect(model, pictures, checkpoint="</title>$c$", labels=labels, **options)
+
+
+def test_the_page_holds_everything_and_asks_the_network_for_nothing():
+    findings = tiny_findings()
+    text = page(findings)
+    reader = Reader(text)
+    assert reader.open == []
+    assert all(address.startswith("data:") for address in reader.addresses)
+    assert not re.search(r"https?://|url\(|@import|<img src=x>|<b></small>", text)
+    for word in ("<script>$x$ é 漢.png", "label: <b>", "</title>$c$", "<img src=x>", "Figures 6 and 14", "head 2"):
+        assert word in reader.text
+    for predictions in findings.predictions:
+        for label, probability in predictions:
+            assert label in reader.text
+            assert probability < 0.001 or f"{probability:.1%}" in reader.text
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    sheet = np.asarray(PIL.Image.open(io.BytesIO(_bytes(data["sheets"][0]))))
+    assert sheet.shape[:2] == (2 * 3, (3 + 2) * 5)  # layers of 3 rows; heads, rollout and norms of 5 columns
+
+
+def _bytes(address: str) -> bytes:
+    return base64.b64decode(address.removeprefix("data:image/png;base64,"))
+
+
+def test_every_figure_is_written_whatever_the_names_are(tmp_path):
+    names = inspection.write(tiny_findings(), tmp_path / "out")
+    figures = {"figure_06_attention", "figure_07_inside", "figure_10_positions", "figure_11_distances"}
+    figures |= {"filters", "maps", "heads_0", "heads_1"}
+    assert set(names) == {"arrays.npz", "index.html", "measures.json", *(f"{figure}.png" for figure in figures)}
+    for figure in figures:
+        height, width, _ = decode_image((tmp_path / "out" / f"{figure}.png").read_bytes()).shape
+        assert height > 100
+        assert width > 300
+    assert np.load(tmp_path / "out" / "arrays.npz")["attention_distance"].shape == (2, 3)
+
+
+def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_path):
+    output = tmp_path / "out"
+    inspection.write(tiny_findings(), output)
+    mine = [tmp_path / "outside.png", output / "inner" / "file.png", output / "folder.png" / "x", output / "thesis.tex"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    (output / "gone.png").write_bytes(b"of a model with more images")
+    told = json.loads((output / "measures.json").read_text())
+    told["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
+    told["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
+    (output / "measures.json").write_text(json.dumps(told))
+    names = inspection.write(tiny_findings(), output)
+    assert {path.name for path in output.iterdir()} == {*names, "inner", "folder.png", "thesis.tex"}
+    assert all(path.read_text() == "mine" for path in mine)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": "heads_9.png"}', "[" * 100_000, "\xff"])
+def test_measures_that_are_none_of_ours_stop_no_report(text, tmp_path):
+    (tmp_path / "measures.json").write_text(text)
+    (tmp_path / "heads_9.png").write_text("mine")
+    assert "index.html" in inspection.write(tiny_findings(figures=["filters"]), tmp_path)
+    assert (tmp_path / "heads_9.png").is_file()
+
+
+@pytest.fixture(scope="module", name="run")
+def _run(tmp_path_factory) -> pathlib.Path:
+    """A finished run directory of a tiny grey model."""
+    run = tmp_path_factory.mktemp("run")
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3)
+    randomize(model).save(run / "model.keras")
+    (run / "labels.txt").write_text("ant\nbee\ncat\n")
+    Samples((FILES["grey.png"],) * 5, np.array([0, 1, 2, 0, 1])).save(run / "samples.npz")
+    return run
+
+
+def test_a_run_is_looked_into_with_its_own_samples(run, tmp_path, capsys):
+    output = tmp_path / "deep" / "inside"
+    command.main(["--run", str(run), "--output", str(output), "--show", "2", "--figures", "rollout", "relevance"])
+    assert {path.name for path in output.iterdir()} == {
+        "arrays.npz", "figure_06_attention.png", "index.html", "maps.png", "measures.json",
+    }  # fmt: skip
+    measured = json.loads((output / "measures.json").read_text())
+    assert measured["rollout"]["images"] == 5
+    assert "label: bee" in (output / "index.html").read_text()
+    printed = capsys.readouterr().out
+    assert "Attention rollout over 5 images" in printed
+    assert printed.endswith(f"5 files in {output}; open {output / 'index.html'}.\n")
+
+
+def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    good = ["--run", str(run), "--output", "out"]
+    vit = ["--checkpoint", str(FIXTURES / "vit_token.npz"), "--output", "out"]
+    bit = ["--checkpoint", str(FIXTURES / "hf_bit"), "--output", "out", "--images", str(run / "samples.npz")]
+    mistakes = {
+        "Missing from .* --output": ["--run", str(run)],
+        "Give either --run DIR or --checkpoint FILE": ["--output", "out"],
+        "There is no run directory 'nowhere'": ["--run", "nowhere", "--output", "out"],
+        "--images is needed with a checkpoint": vit,
+        "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
+        f"file cannot be read as a {format_list()}": [*vit, "--images", "file"],
+        "The folder 'empty' holds no image": [*vit, "--images", "empty"],
+        "The data set 'tfds:a b' could not be read: --data takes tfds:NAME": [*vit, "--images", "tfds:a b"],
+        "There is no figure 'map'; --figures takes filters, positions": [*good, "--figures", "map"],
+        "has no figure 'attention', for it has no attention; those that exist": [*bit, "--figures", "attention"],
+        "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],
+        "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],
+        "--count must be at least 1 image, but is 0": [*good, "--count", "0"],
+        "--num-heads means nothing to a run": [*good, "--num-heads", "3"],
+        "file is a file; --output takes a directory": ["--run", str(run), "--output", "file/out"],
+    }
+    for words, arguments in mistakes.items():
+        with pytest.raises(UserError, match=words) as caught:
+            command.main(arguments)
+        assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+
+
+_WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = None  # importing it now raises ImportError
+from keras_vit.inspection.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_the_command_runs_on_jax_with_tensorflow_blocked_and_finds_the_same(tmp_path):
+    (tmp_path / "images").mkdir()
+    for name in ("colour.png", "photo.jpg"):
+        (tmp_path / "images" / name).write_bytes(FILES[name])
+    arguments = ["--checkpoint", str(FIXTURES / "vit_nonsquare.npz"), "--images", str(tmp_path / "images")]
+    arguments += ["--image-size", "32", "48", "--figures", "rollout", "relevance", "distance"]
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    there = [sys.executable, "-c", _WITHOUT_TENSORFLOW, *arguments, "--output", str(tmp_path / "jax")]
+    subprocess.run(there, check=True, env=environment, stdout=subprocess.DEVNULL)
+    command.main([*arguments, "--output", str(tmp_path / "here")])
+    jax, here = (np.load(tmp_path / folder / "arrays.npz") for folder in ("jax", "here"))
+    assert jax.files == here.files
+    for key in here.files:
+        # A pixel halfway between two numbers may be rounded to either.
+        tolerance = {"atol": 1} if key == "images" else {"rtol": 1e-3, "atol": 1e-3 * np.abs(here[key]).max()}
+        np.testing.assert_allclose(jax[key].astype(np.float64), here[key], **tolerance)
+
+
+def shown_in_tensorboard(run: pathlib.Path) -> set[tuple[int, str]]:
+    """Step and tag of every image."""
+    return {
+        (event.step, value.tag)
+        for file in (run / "tensorboard" / "inspection").iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    }
+
+
+def test_looking_while_training_writes_the_figures_and_changes_no_weight(run, tmp_path):
+    for name in ("labels.txt", "samples.npz"):
+        shutil.copy(run / name, tmp_path / name)
+    images = np.random.default_rng(1).uniform(-1, 1, (8, *TINY_IMAGE, 1)).astype(np.float32)
+    trained = []
+    for look in (False, True):
+        keras.utils.set_random_seed(5)
+        model = keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        callbacks = [InspectEpochs(lambda model=model: model, tmp_path, every=2, shown=1)] if look else []
+        model.fit(images, np.arange(8) % 3, batch_size=4, epochs=3, verbose=0, callbacks=callbacks)
+        trained.append(model.get_weights())
+    assert all(np.array_equal(one, other) for one, other in zip(*trained, strict=True))
+    assert [path.name for path in (tmp_path / "inspection").iterdir()] == ["epoch_0002"]
+    written = {path.name for path in (tmp_path / "inspection" / "epoch_0002").iterdir()}
+    assert {"figure_07_inside.png", "index.html"} <= written
+    images_of_epoch = {(2, name.removesuffix(".png")) for name in written if name.endswith(".png")}
+    assert shown_in_tensorboard(tmp_path) == images_of_epoch
+
+    shutil.rmtree(tmp_path / "tensorboard")
+    InspectEpochs(lambda: model, tmp_path, every=2)
+    assert shown_in_tensorboard(tmp_path) == images_of_epoch
+    with pytest.raises(UserError, match="after every epoch or more, not after every 0"):
+        InspectEpochs(lambda: model, tmp_path, every=0)

@@ -1,0 +1,434 @@
+"""What the figures show: the definitions, against golden data, analytic values and independent computations."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import UserError, inspection
+from tests.support import FIXTURES, GOLDEN, TINY, TINY_IMAGE, TINY_STEM, randomize
+
+ANALYSES = ["attention_vit_token", "attention_vit_nonsquare"]
+# Attention exactly uniform over the patches: grid, patch, mean distance in pixels.
+UNIFORM = [(14, 16, 116.4922), (7, 32, 115.5029), (16, 14, 116.5651), (24, 16, 200.048), (12, 32, 199.5058)]
+
+
+def analysed(name: str) -> tuple[dict, dict, dict, keras.Model]:
+    """Index entry, recorded results, recorded intermediates, and the model of the checkpoint."""
+    entry = GOLDEN[name]
+    of = GOLDEN[entry["of_fixture"]]
+    model = keras_vit.from_checkpoint(FIXTURES / of["checkpoint"], image_size=tuple(of["image_size"]))
+    return entry, dict(np.load(FIXTURES / entry["io"])), dict(np.load(FIXTURES / of["io"])), model
+
+
+def check_analysis(entry: dict, expected: dict, attentions: list[np.ndarray], **tolerance) -> None:
+    grid, patch = tuple(entry["grid"]), (entry["patch"],) * 2
+    rollout = inspection.attention_rollout(attentions)[-1]
+    np.testing.assert_allclose(rollout, expected["rollout"], **tolerance)
+    mask = inspection.attention_to_patches(rollout, grid, 1)
+    np.testing.assert_allclose(mask, expected["rollout_cls_to_patches"], **tolerance)
+    for key, renormalize in (("mean_distance_raw", False), ("mean_distance_renormalised", True)):
+        found = [inspection.mean_attention_distance(a, grid, patch, 1, renormalize=renormalize) for a in attentions]
+        np.testing.assert_allclose(np.stack(found), expected[key], **tolerance)
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_rollout_and_distances_of_recorded_probabilities_are_the_recorded_ones(name):
+    entry, expected, recorded, _ = analysed(name)
+    distances = inspection.patch_distances(tuple(entry["grid"]), (entry["patch"],) * 2)
+    np.testing.assert_allclose(distances, expected["distance_matrix"], rtol=1e-14)
+    check_analysis(entry, expected, [recorded[f"attention_{layer}"] for layer in range(3)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_rollout_and_distances_agree_from_the_checkpoint_on(name):
+    entry, expected, recorded, model = analysed(name)
+    names = [f"attention_{layer}" for layer in range(3)]
+    inside = keras_vit.intermediates(model, names)(recorded["images"])
+    # The index' own tolerance is for the recorded probabilities; these come anew out of a float32 forward pass.
+    check_analysis(entry, expected, [inside[name].numpy() for name in names], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("side", "patch", "expected"), UNIFORM)
+def test_uniform_attention_has_its_analytic_distance(side, patch, expected):
+    patches, grid = side * side, (side, side)
+    uniform = np.full((1, patches, patches), 1 / patches)
+    distance = inspection.mean_attention_distance(uniform, grid, (patch, patch), 0)
+    assert distance == pytest.approx(expected, abs=5e-5)
+    assert inspection.patch_distances(grid, (patch, patch)).max() == pytest.approx(patch * (side - 1) * 2**0.5)
+
+    with_token = np.full((1, patches + 1, patches + 1), 1 / (patches + 1))
+    distance = inspection.mean_attention_distance(with_token, grid, (patch, patch), 1)
+    assert distance == pytest.approx(expected * patches / (patches + 1), abs=5e-5)
+    distance = inspection.mean_attention_distance(with_token, grid, (patch, patch), 1, renormalize=True)
+    assert distance == pytest.approx(expected, abs=5e-5)
+
+
+def test_identity_attention_reaches_nowhere():
+    assert np.all(inspection.mean_attention_distance(np.eye(16)[None], (3, 5), (4, 6), 1) == 0.0)
+
+
+def test_distances_of_a_rectangle_with_oblong_patches_are_those_of_a_loop():
+    grid, patch = (3, 5), (4.0, 6.0)
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(15), (2, 15))
+    total = np.zeros(2)
+    for query in range(15):
+        for key in range(15):
+            rows, columns = query // 5 - key // 5, query % 5 - key % 5
+            total += probabilities[:, query, key] * np.hypot(4.0 * rows, 6.0 * columns)
+    np.testing.assert_allclose(inspection.mean_attention_distance(probabilities, grid, patch, 0), total / 15)
+
+
+def test_rollout_puts_the_later_layer_on_the_left():
+    swap = np.array([[0.0, 1.0], [1.0, 0.0]])
+    first = np.array([[1.0, 0.0], [1.0, 0.0]])  # both tokens look at the first
+    half = 0.5 * np.eye(2)
+    expected = (0.5 * swap + half) @ (0.5 * first + half)
+    found = inspection.attention_rollout([first[None], swap[None]])
+    np.testing.assert_allclose(found, [0.5 * first + half, expected])
+    assert not np.allclose(expected, (0.5 * first + half) @ (0.5 * swap + half))
+
+
+def test_rollout_of_uniform_attention_is_constant_and_every_row_sums_to_one():
+    uniform = np.full((4, 16, 16), 1 / 16)
+    rollout = inspection.attention_rollout([uniform] * 3)
+    np.testing.assert_allclose(np.ptp(inspection.attention_to_patches(rollout, (3, 5), 1), axis=(1, 2)), 0, atol=1e-15)
+    probabilities = np.random.default_rng(1).dirichlet(np.ones(16), (5, 2, 3, 16))
+    rollout = inspection.attention_rollout(probabilities)
+    np.testing.assert_allclose(rollout.sum(axis=-1), 1.0)
+    assert rollout.shape == (5, 2, 16, 16)
+    assert rollout.min() >= 0.0
+
+
+def test_without_a_class_token_the_mean_of_all_rows_stands_for_it():
+    matrix = np.random.default_rng(2).dirichlet(np.ones(15), (2, 15))
+    found = inspection.attention_to_patches(matrix, (3, 5), 0)
+    np.testing.assert_allclose(found, matrix.mean(axis=1).reshape(2, 3, 5))
+    with pytest.raises(UserError, match="There are 15 patches, which do not fill a grid of 4 rows and 4 columns"):
+        inspection.attention_to_patches(matrix, (4, 4), 0)
+
+
+def kernel_of(name: str, layer: str) -> np.ndarray:
+    return keras_vit.from_checkpoint(FIXTURES / name).get_layer(layer).kernel.numpy()
+
+
+def test_filters_are_the_eigenvectors_of_the_covariance_by_falling_eigenvalue():
+    kernel = kernel_of("vit_token.npz", "embedding")  # (8, 8, 3, 48)
+    found = inspection.principal_filters(kernel)
+    assert found.shape == (28, 8, 8, 3)
+    values, vectors = np.linalg.eigh(np.cov(kernel.astype(np.float64).reshape(-1, 48)))
+    for component, vector in zip(found, vectors[:, ::-1].T[:28], strict=True):
+        vector = vector * np.sign(vector[np.abs(vector).argmax()])
+        np.testing.assert_allclose(component.ravel(), vector, atol=1e-9)
+    assert values[-1] > values[-2]
+
+
+def test_the_sign_and_the_number_of_filters_are_determined():
+    kernel = np.random.default_rng(3).normal(size=(4, 6, 3, 10))
+    found = inspection.principal_filters(kernel)
+    assert found.shape == (10, 4, 6, 3)  # no more than there are filters
+    np.testing.assert_allclose(inspection.principal_filters(-kernel)[:9], found[:9], atol=1e-12)
+    flat = found.reshape(10, -1)
+    assert np.all(np.take_along_axis(flat, np.abs(flat).argmax(axis=1)[:, None], axis=1) > 0)
+    np.testing.assert_allclose(flat @ flat.T, np.eye(10), atol=1e-12)
+
+
+def test_similarity_of_positions_is_the_cosine_of_each_two_patches():
+    table = np.load(FIXTURES / "vit_token.npz")["Transformer/posembed_input/pos_embedding"]  # (1, 17, 48)
+    found = inspection.position_similarity(table, 1)
+    rows = table[0, 1:].astype(np.float64)
+    for one in range(16):
+        for other in range(16):
+            cosine = np.dot(rows[one], rows[other]) / np.sqrt(np.dot(rows[one], rows[one]) * np.dot(*[rows[other]] * 2))
+            assert found[one, other] == pytest.approx(cosine, abs=1e-12)
+    assert np.array_equal(found.argmax(axis=1), np.arange(16))
+
+
+def test_a_map_is_resized_as_opencv_does_and_its_maximum_is_one():
+    found = inspection.resize_map(np.array([[0.0, 2.0], [4.0, 8.0]]), (2, 4))
+    np.testing.assert_allclose(found, [[0, 0.0625, 0.1875, 0.25], [0.5, 0.625, 0.875, 1.0]])
+    assert np.array_equal(inspection.resize_map(np.zeros((2, 2)), (4, 4)), np.zeros((4, 4)))
+
+
+def test_axial_attention_unfolds_to_attention_between_all_patches():
+    rng = np.random.default_rng(4)
+    rows, columns = rng.dirichlet(np.ones(5), (2 * 3, 4, 5)), rng.dirichlet(np.ones(3), (2 * 5, 4, 3))
+    by_row, by_column = (
+        inspection.unfold_axial(folded, (3, 5), axis) for folded, axis in ((rows, "row"), (columns, "column"))
+    )
+    for query in range(15):
+        for key in range(15):
+            (r, c), (s, d) = divmod(query, 5), divmod(key, 5)
+            same_row = rows.reshape(2, 3, 4, 5, 5)[:, r, :, c, d] if r == s else np.zeros((2, 4))
+            same_column = columns.reshape(2, 5, 4, 3, 3)[:, c, :, r, s] if c == d else np.zeros((2, 4))
+            assert np.array_equal(by_row[:, :, query, key], same_row)
+            assert np.array_equal(by_column[:, :, query, key], same_column)
+
+
+def test_relevance_of_bit_is_its_class_activation_map():
+    model = randomize(keras_vit.build(keras_vit.ResNetConfig((1, 1), 8, num_groups=2), image_size=32, num_classes=5))
+    images = np.random.default_rng(5).uniform(-1, 1, (3, 32, 32, 3)).astype(np.float32)
+    classes = np.array([4, 0, 2])
+    features, gradients, _ = inspection.features_and_gradients(model, images, classes)
+    weights = model.get_layer("resnet.head.conv2d").kernel.numpy()[:, classes].T  # (3, C)
+    expected = np.maximum(np.einsum("bhwc,bc->bhw", features, weights) / (features.shape[1] * features.shape[2]), 0.0)
+    found = inspection.class_relevance(features, gradients)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * expected.max())
+    assert expected.max() > 0
+
+
+@pytest.mark.parametrize("classifier", ["token", "gap", "map"])
+def test_gradients_of_a_vit_are_those_of_automatic_differentiation(classifier, tiny_images):
+    config = dataclasses.replace(TINY, classifier=classifier)
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
+    before = model.get_weights()
+    found, gradients, logits = inspection.features_and_gradients(model, tiny_images)
+    np.testing.assert_allclose(logits, model(tiny_images), rtol=1e-5, atol=1e-5)
+    assert all(np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True))
+    assert all(weight.trainable for weight in model.trainable_weights)
+
+    norm = model.get_layer("Transformer.encoderblock_1.LayerNorm_0")
+    tail = keras.Model([norm.input, norm.output], model.output)
+    stream, normed = keras.Model(model.input, [norm.input, norm.output])(tiny_images)
+    with tf.GradientTape() as tape:
+        tape.watch(normed)
+        chosen = tf.reduce_sum(tf.reduce_max(tail([stream, normed]), axis=-1))
+    expected = tape.gradient(chosen, normed).numpy()
+    np.testing.assert_allclose(found, normed, rtol=1e-6)
+    np.testing.assert_allclose(gradients, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("axial", [False, True])
+def test_relevance_of_a_model_with_dropout_repeats_and_is_that_of_the_same_weights_without(axial, tiny_images):
+    plain = dataclasses.replace(TINY, axial=axial, classifier="gap" if axial else "token")
+    dropping = dataclasses.replace(plain, dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.3)
+    models = [randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)) for config in (dropping, plain)]
+    of_dropping, again, of_plain = (
+        inspection.features_and_gradients(model, tiny_images) for model in (models[0], models[0], models[1])
+    )
+    for first, second, expected in zip(of_dropping, again, of_plain, strict=True):
+        assert np.array_equal(first, second)
+        assert np.array_equal(first, expected)
+    assert np.any(of_plain[1])
+
+
+def test_relevance_of_early_convolutions_takes_the_stored_statistics_and_leaves_them(tiny_images):
+    config = dataclasses.replace(TINY, patch_size=1, stem=keras_vit.ConvStem((4, 8), (3, 3), (2, 2)))
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
+    before = model.get_weights()
+    together = inspection.features_and_gradients(model, tiny_images)
+    assert all(np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True))
+    alone = inspection.features_and_gradients(model, tiny_images[:1])
+    for of_all, of_one in zip(together, alone, strict=True):
+        np.testing.assert_allclose(of_all[:1], of_one, rtol=1e-4, atol=1e-5 * np.abs(of_one).max())
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ([0, 1, 2, 3, 7], "The model has 7 classes, numbered 0 to 6, but classes asks for 7"),
+        ([0, 1, 2, 3, -1], "The model has 7 classes, numbered 0 to 6, but classes asks for -1"),
+        ([0, 1], r"classes must be an integer for each of the 5 images, but is int64 of shape \(2,\)"),
+        ([0.5] * 5, r"classes must be an integer for each of the 5 images, but is float64 of shape \(5,\)"),
+    ],
+)
+def test_classes_that_a_model_does_not_have_are_refused(classes, words, tiny_images):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match=words):
+        inspection.features_and_gradients(model, tiny_images, np.array(classes))
+
+
+@pytest.mark.parametrize("shape", [(5, 30, 12, 3), (5, 12, 30, 1), (12, 30, 3)])
+def test_images_of_another_shape_than_the_model_takes_are_refused(shape):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match=r"takes images of shape \(B, 12, 30, 3\), but these are"):
+        inspection.features_and_gradients(model, np.zeros(shape, np.float32))
+
+
+def test_relevance_is_the_features_weighted_by_their_mean_gradient_and_never_negative():
+    features = np.arange(12.0).reshape(2, 3, 2) - 4.0
+    gradients = np.zeros((2, 3, 2))
+    gradients[0, 0] = 6.0, -12.0  # means over six places: 1 and -2
+    expected = np.maximum(features[..., 0] - 2.0 * features[..., 1], 0.0)
+    np.testing.assert_allclose(inspection.class_relevance(features, gradients), expected)
+
+
+def test_the_neighbourhood_is_measured_on_sides_and_beyond_half_the_largest_distance():
+    centres = np.indices((1, 5)).reshape(2, -1).T[:, 1]
+    similarity = 1.0 - np.abs(centres[:, None] - centres) / 4.0
+    found = inspection.neighbourhood(similarity, (1, 5))
+    assert found == {"own": 1.0, "adjacent": 0.75, "distant": pytest.approx((2 * 0.25 + 0.0) / 3)}
+    assert inspection.neighbourhood(np.roll(similarity, 1, axis=0), (1, 5))["own"] == 0.0
+
+
+def test_weight_per_pixel_is_one_for_even_attention_and_all_of_it_for_the_right_patch():
+    foreground = np.zeros((2, 4, 6), bool)
+    foreground[:, :2, :2] = True
+    assert inspection.weight_per_pixel(np.ones((2, 2, 3)), foreground) == (1.0, 1.0)
+    maps = np.zeros((2, 2, 3))
+    maps[:, 0, 0] = 0.25
+    assert inspection.weight_per_pixel(maps, foreground) == (6.0, 0.0)
+
+
+def picture(height: int, width: int, name: str = "p.png", seed: int = 0) -> inspection.Picture:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return inspection.Picture(name, pixels)
+
+
+OF_ATTENTION = {"distance", "rollout", "attention", "norms"}
+MODELS = {
+    "token": (TINY, {"filters", "positions", "relevance"} | OF_ATTENTION),
+    "gap": (dataclasses.replace(TINY, classifier="gap"), {"filters", "positions", "relevance"} | OF_ATTENTION),
+    "unpooled": (dataclasses.replace(TINY, classifier="unpooled"), {"filters", "positions"} | OF_ATTENTION),
+    "relative": (dataclasses.replace(TINY, position_embedding="relative"), {"filters", "relevance"} | OF_ATTENTION),
+    "learned-2d": (
+        dataclasses.replace(TINY, position_embedding="learned-2d", position_injection="every-layer"),
+        {"filters", "positions", "relevance"} | OF_ATTENTION,
+    ),
+    "axial": (
+        dataclasses.replace(TINY, axial=True, classifier="gap"),
+        {"filters", "positions", "relevance"} | OF_ATTENTION,
+    ),
+    "hybrid": (
+        dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
+        {"filters", "positions", "relevance"} | OF_ATTENTION,
+    ),
+    "early convolutions": (
+        dataclasses.replace(TINY, patch_size=1, stem=keras_vit.ConvStem((4, 8), (3, 3), (2, 2))),
+        {"filters", "positions", "relevance"} | OF_ATTENTION,
+    ),
+    "BiT": (keras_vit.ResNetConfig((1, 1), 8, num_groups=2), {"filters", "relevance"}),
+    "axial ResNet": (dataclasses.replace(TINY_STEM, axial_heads=2), {"filters", "relevance"}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_is_looked_into_with_the_figures_that_exist_for_it(name):
+    config, figures = MODELS[name]
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
+    assert set(inspection.available_figures(model)) == figures
+    found = inspection.inspect(model, [picture(20, 9), picture(12, 30)], checkpoint="c", shown=1)
+    arrays = found.arrays
+    grid = config.grid(TINY_IMAGE) if "distance" in figures else None
+    assert all(np.all(np.isfinite(array)) for array in arrays.values())
+    assert ("position_similarity" in arrays) == ("positions" in figures)
+    assert arrays["images"].shape == (1, *TINY_IMAGE, 3)
+    if grid is not None:
+        layers = 4 if name == "axial" else 2
+        assert arrays["attention"].shape == (1, layers, 3, *grid)
+        assert arrays["rollout"].shape == (1, layers, *grid)
+        assert arrays["norms"].shape == (1, 2, *grid)
+        assert arrays["attention_distance"].shape == (layers, 3)
+    if "relevance" in figures:
+        assert arrays["relevance"].shape[0] == 1
+        assert sum(probability for _, probability in found.predictions[0]) <= 1.0 + 1e-6
+    size = {"token": 4, "hybrid": 7, "early convolutions": 3, "BiT": 7}.get(name, arrays["filters"].shape[1])
+    assert arrays["filters"].shape[1] == size
+
+
+def test_the_arrays_are_what_the_definitions_give_for_what_happens_inside(tiny_images):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    pictures = [picture(20, 9, seed=1), picture(12, 30, seed=2)]
+    arrays = inspection.inspect(model, pictures, checkpoint="c").arrays
+    preprocessing = keras_vit.preprocessing_of(model)
+    images = np.stack([preprocessing(one.pixels) for one in pictures])  # as evaluation resizes them
+    inside = {name: value.numpy() for name, value in keras_vit.intermediates(model)(images).items()}
+    attentions = [inside["attention_0"], inside["attention_1"]]
+    assert np.array_equal(arrays["images"][1], pictures[1].pixels)
+    np.testing.assert_allclose(arrays["attention"][:, 1], attentions[1][:, :, 0, 1:].reshape(2, 3, 3, 5), rtol=1e-5)
+    rollout = inspection.attention_rollout(attentions)[:, :, 0, 1:].reshape(2, 2, 3, 5)
+    np.testing.assert_allclose(arrays["rollout"], rollout.swapaxes(0, 1), rtol=1e-5)
+    distance = inspection.mean_attention_distance(attentions[0], (3, 5), (4, 6), 1)
+    np.testing.assert_allclose(arrays["attention_distance"][0], distance.mean(axis=0), rtol=1e-5)
+    norms = np.linalg.norm(inside["block_1"][:, 1:], axis=-1).reshape(2, 3, 5)
+    np.testing.assert_allclose(arrays["norms"][:, 1], norms, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "array"), [("embedding", "filters"), ("Transformer.posembed_input", "logits"), ("head", "logits")]
+)
+def test_weights_that_are_no_numbers_are_refused_and_not_drawn_as_blanks(layer, array):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    weight = model.get_layer(layer).weights[0]
+    weight.assign(np.full(weight.shape, np.nan))
+    with pytest.raises(UserError, match=f"numbers that are not finite for '{array}'; its weights are broken"):
+        inspection.inspect(model, [picture(12, 30)], checkpoint="c", figures=["filters", "rollout", "relevance"])
+    with pytest.raises(UserError, match="numbers that are not finite"):
+        inspection.inspect(model, [picture(12, 30)], checkpoint="c")
+
+
+def test_a_model_of_half_precision_gives_arrays_that_can_be_stored():
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    half = keras.models.clone_model(model, clone_function=_in_bfloat16)
+    pairs = [randomize(model), randomize(half)]
+    full, found = (inspection.inspect(one, [picture(12, 30)], checkpoint="c").arrays for one in pairs)
+    assert {array.dtype.name for array in found.values()} <= {"float32", "float64", "uint8"}
+    for name, array in full.items():
+        np.testing.assert_allclose(found[name], array, rtol=0.1, atol=0.03 * np.abs(array).max())
+
+
+def _in_bfloat16(layer: keras.layers.Layer) -> keras.layers.Layer:
+    return layer.__class__.from_config({**layer.get_config(), "dtype": "mixed_bfloat16"})
+
+
+def test_images_without_ink_are_left_out_of_its_measure():
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=7))
+    black, drawn = (inspection.Picture("p", np.zeros((*TINY_IMAGE, 1), np.uint8)) for _ in range(2))
+    assert "rollout" not in inspection.inspect(model, [black], checkpoint="c").measures
+    drawn.pixels[2:5, 3:9] = 255
+    assert inspection.inspect(model, [black, drawn], checkpoint="c").measures["rollout"]["images"] == 1
+
+
+def test_chosen_layers_and_heads_are_those_shown(tiny_images):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    all_of_it = inspection.inspect(model, [picture(12, 30)], checkpoint="c")
+    chosen = inspection.inspect(model, [picture(12, 30)], checkpoint="c", layers=[1], heads=[2, 0])
+    np.testing.assert_allclose(chosen.arrays["attention"], all_of_it.arrays["attention"][:, [1]][:, :, [2, 0]])
+    assert (chosen.layers, chosen.heads) == (("1",), (2, 0))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        (TINY, {"layers": [2]}, "The model has 2 layers, numbered 0 to 1, but --layers asks for 2"),
+        (TINY, {"heads": [-1]}, "The model has 3 heads, numbered 0 to 2, but --heads asks for -1"),
+        (TINY, {"labels": ["a", "b"]}, "The model tells apart 7 classes, but there are names of 2"),
+        (
+            keras_vit.ResNetConfig((1, 1), 8, num_groups=2),
+            {"heads": [0]},
+            "Layers and heads can be chosen where attention is looked at, but here the figures are filters, relevance",
+        ),
+        (
+            keras_vit.ResNetConfig((1, 1), 8, num_groups=2),
+            {"figures": ["rollout"]},
+            "has no figure 'rollout', for it has no attention; those that exist for it are filters, relevance",
+        ),
+        (
+            dataclasses.replace(TINY, position_embedding="none"),
+            {"figures": ["positions"]},
+            "has no figure 'positions', for it has nothing to draw it from; those that exist for it are filters, dist",
+        ),
+    ],
+)
+def test_what_a_model_does_not_have_is_one_sentence(config, options, words):
+    model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match=words):
+        inspection.inspect(model, [picture(12, 30)], checkpoint="c", **options)
+
+
+def test_features_of_any_block_are_a_model_on_the_grid(tiny_images, tmp_path):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    features = keras_vit.feature_map(model, "block_1")
+    tokens = keras_vit.intermediates(model, ["block_1"])(tiny_images)["block_1"]
+    expected = np.reshape(tokens[:, 1:], (5, 3, 5, 12))
+    np.testing.assert_allclose(features(tiny_images), expected)
+    features.save(tmp_path / "features.keras")
+    np.testing.assert_allclose(keras.models.load_model(tmp_path / "features.keras")(tiny_images), expected)
+    hybrid = keras_vit.build(MODELS["hybrid"][0], image_size=TINY_IMAGE)
+    assert keras_vit.feature_map(hybrid, "resnet_root").output.shape == (None, 3, 8, 4)
+    for name in ("attention_0", "pre_logits"):
+        with pytest.raises(UserError, match=f"The intermediate '{name}' has no place in the image"):
+            keras_vit.feature_map(model, name)

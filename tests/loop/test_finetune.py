@@ -1,0 +1,141 @@
+"""Fine-tuning: any checkpoint becomes a run on other images."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import UserError, run_directory
+from tests.support import FIXTURES
+from training import finetune
+from training.input.sources import DataOptions
+from training.loop import finetune as finetuning
+from training.loop import pretrain as pretraining
+from training.loop.finetune import official_checkpoint
+from training.loop.run import Run
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import find_recipe
+
+MODEL = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+COMMAND = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--batch-size", "8", "--warmup-steps", "1"]
+
+
+@pytest.fixture(name="upstream", scope="module")
+def _upstream(tmp_path_factory) -> Run:
+    recipe = dataclasses.replace(find_recipe("digits"), model=MODEL, epochs=1, batch_size=200)
+    recipe = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, warmup_steps=2))
+    folder = tmp_path_factory.mktemp("runs") / "upstream"
+    return pretraining.pretrain(
+        PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=recipe), "tiny"
+    )
+
+
+def untrained(monkeypatch, *command: str) -> keras.Model:
+    """The model as it is handed to training."""
+    made = []
+
+    def train(arguments, recipe, setting, make_model, **_):
+        made.append(make_model(len(setting.source.labels)))
+
+    monkeypatch.setattr(finetuning, "run_training", train)
+    finetune.main([*COMMAND, *command])
+    return made[0]
+
+
+def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
+    folder = tmp_path / "run"
+    finetune.main([*COMMAND, "--checkpoint", str(upstream.path), "--workdir", str(folder), "--image-size", "16", "12"])
+    model, labels = run_directory.load(folder)
+    assert model.input_shape == (None, 16, 12, 1)
+    assert labels == tuple("0123456789")
+    settings = json.loads((folder / "config.json").read_text())["settings"]
+    assert (settings["command"], settings["checkpoint"]) == ("finetune", str(upstream.path))
+    assert [record["step"] for record in Run(folder).metrics()] == [2]
+
+
+def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstream, monkeypatch, tmp_path):
+    before, _ = run_directory.load(upstream.path)
+    workdir = ["--workdir", str(tmp_path / "run")]
+    model = untrained(monkeypatch, "--checkpoint", str(upstream.path), "--image-size", "16", "12", *workdir)
+    old, new = ({weight.path: np.array(weight) for weight in each.weights} for each in (before, model))
+    (table,) = (path for path in old if old[path].ndim == 3 and "posembed" in path)
+    expected = keras_vit.resize_position_embedding(old[table], (2, 2), (4, 3), 1)
+    np.testing.assert_allclose(new[table], expected, atol=1e-6)
+    assert not new["head/kernel"].any()
+    for path in old.keys() - {table, "head/kernel", "head/bias"}:
+        np.testing.assert_array_equal(new[path], old[path], err_msg=path)
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop"])
+def test_the_recipe_decides_how_images_are_resized_and_the_checkpoint_their_values(resize, monkeypatch, tmp_path):
+    file = FIXTURES / "torchvision_vit.safetensors"
+    model = untrained(
+        monkeypatch, "--checkpoint", str(file), "--num-heads", "4", "--resize", resize, "--image-size", "32", "32",
+        "--workdir", str(tmp_path / "run"), "--dropout-rate", "0.2",
+    )  # fmt: skip
+    preprocessing = keras_vit.preprocessing_of(model)
+    assert (preprocessing.image_size, preprocessing.resize) == ((32, 32), resize)
+    assert (
+        preprocessing.value_range
+        == keras_vit.preprocessing_of(keras_vit.from_checkpoint(file, num_heads=4)).value_range
+    )
+    assert keras_vit.config_of(model).dropout_rate == 0.2
+    assert model.output_shape == (None, 10)
+
+
+def test_the_same_command_finds_its_run_finished(upstream, tmp_path, capsys):
+    command = [*COMMAND, "--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "r"), "--image-size", "8", "8"]
+    finetune.main(command)
+    finetune.main(command)
+    assert "is finished: nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("ViT-B_16", "imagenet21k/ViT-B_16"),
+        ("R50+ViT-B_16", "imagenet21k/R50+ViT-B_16"),
+        ("ViT-S_16", "augreg:S_16"),
+        ("R+ViT-Ti_16", "augreg:R_Ti_16"),
+        ("BiT-R50x1", "bit:BiT-M-R50x1"),
+    ],
+)
+def test_an_official_model_stands_for_its_checkpoint_of_imagenet_21k(model, name):
+    assert official_checkpoint(model) == name
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ([], "Give either --checkpoint, a file, folder, address or name, or --model, an official model"),
+        (["--checkpoint", "a.npz", "--model", "ViT-B_16"], "Give either --checkpoint"),
+        (["--model", "ViT-B_17"], "no official model 'ViT-B_17'; the nearest names are ViT-B_16"),
+        (["--checkpoint", "nowhere.npz"], "nowhere.npz"),
+        (["--recipe", "bit-hyperule"], "no recipe named 'bit-hyperule'; the nearest names are bit-hyperrule"),
+        (["--checkpoint", "x.npz", "--steps", "5", "--epochs", "2"], "A run has one duration"),
+    ],
+)
+def test_what_cannot_be_started_from_is_refused_and_leaves_nothing(command, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start = ["--data", "digits", "--workdir", "run"]
+    with pytest.raises(UserError, match=words):
+        finetune.main([*start, *command])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_layers_are_frozen_by_name(upstream, tmp_path):
+    command = [*COMMAND, "--checkpoint", str(upstream.path), "--image-size", "8", "8"]
+    command += ["--warmup-steps", "0", "--decay", "constant"]  # the second step is the first that moves the body
+    folder = tmp_path / "run"
+    finetune.main([*command, "--workdir", str(folder), "--freeze", "embedding", "Transformer.encoderblock_0"])
+    (before, _), (after, _) = run_directory.load(upstream.path), run_directory.load(folder)
+    old, new = ({weight.path: np.array(weight) for weight in each.weights} for each in (before, after))
+    for path in old:
+        frozen = path.startswith(("embedding", "Transformer.encoderblock_0"))
+        assert np.array_equal(old[path], new[path]) == frozen, path
+    with pytest.raises(UserError, match="No layer to freeze begins with 'encoder'; the layers are"):
+        finetune.main([*command, "--workdir", str(tmp_path / "other"), "--freeze", "encoder"])
+    assert not (tmp_path / "other").exists()

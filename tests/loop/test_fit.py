@@ -1,0 +1,561 @@
+"""Training runs: schedule, optimizer, resume, run directory, what is refused."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import UserError, ViTConfig
+from keras_vit.models.layers import no_init_weights
+from tests.support import randomize
+from training.input.sources import DataOptions, array_split
+from training.loop import checkpoints, fit, setup
+from training.loop import pretrain as pretraining
+from training.loop import run as run_module
+from training.loop.run import Run, write_text
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import RECIPES, find_recipe
+from training.recipes.schedules import Schedule
+
+MODEL = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, dropout_rate=0.1)
+RECIPE = dataclasses.replace(
+    RECIPES["digits"], model=MODEL, epochs=3, batch_size=200, schedule=Schedule(warmup_steps=2)
+)
+
+
+def arguments(workdir: pathlib.Path, recipe=RECIPE, **changed) -> PretrainOptions:
+    return PretrainOptions(source=DataOptions("digits"), workdir=str(workdir), recipe=recipe, **changed)
+
+
+@pytest.fixture(name="finished", scope="module")
+def _finished(tmp_path_factory) -> Run:
+    return pretraining.pretrain(arguments(tmp_path_factory.mktemp("runs") / "finished"), "tiny")
+
+
+def test_a_run_leaves_everything_that_belongs_to_it(finished):
+    names = {path.name for path in finished.path.iterdir()}
+    assert names == {
+        "config.json", "labels.txt", "model.keras", "samples.npz", "calibration.npz", "metrics.jsonl", "tensorboard",
+        "checkpoints", "curves.png",
+    }  # fmt: skip
+    config = json.loads((finished.path / "config.json").read_text())
+    assert config["settings"]["recipe"]["model"]["hidden_size"] == 12
+    assert config["settings"]["source"]["data"] == "digits"
+    assert config["settings"]["images"] == {"train": 1437, "evaluation": 360}
+    assert config["environment"]["keras"] == keras.__version__
+    assert (finished.path / "labels.txt").read_text().split() == list("0123456789")
+    assert [record["epoch"] for record in finished.metrics()] == [1, 2, 3]
+    assert finished.metrics()[0].keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds"}
+    assert any((finished.path / "tensorboard").rglob("events*"))
+
+
+def test_the_model_of_a_run_knows_its_preprocessing(finished):
+    model = keras.models.load_model(finished.model_file)
+    assert keras_vit.preprocessing_of(model) == keras_vit.Preprocessing((8, 8), channels=1)
+
+
+class Interrupted(Exception):
+    """Stands for a kill."""
+
+
+def killed(*_) -> None:
+    raise Interrupted
+
+
+def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_path, monkeypatch):
+    save = checkpoints.save
+
+    def save_and_stop(folder, step, progress, arrays):
+        save(folder, step, progress, arrays)
+        if len(progress["records"]) == 2:
+            raise Interrupted
+
+    monkeypatch.setattr(checkpoints, "save", save_and_stop)
+    with pytest.raises(Interrupted):
+        pretraining.pretrain(arguments(tmp_path / "run"), "tiny")
+    monkeypatch.setattr(checkpoints, "save", save)
+    assert not (tmp_path / "run" / "model.keras").exists()
+
+    run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny")
+    for here, there in zip(
+        *(keras.models.load_model(r.model_file).get_weights() for r in (run, finished)), strict=True
+    ):
+        np.testing.assert_array_equal(here, there)
+    for here, there in zip(run.metrics(), finished.metrics(), strict=True):
+        timed = {"seconds": 0, "images_per_second": 0}
+        assert here | timed == there | timed
+
+
+@pytest.mark.parametrize("file", ["config.json", "labels.txt"])
+def test_a_run_killed_while_it_starts_can_be_started_again(file, tmp_path, monkeypatch):
+    def write_or_die(path, text):
+        if path.name == file:
+            path.with_name(f"{path.stem}.99.tmp{path.suffix}").write_text(text[:1])
+            raise Interrupted
+        write_text(path, text)
+
+    run = Run(tmp_path / "run")
+    monkeypatch.setattr(run_module, "write_text", write_or_die)
+    with pytest.raises(Interrupted):
+        run.start({"epochs": 3}, ("ant", "bee"))
+    monkeypatch.setattr(run_module, "write_text", write_text)
+    run.start({"epochs": 3}, ("ant", "bee"))
+    assert {path.name for path in run.path.iterdir()} == {"config.json", "labels.txt", "checkpoints"}
+
+
+def test_what_killed_processes_left_unfinished_is_removed_and_nothing_else(tmp_path):
+    run = Run(tmp_path / "run")
+    run.start({}, ("ant", "bee"))
+    left = ["model.99.tmp.keras", "metrics.99.tmp.jsonl", "checkpoints/state.npz.99.tmp"]
+    for name in [*left, "notes.tmp", "checkpoints/mine.npz"]:
+        (run.path / name).write_text("x")
+    run.start({}, ("ant", "bee"))
+    assert not any((run.path / name).exists() for name in left)
+    assert (run.path / "notes.tmp").exists()
+    assert (run.path / "checkpoints" / "mine.npz").exists()
+
+
+def test_a_text_that_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "labels.txt", "\ud800")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(name="trained", scope="module")
+def _trained(tmp_path_factory) -> Run:
+    """A run that was killed after its last epoch, when its model was to be saved."""
+    run = Run(tmp_path_factory.mktemp("runs") / "trained")
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interrupted):
+        monkeypatch.setattr(Run, "save_model", killed)
+        pretraining.pretrain(arguments(run.path), "tiny")
+    return run
+
+
+def test_a_run_killed_before_its_model_was_saved_has_its_curves(trained):
+    assert (trained.path / "curves.png").is_file()
+    assert not trained.model_file.exists()
+
+
+@pytest.mark.parametrize("damage", [lambda text: None, lambda text: text[:-20], lambda text: ""])
+def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
+    run = Run(shutil.copytree(trained.path, tmp_path / "run"))
+    left = damage(run.metrics_file.read_text())
+    run.metrics_file.unlink()
+    if left is not None:
+        run.metrics_file.write_text(left)
+    pretraining.pretrain(arguments(run.path), "tiny")
+    assert run.metrics() == trained.metrics()
+    assert run.model_file.is_file()
+
+
+def _without_last_weight(arrays: dict) -> dict:
+    return dict(list(arrays.items())[:-1])
+
+
+def _with_a_longer_weight(arrays: dict) -> dict:
+    return arrays | {"weight/00000": np.zeros((1, 2, 3, 5))}
+
+
+@pytest.mark.parametrize("damage", [_without_last_weight, _with_a_longer_weight, lambda arrays: {}])
+def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tmp_path):
+    run = Run(shutil.copytree(trained.path, tmp_path / "run"))
+    step, progress, arrays = checkpoints.newest(run.checkpoints_folder)
+    checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(arrays))
+    with pytest.raises(UserError, match=f"is of another version .* cannot go on; remove {run.path} to begin anew"):
+        pretraining.pretrain(arguments(run.path), "tiny")
+    assert not run.model_file.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_config_that_is_none_is_refused(content, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_bytes(content)
+    with pytest.raises(UserError, match="config.json is damaged or of no run of ours; give another --workdir"):
+        Run(tmp_path).start({}, ("ant", "bee"))
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (
+            ("ant", "bee", "cat"),
+            "began with 2 classes and the data have 3, of which cat differ; give another --workdir",
+        ),
+        (("ant", "cat"), "began with 2 classes and the data have 2, of which bee, cat differ"),
+        (("bee", "ant"), "of which only the order differ"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_classes(labels, words, tmp_path):
+    Run(tmp_path / "run").start({}, ("ant", "bee"))
+    with pytest.raises(UserError, match=words):
+        Run(tmp_path / "run").start({}, labels)
+    assert (tmp_path / "run" / "labels.txt").read_text() == "ant\nbee\n"
+
+
+def test_another_seed_gives_another_model(finished, tmp_path):
+    run = pretraining.pretrain(arguments(tmp_path / "run", seed=1), "tiny")
+    assert run.metrics()[-1]["loss"] != finished.metrics()[-1]["loss"]
+
+
+def test_a_finished_run_is_left_alone(finished, capsys):
+    before = finished.model_file.stat().st_mtime_ns
+    pretraining.pretrain(arguments(finished.path), "tiny")
+    assert finished.model_file.stat().st_mtime_ns == before
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_the_directory_of_another_run_is_refused_with_the_differences(finished):
+    other = dataclasses.replace(RECIPE, learning_rate=0.5, model=dataclasses.replace(MODEL, mlp_dim=24))
+    with pytest.raises(UserError) as caught:
+        pretraining.pretrain(arguments(finished.path, other), "tiny")
+    assert "recipe.learning_rate (there 0.002, here 0.5)" in str(caught.value)
+    assert "recipe.model.mlp_dim (there 20, here 24)" in str(caught.value)
+
+
+def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="exists and is no run directory"):
+        pretraining.pretrain(arguments(tmp_path), "tiny")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
+        (
+            {"schedule": Schedule(warmup_steps=21)},
+            "warm-up of 21 steps leaves none of the run's 21; give fewer, such as --warmup-steps 2, or train longer",
+        ),
+        ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
+    ],
+)
+def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, **fields)), "tiny")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("workdir", "seed", "words"),
+    [
+        (
+            "gs://bucket/run",
+            0,
+            "takes a directory of this machine, .* was given 'gs://bucket/run'; give one such as runs/mine",
+        ),
+        ("runs/\udcff", 0, "in printable characters, but was given"),
+        ("runs/here", -1, "seed must be a number from 0 to 4294967295, but is -1; give --seed 0 or so"),
+        ("runs/here", 2**32, "but is 4294967296"),
+    ],
+)
+def test_an_impossible_place_or_seed_leaves_nothing(workdir, seed, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        pretraining.pretrain(arguments(workdir, seed=seed), "tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
+def built_model(monkeypatch, tmp_path, **changed) -> keras.Model:
+    """The model as it is handed to training."""
+    models = []
+    monkeypatch.setattr(setup, "train", lambda trainer, *_, **__: models.append(trainer.network))
+    monkeypatch.setattr(Run, "metrics", lambda run: [{"val_accuracy": 0.5}])
+    pretraining.pretrain(dataclasses.replace(arguments(tmp_path / "run"), **changed), "tiny")
+    return models[0]
+
+
+def test_the_seed_decides_the_initial_weights(monkeypatch, tmp_path):
+    weights = [built_model(monkeypatch, tmp_path / str(run), seed=run // 2).get_weights()[0] for run in range(3)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_turns_on_the_determinism_of_operations(deterministic, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: calls.append(True))
+    built_model(monkeypatch, tmp_path, deterministic=deterministic)
+    assert calls == [True] * deterministic
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop"])
+def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_path):
+    model = built_model(monkeypatch, tmp_path, recipe=dataclasses.replace(RECIPE, resize=resize))
+    assert keras_vit.preprocessing_of(model).resize == resize
+
+
+def test_a_diverged_run_is_no_finished_run(tmp_path):
+    with pytest.raises(UserError, match="loss or a weight was no number any more at step [1-7], so training stopped"):
+        recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, schedule=Schedule(warmup_steps=0))
+        pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
+    assert not (tmp_path / "run" / "model.keras").exists()
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (14, 2)])
+def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs, tmp_path):
+    recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
+    run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
+    assert len(run.metrics()) == epochs
+    step, _, arrays = checkpoints.newest(run.checkpoints_folder)
+    assert step == arrays["step/00000"] == steps
+    assert arrays["optimizer/00000"] == steps  # the optimizer's own count of its updates
+
+
+def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finished, tmp_path):
+    execution = fit.Execution(evaluate_every=8)
+    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
+    assert [record["step"] for record in run.metrics()] == [8, 16, 21]
+    ends = [checkpoints.newest(each.checkpoints_folder)[2] for each in (finished, run)]
+    for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
+        np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
+
+
+class Seen(keras.callbacks.Callback):
+    """Writes down what it is told, and stops a run after a step of its own count."""
+
+    def __init__(self, stop_after: int | None = None):
+        super().__init__()
+        self.told, self.steps, self._stop_after = [], 0, stop_after
+
+    def on_train_begin(self, logs=None):
+        self.told.append("begin")
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.steps == self._stop_after:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["mine"] = "no number"
+        self.told.append((epoch, sorted(logs)))
+
+    def on_train_end(self, logs=None):
+        self.told.append("end")
+
+
+MEASURED = ["accuracy", "loss", "mine", "val_accuracy", "val_loss"]
+
+
+def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bit(finished, tmp_path):
+    seen, early = Seen(), keras.callbacks.EarlyStopping("val_loss", patience=50)
+    execution = fit.Execution(evaluate_every=8)
+    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny", callbacks=[early, seen])
+    assert seen.told == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
+    assert seen.steps == 21
+    assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics()))
+    assert_same_end(run, finished)
+
+
+def assert_same_end(run: Run, other: Run) -> None:
+    ends = [checkpoints.newest(each.checkpoints_folder)[2] for each in (run, other)]
+    for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
+        np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
+
+
+def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_saved(tmp_path, capsys):
+    seen = Seen(stop_after=10)
+    run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny", callbacks=[seen])
+    assert [record["step"] for record in run.metrics()] == [7, 10]
+    assert seen.told == ["begin", (0, MEASURED), (1, MEASURED), "end"]
+    step, _, arrays = checkpoints.newest(run.checkpoints_folder)
+    assert step == arrays["step/00000"] == 10
+    assert {"model.keras", "curves.png", "labels.txt"} <= {path.name for path in run.path.iterdir()}
+    weights = [arrays[name] for name in sorted(arrays) if name.startswith("weight/")]
+    saved = keras.models.load_model(run.model_file).trainable_weights
+    for there, here in zip(weights, saved, strict=False):
+        np.testing.assert_array_equal(np.array(here), there)
+    pretraining.pretrain(arguments(run.path), "tiny")
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp_path):
+    """Of a loss that only grows to it, the first epoch is the best."""
+    early = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
+    recipe = dataclasses.replace(RECIPE, learning_rate=1e-3)
+    run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny", callbacks=[early])
+    assert len(run.metrics()) == 2
+    last = checkpoints.newest(run.checkpoints_folder)[2]["weight/00000"]
+    assert not np.array_equal(np.array(keras.models.load_model(run.model_file).trainable_weights[0]), last)
+
+
+@pytest.mark.parametrize("steps", [4, 50])
+def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
+    execution = fit.Execution(steps_per_execution=steps)
+    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
+    assert [record["step"] for record in run.metrics()] == [7, 14, 21]
+    assert_same_end(run, finished)
+    for here, there in zip(run.metrics(), finished.metrics(), strict=True):
+        timed = {"seconds": 0, "images_per_second": 0}
+        assert here | timed == there | timed
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "per_epoch", "fits"),
+    [
+        (0, 21, 7, [(3, 7)]),
+        (0, 21, 8, [(2, 8), (1, 5)]),
+        (3, 21, 8, [(1, 5), (1, 8), (1, 5)]),
+        (3, 5, 8, [(1, 2)]),
+        (8, 10, 8, [(1, 2)]),
+        (21, 21, 7, []),
+    ],
+)
+def test_a_run_is_at_most_three_fits(begin, end, per_epoch, fits):
+    assert fit.parts(begin, end, per_epoch) == fits
+
+
+@pytest.mark.parametrize(("asked", "compiled"), [("on", True), ("auto", False), ("off", False)])
+def test_xla_compiles_the_step_where_it_is_asked_for_and_by_itself_only_on_a_gpu(asked, compiled):
+    model = keras_vit.build(MODEL, image_size=8, num_classes=2)
+    assert fit.compiled(model, RECIPE, 50, execution=fit.Execution(xla=asked)).jit_compile is compiled
+
+
+def test_xla_is_refused_where_it_cannot_repeat_bits():
+    model = keras_vit.build(MODEL, image_size=8)
+    with pytest.raises(UserError, match="XLA is not used with --deterministic"):
+        fit.compiled(model, RECIPE, 50, execution=fit.Execution(xla="on"), deterministic=True)
+
+
+def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
+    model = keras_vit.build(MODEL, image_size=8, num_classes=2)
+    trainer = fit.compiled(
+        model,
+        dataclasses.replace(RECIPE, learning_rate=0.8, schedule=Schedule(warmup_steps=10)),
+        50,
+        execution=fit.Execution(),
+    )
+    optimizer = trainer.optimizer
+    for step in range(51):
+        progress = min(max((step - 10) / 40, 0.0), 1.0)
+        expected = 0.8 * min(1.0, step / 10) * 0.5 * (1 + math.cos(math.pi * progress))
+        optimizer.iterations.assign(step)
+        assert float(optimizer.learning_rate) == pytest.approx(expected, abs=1e-6)
+
+
+def test_weight_decay_shrinks_kernels_alone():
+    model = keras_vit.build(MODEL, image_size=8, num_classes=2)
+    recipe = dataclasses.replace(RECIPE, learning_rate=0.1, weight_decay=0.5, schedule=Schedule(warmup_steps=0))
+    trainer = fit.compiled(model, recipe, 50, execution=fit.Execution())
+    randomize(model)  # of what is 0, as biases are at first, nothing can decay
+    before = [np.array(weight) for weight in model.trainable_weights]
+    trainer.optimizer.apply([tf.zeros_like(weight) for weight in model.trainable_weights], model.trainable_variables)
+    for old, weight in zip(before, model.trainable_weights, strict=True):
+        factor = 1 - 0.1 * 0.5 if weight.name == "kernel" else 1.0
+        np.testing.assert_allclose(np.array(weight), factor * old, rtol=1e-6, err_msg=weight.path)
+
+
+def test_gradients_are_clipped_together_and_averaged_as_adam_does():
+    model = keras_vit.build(MODEL, image_size=8, num_classes=2)
+    trainer = fit.compiled(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=fit.Execution())
+    gradients = [np.full(weight.shape, 1.0 + index) for index, weight in enumerate(model.trainable_weights)]
+    norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
+    trainer.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients], model.trainable_variables)
+    for index, gradient in enumerate(gradients):
+        clipped = gradient * 0.5 / norm
+        np.testing.assert_allclose(trainer.optimizer.slots[0][index], (1 - 0.9) * clipped, rtol=1e-4)
+        np.testing.assert_allclose(trainer.optimizer.slots[1][index], (1 - 0.999) * clipped**2, rtol=1e-4)
+
+
+def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
+    model = randomize(keras_vit.build(MODEL, image_size=8, num_classes=3))
+    trainer = fit.compiled(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=fit.Execution())
+    images, labels = np.random.default_rng(0).uniform(-1, 1, (5, 8, 8, 3)), np.eye(3)[[0, 2, 1, 2, 2]]
+    logits = model.predict(images, verbose=0)
+    log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    expected = -np.mean(np.sum((0.8 * labels + 0.2 / 3) * log_probabilities, axis=-1))
+    weighted = tf.data.Dataset.from_tensors(tuple(np.float32(part) for part in (images, labels, np.ones(5))))
+    assert trainer.evaluate(weighted, verbose=0, return_dict=True)["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_tiny_model_learns_one_batch_by_heart():
+    rng = np.random.default_rng(0)
+    split = array_split(rng.integers(0, 256, (16, 8, 8, 1), dtype=np.uint8), np.arange(16) % 4, tuple("abcd"))
+    recipe = dataclasses.replace(
+        RECIPE, model=dataclasses.replace(MODEL, dropout_rate=0.0), batch_size=16, shift=0, label_smoothing=0.0,
+        weight_decay=0.0, learning_rate=1e-2,
+    )  # fmt: skip
+    preprocessing = keras_vit.Preprocessing((8, 8), channels=1)
+    model = keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=4)
+    trainer = fit.compiled(model, recipe, 150, execution=fit.Execution())
+    batches = fit.training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
+    history = trainer.fit(batches, steps_per_epoch=150, shuffle=False, verbose=0)
+    assert history.history["loss"][0] < 1.0
+    images, labels = next(iter(batches))
+    predicted = model.predict(images, verbose=0)
+    np.testing.assert_array_equal(predicted.argmax(-1), np.argmax(labels, -1))
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest_names():
+    with pytest.raises(UserError, match="no recipe named 'mnist-smal'; the nearest names are mnist-small"):
+        find_recipe("mnist-smal")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"epochs": 0}, "epochs must be positive, but is 0"),
+        ({"learning_rate": math.nan}, "learning_rate must be a finite number, but is nan"),
+        ({"learning_rate": math.inf}, "learning_rate must be a finite number, but is inf"),
+        ({"clip_norm": math.nan}, "clip_norm must be a finite number"),
+        ({"weight_decay": math.nan}, "weight_decay must be a finite number"),
+        ({"channels": 2}, "channels must be 1 for grey or 3 for RGB, but are 2"),
+        ({"shift": -1}, "shift must not be negative"),
+        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\)"),
+        ({"model": dataclasses.replace(MODEL, classifier="unpooled")}, "not the classifier 'unpooled'"),
+    ],
+)
+def test_an_impossible_recipe_is_refused(fields, words):
+    with pytest.raises(UserError, match=words):
+        dataclasses.replace(RECIPE, **fields)
+
+
+# One of those with the same model: BiT's for three data sets, Table 3's for more epochs.
+DIFFERENT = {(recipe.model, recipe.image_size, recipe.channels): name for name, recipe in RECIPES.items()}
+
+
+@pytest.mark.parametrize("name", DIFFERENT.values())
+def test_every_recipe_builds_its_model(name):
+    recipe = RECIPES[name]
+    # Of its width but of one block, or of one unit per stage: the whole of the largest would take seconds.
+    if isinstance(recipe.model, ViTConfig):
+        config = dataclasses.replace(recipe.model, num_layers=1)
+    else:
+        config = dataclasses.replace(recipe.model, block_units=(1,) * len(recipe.model.block_units))
+    with no_init_weights():
+        model = keras_vit.build(config, image_size=recipe.image_size, channels=recipe.channels, num_classes=10)
+    assert model.output_shape == (None, 10)
+
+
+def test_the_notes_model_has_its_7850_parameters():
+    recipe = RECIPES["mnist-notes"]
+    model = keras_vit.build(recipe.model, image_size=recipe.image_size, channels=recipe.channels, num_classes=10)
+    assert model.count_params() == 7_850
+
+
+_LOADED = """
+import sys
+import keras, keras_vit
+model = keras.models.load_model(sys.argv[1])
+assert not model.compiled
+assert keras_vit.config_of(model).hidden_size == 12
+assert not {name for name in sys.modules if name.split(".")[0] == "training"}
+"""
+
+
+def test_the_model_of_a_run_is_loaded_by_whoever_has_keras_vit_alone(tmp_path):
+    run = pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
+    root = pathlib.Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, "-c", _LOADED, str(run.model_file)], check=True, env=environment)

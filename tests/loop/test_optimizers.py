@@ -1,0 +1,95 @@
+"""Optimizers against NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from tests.support import TINY, TINY_IMAGE, randomize
+from training.loop.optimizers import layer_shares, make_optimizer
+
+
+def model_and_gradients():
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3))
+    rng = np.random.default_rng(5)
+    return model, [rng.normal(size=variable.shape).astype(np.float32) for variable in model.trainable_variables]
+
+
+def test_the_summed_gradient_is_clipped_by_its_global_norm():
+    model, gradients = model_and_gradients()
+    before = model.get_weights()
+    make_optimizer("sgd", model, 0.5, clip_norm=0.25).apply(gradients, model.trainable_variables)
+    norm = np.sqrt(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients))
+    for old, new, gradient in zip(before, model.get_weights(), gradients, strict=True):
+        np.testing.assert_allclose(new, old - 0.5 * gradient * 0.25 / norm, atol=1e-6)
+
+
+def test_decay_is_of_kernels_alone_and_times_the_learning_rate():
+    model, gradients = model_and_gradients()
+    before = model.get_weights()
+    optimizer = make_optimizer("adamw", model, 0.01, clip_norm=None, weight_decay=0.2)
+    optimizer.apply([0 * g for g in gradients], model.trainable_variables)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        expected = old * (1 - 0.01 * 0.2) if variable.name == "kernel" else old
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, err_msg=variable.path)
+
+
+def test_two_steps_of_adam_are_those_of_the_definition():
+    model, gradients = model_and_gradients()
+    optimizer = make_optimizer("adamw", model, 0.01, clip_norm=None)
+    w, g, m, v = model.get_weights()[3].astype(np.float64), gradients[3].astype(np.float64), 0.0, 0.0
+    for step in (1, 2):
+        optimizer.apply(gradients, model.trainable_variables)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = w - 0.01 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+    np.testing.assert_allclose(model.trainable_variables[3].numpy(), w, atol=5e-6)
+
+
+def test_momentum_is_not_nesterovs():
+    model, gradients = model_and_gradients()
+    before = model.get_weights()[3]
+    optimizer = make_optimizer("sgd", model, 0.1, clip_norm=None)
+    optimizer.apply(gradients, model.trainable_variables)
+    optimizer.apply(gradients, model.trainable_variables)
+    np.testing.assert_allclose(model.get_weights()[3], before - 0.1 * gradients[3] * (1 + 1.9), rtol=1e-5, atol=1e-6)
+
+
+def test_each_layer_learns_a_share_of_what_the_next_one_does():
+    model, _ = model_and_gradients()
+    shares = layer_shares(model.trainable_variables, 0.5)
+    assert shares["head/kernel"] == shares["Transformer.encoder_norm/gamma"] == 1.0
+    assert shares["Transformer.encoderblock_1.MlpBlock_3.Dense_0/kernel"] == 0.5
+    assert shares["Transformer.encoderblock_0.LayerNorm_0/gamma"] == 0.25
+    assert shares["embedding/kernel"] == shares["cls/cls"] == 0.125
+    gradients = [np.ones(variable.shape, np.float32) for variable in model.trainable_variables]
+    before = model.get_weights()
+    optimizer = make_optimizer("sgd", model, 0.1, clip_norm=None, layer_decay=0.5)
+    optimizer.apply(gradients, model.trainable_variables)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        np.testing.assert_allclose(variable.numpy(), old - 0.1 * shares[variable.path], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stock"),
+    [("adamw", keras.optimizers.Adam(0.01, epsilon=1e-8)), ("sgd", keras.optimizers.SGD(0.01, momentum=0.9))],
+)
+def test_five_steps_are_those_of_keras_optimizers(kind, stock):
+    model, _ = model_and_gradients()
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    ours = make_optimizer(kind, model, 0.01, clip_norm=None)
+    stock.build(other.trainable_variables)
+    rng = np.random.default_rng(6)
+    for _ in range(5):
+        gradients = [rng.normal(size=variable.shape).astype(np.float32) for variable in model.trainable_variables]
+        ours.apply(gradients, model.trainable_variables)
+        stock.apply(gradients)
+    for variable, expected in zip(model.trainable_variables, other.trainable_variables, strict=True):
+        np.testing.assert_allclose(variable, expected, atol=1e-6, err_msg=variable.path)
+
+
+def test_other_variables_than_those_it_was_built_for_are_refused():
+    model, gradients = model_and_gradients()
+    optimizer = make_optimizer("sgd", model, 0.1, clip_norm=None)
+    with pytest.raises(ValueError, match="Give the trainable variables that the optimizer was built for"):
+        optimizer.apply(gradients[:1], model.trainable_variables[:1])

@@ -1,0 +1,223 @@
+"""A run that was killed, stopped or lost a worker ends in the bits of one that was not."""
+
+import json
+import os
+import pathlib
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from keras_vit.files.npz import read_npz
+from training import pretrain
+from training.devices.strategies import CONTINUE_LATER
+from training.loop import checkpoints
+from training.loop.run import Run
+
+# The smallest run that has everything in it that could go wrong: dropout, shifts, an average, momenta, several epochs
+# with several states in each.
+COMMAND = [
+    "-m", "training.pretrain", "digits", "--data", "digits", "--deterministic", "--seed", "5", "--epochs", "3",
+    "--batch-size", "96", "--warmup-steps", "6", "--checkpoint-every", "4", "--ema-decay", "0.9",
+    "--model.num-layers", "1", "--model.hidden-size", "24", "--model.mlp-dim", "48",
+]  # fmt: skip
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+MIRRORED = ["--strategy", "mirrored", "--replicas", "2"]
+
+
+def start(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
+    command = [sys.executable, *launcher, *([sys.executable] if launcher else []), *COMMAND, "--workdir", str(folder)]
+    return subprocess.Popen(
+        [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+    )
+
+
+def finish(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> str:
+    process = start(folder, *more, launcher=launcher)
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output[-3000:]
+    return output
+
+
+def final_state(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Everything that training changes, at the end; without the clock."""
+    return checkpoints.newest(Run(folder).checkpoints_folder)[2]
+
+
+def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
+    here, there = final_state(folder), final_state(undisturbed)
+    assert here.keys() == there.keys()
+    for name in here:
+        np.testing.assert_array_equal(here[name], there[name], err_msg=name)
+    timed = {"seconds": 0, "images_per_second": 0}
+    here, there = ([record | timed for record in Run(path).metrics()] for path in (folder, undisturbed))
+    assert here == there
+    assert [record["epoch"] for record in here] == [1, 2, 3]
+
+
+class Interrupted(Exception):
+    """Stands for a kill."""
+
+
+def in_process(folder: pathlib.Path) -> None:
+    pretrain.main([*COMMAND[2:], "--workdir", str(folder)])
+
+
+@pytest.fixture(name="undisturbed", scope="module")
+def _undisturbed(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    in_process(folder)
+    return folder
+
+
+@pytest.mark.parametrize("after", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undisturbed, tmp_path, monkeypatch):
+    save = checkpoints.save
+
+    def save_and_stop(folder, step, progress, arrays):
+        save(folder, step, progress, arrays)
+        if step == after:
+            raise Interrupted
+
+    monkeypatch.setattr(checkpoints, "save", save_and_stop)
+    with pytest.raises(Interrupted):
+        in_process(tmp_path / "run")
+    monkeypatch.setattr(checkpoints, "save", save)
+    in_process(tmp_path / "run")
+    assert_ended_alike(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
+    number, undisturbed, tmp_path, monkeypatch, capfd
+):
+    save = checkpoints.save
+
+    def save_and_ask(folder, step, progress, arrays):
+        save(folder, step, progress, arrays)
+        if step == 8:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(checkpoints, "save", save_and_ask)
+    with pytest.raises(SystemExit) as left:
+        in_process(tmp_path / "run")
+    assert left.value.code == CONTINUE_LATER == 75
+    error = capfd.readouterr().err
+    assert (
+        f"TrainingInterrupted, with the state saved; the same command continues: {shlex.join(sys.orig_argv)}\n" in error
+    )
+    assert ("Ctrl-C again stops at once" in error) == (number == signal.SIGINT)
+    assert checkpoints.newest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
+    monkeypatch.setattr(checkpoints, "save", save)
+    in_process(tmp_path / "run")
+    assert "Continuing after step 9, in epoch 1." in capfd.readouterr().out
+    assert_ended_alike(tmp_path / "run", undisturbed)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path, monkeypatch):
+    def save_and_ask_twice(folder, step, progress, arrays):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(checkpoints, "save", save_and_ask_twice)
+    with pytest.raises(KeyboardInterrupt):
+        in_process(tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_average_is_what_the_run_saves(undisturbed):
+    import keras
+
+    arrays = read_npz(max((undisturbed / "checkpoints").iterdir()))
+    model = keras.models.load_model(undisturbed / "model.keras")
+    averages = [arrays[name] for name in sorted(arrays) if name.startswith("ema/")]
+    for weight, average in zip(model.trainable_weights, averages, strict=True):
+        np.testing.assert_array_equal(np.array(weight), average)
+
+
+def killed_at_random_moments(folder: pathlib.Path, kills: int, *more: str) -> int:
+    """Starts the run again and again and kills it; returns how many kills hit the writing of a state."""
+    rng, while_writing = random.Random(0), 0
+    for kill in range(kills):
+        process = start(folder, *more)
+        wait_for_a_state = kill % 3 == 0
+        begun, span = time.monotonic(), None
+        before = set((folder / "checkpoints").glob("step-*")) if folder.exists() else set()
+        while process.poll() is None:
+            temporary = list((folder / "checkpoints").glob("*.tmp*")) if wait_for_a_state else []
+            if temporary:
+                while_writing += 1
+                break
+            if span is None and set((folder / "checkpoints").glob("step-*")) - before:
+                span = time.monotonic() + rng.uniform(0.0, 1.0)  # somewhere behind its first new state
+            if not wait_for_a_state and span is not None and time.monotonic() > span:
+                break
+            assert time.monotonic() - begun < 300
+        process.kill()
+        process.communicate()
+        if (folder / "model.keras").exists():
+            (folder / "model.keras").unlink()  # killed too late: begin anew
+            for state in (folder / "checkpoints").iterdir():
+                state.unlink()
+    return while_writing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], MIRRORED], ids=["single", "mirrored"])
+def test_twenty_kills_change_no_bit(more, tmp_path):
+    finish(tmp_path / "undisturbed", *more)
+    assert killed_at_random_moments(tmp_path / "run", 20, *more) >= 3
+    finish(tmp_path / "run", *more)
+    assert_ended_alike(tmp_path / "run", tmp_path / "undisturbed")
+
+
+LAUNCHER = ("-m", "training.launch", "--workers", "2", "--")
+
+
+@pytest.fixture(name="undisturbed_workers", scope="module")
+def _undisturbed_workers(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("workers") / "undisturbed"
+    finish(folder, launcher=LAUNCHER)
+    return folder
+
+
+def signalled_second_worker(folder: pathlib.Path, number: signal.Signals) -> tuple[int, str]:
+    """Sends a signal to the second of two workers after their first state: the launcher's exit code and output."""
+    process = start(folder, launcher=LAUNCHER)
+    while not list((folder / "checkpoints").glob("step-*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    of_index = {json.loads(_environment(child)["TF_CONFIG"])["task"]["index"]: int(child) for child in children}
+    os.kill(of_index[1], number)
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+def _environment(process: str) -> dict[str, str]:
+    parts = pathlib.Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    return dict(part.split("=", 1) for part in parts if "=" in part)
+
+
+@pytest.mark.slow
+def test_when_a_worker_is_killed_the_other_stops_within_a_minute_and_both_continue(undisturbed_workers, tmp_path):
+    code, output = signalled_second_worker(tmp_path / "run", signal.SIGKILL)
+    assert code != 0
+    assert "[0] A worker was lost or did not answer" in output
+    assert "start all workers again with the same command" in output
+    finish(tmp_path / "run", launcher=LAUNCHER)
+    assert_ended_alike(tmp_path / "run", undisturbed_workers)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_worker_stops_all_at_the_same_step(undisturbed_workers, tmp_path):
+    code, output = signalled_second_worker(tmp_path / "run", signal.SIGTERM)
+    assert code == CONTINUE_LATER, output[-2000:]
+    assert output.count("TrainingInterrupted, with the state saved") == 2
+    finish(tmp_path / "run", launcher=LAUNCHER)
+    assert_ended_alike(tmp_path / "run", undisturbed_workers)

@@ -1,0 +1,188 @@
+"""The training step: what stock Keras does otherwise, each against NumPy or another way to the same end."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
+from tests.support import randomize
+from training.loop.objectives import Classification
+from training.loop.optimizers import make_optimizer
+from training.loop.trainer import Trainer
+
+TINY = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+STEM = ResNetConfig((1, 1), 8, (16, 32), preactivation=False, num_groups=4)
+FAMILIES = {
+    "token": TINY,
+    "map, dropout": dataclasses.replace(TINY, classifier="map", dropout_rate=0.1, stochastic_depth_rate=0.1),
+    "relative positions": dataclasses.replace(TINY, position_embedding="relative", classifier="gap"),
+    "axial": dataclasses.replace(TINY, axial=True, classifier="gap"),
+    "convolutional stem": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((6, 8), (3, 3), (2, 2))),
+    "hybrid": dataclasses.replace(TINY, patch_size=1, stem=STEM),
+    "bit": ResNetConfig((1, 1), 8, (16, 32), num_groups=4),
+}
+
+
+def trainer(
+    config=TINY, *, kind="sgd", rate=0.1, image_size=16, classes=3, xla=False, loss="softmax", smooth=0.0, **options
+) -> Trainer:
+    keras.utils.set_random_seed(3)
+    model = randomize(keras_vit.build(config, image_size=image_size, num_classes=classes))
+    made = Trainer(model, **{"batch_size": 8, "objective": Classification(loss, smooth), **options})
+    made.compile(make_optimizer(kind, model, rate, clip_norm=None), jit_compile=xla)
+    return made
+
+
+def batches(count=2, image_size=16, classes=3):
+    rng = np.random.default_rng(1)
+    images = rng.uniform(-1, 1, (8 * count, image_size, image_size, 3)).astype(np.float32)
+    labels = np.eye(classes, dtype=np.float32)[rng.integers(0, classes, 8 * count)]
+    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(8, drop_remainder=True)
+
+
+def flat(variables) -> np.ndarray:
+    return np.concatenate([np.ravel(np.array(variable)) for variable in variables])
+
+
+def test_the_average_follows_the_weights_and_is_what_is_evaluated():
+    ours = trainer(ema_decay=0.75)
+    expected = flat(ours.network.trainable_variables)
+    (images, labels), *_ = batches()
+    for step in batches(3):
+        ours.train_on_batch(*step)
+        expected = 0.75 * expected + 0.25 * flat(ours.network.trainable_variables)
+    np.testing.assert_allclose(flat(ours.ema), expected, rtol=1e-4, atol=1e-6)
+    weighted = tf.data.Dataset.from_tensors((images, labels, np.ones(8, np.float32)))
+    measured = ours.evaluate(weighted, verbose=0, return_dict=True)
+    for variable, average in zip(ours.network.trainable_variables, ours.ema, strict=True):
+        variable.assign(average)
+    logits = ours.network.predict(images, verbose=0)
+    losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits).numpy()
+    assert measured["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+
+
+def test_a_step_of_sigmoid_loss_is_that_of_its_definition():
+    ours = trainer(loss="sigmoid", smooth=0.3, rate=0.5)
+    (images, labels), *_ = batches()
+    head = ours.network.get_layer("head")
+    before, logits = np.array(head.bias), ours.network.predict(images, verbose=0)
+    ours.train_on_batch(images, labels)
+    smooth = 0.7 * labels.numpy() + 0.3 / 3
+    gradient = (1 / (1 + np.exp(-logits)) - smooth).sum(0) / 8  # of the sum over classes, mean over images
+    np.testing.assert_allclose(np.array(head.bias), before - 0.5 * gradient, atol=1e-5)
+
+
+def test_accumulated_moving_statistics_are_those_of_one_micro_batch_after_the_other():
+    whole, parts = (trainer(FAMILIES["convolutional stem"], rate=1e-9, batch_size=size) for size in (4, 8))
+    parts._accumulation = 2
+    for images, labels in batches(1):
+        for begin in (0, 4):
+            whole.train_on_batch(images[begin : begin + 4], labels[begin : begin + 4])
+        parts.train_on_batch(images, labels)
+    assert parts._statistics
+    np.testing.assert_allclose(flat(parts._statistics), flat(whole._statistics), rtol=1e-5)
+
+
+def test_dropout_is_drawn_anew_for_each_step_and_micro_batch_and_again_for_the_same():
+    ours = trainer(FAMILIES["map, dropout"])
+    first, again, other = ours.draw(0), ours.draw(0), ours.draw(1)
+    ours.step.assign(1)
+    later = ours.draw(0)
+    np.testing.assert_array_equal(flat(first), flat(again))
+    assert len({flat(draw).tobytes() for draw in (first, other, later)}) == 3
+    assert len({state.numpy().tobytes() for state in first}) == len(first) > 2  # another one for every layer
+
+
+def test_the_seeds_of_layers_stay_as_they_are():
+    ours = trainer(FAMILIES["map, dropout"])
+    before = flat(ours._random)
+    for step in batches():
+        ours.train_on_batch(*step)
+    np.testing.assert_array_equal(flat(ours._random), before)
+
+
+def test_a_step_that_overflows_float16_is_left_out():
+    ours = trainer()
+    inner = make_optimizer("sgd", ours.network, 0.1, clip_norm=None)
+    optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**40)
+    optimizer.build(ours.network.trainable_variables)
+    ours.compile(optimizer, jit_compile=False)
+    before = flat(ours.network.trainable_variables)
+    (images, labels), *_ = batches()
+    huge = tf.fill(images.shape, np.float32(3e38))
+    ours.train_on_batch(huge, labels)
+    np.testing.assert_array_equal(flat(ours.network.trainable_variables), before)
+    assert float(np.array(optimizer.dynamic_scale)) == 2.0**39
+    ours.train_on_batch(images, labels)
+    assert not np.array_equal(flat(ours.network.trainable_variables), before)
+
+
+@pytest.mark.parametrize(
+    "family", ["map, dropout", *(pytest.param(family, marks=pytest.mark.slow) for family in ("axial", "hybrid", "bit"))]
+)
+def test_what_is_computed_twice_gives_the_same_step(family):
+    once, twice = (trainer(FAMILIES[family], rate=0.5, remat=remat) for remat in (False, True))
+    assert len(twice._segments) == 5 if family == "hybrid" else 3  # two blocks or units, and the end; or four
+    for images, labels in batches():
+        losses = [ours.train_on_batch(images, labels, return_dict=True)["loss"] for ours in (once, twice)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    np.testing.assert_allclose(
+        flat(twice.network.trainable_variables), flat(once.network.trainable_variables), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "family", ["token", "map, dropout", "relative positions", pytest.param("hybrid", marks=pytest.mark.slow)]
+)
+def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
+    ends = {}
+    for form, on_cpu in (("layers", False), ("fused", True)):
+        monkeypatch.setattr("training.loop.trainer.on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        ours = trainer(FAMILIES[family], rate=0.01)
+        for step in batches(3):
+            ours.train_on_batch(*step)
+        ends[form] = flat(ours.network.weights)
+    assert np.abs(ends["fused"] - ends["layers"]).max() < 1e-5
+
+
+def test_a_model_with_batch_normalization_is_not_computed_twice():
+    with pytest.raises(UserError, match="batch normalization would count each batch twice; leave --remat out"):
+        trainer(FAMILIES["convolutional stem"], remat=True)
+
+
+QUICK = [("token", "softmax")]
+EVERY = [(family, loss) for family in FAMILIES for loss in ("softmax", "sigmoid")]
+
+
+@pytest.mark.parametrize(
+    ("family", "loss"),
+    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in EVERY],
+)
+def test_the_step_compiles_under_xla_in_bfloat16_with_one_trace_and_finite_gradients(family, loss):
+    """The nearest to a TPU that runs everywhere: static shapes, nothing left to the host."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        ours = trainer(FAMILIES[family], kind="adamw", rate=1e-3, loss=loss, xla=True)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    traces, step = [], ours.train_step
+    ours.train_step = lambda data: traces.append(data) or step(data)
+    before = flat(ours.network.trainable_variables)
+    history = ours.fit(batches(3), epochs=2, shuffle=False, verbose=0).history
+    assert len(traces) == 1
+    assert np.isfinite(history["loss"]).all()
+    after = flat(ours.network.trainable_variables)
+    assert np.isfinite(after).all()
+    assert not np.array_equal(before, after)
+
+
+@pytest.mark.parametrize("given", [{"loss": "mse"}, {"metrics": ["accuracy"]}, {"weighted_metrics": ["accuracy"]}])
+def test_a_loss_or_metrics_beside_the_objective_are_refused(given):
+    ours = trainer()
+    with pytest.raises(UserError, match=f"but compile was given {next(iter(given))}; leave them out"):
+        ours.compile(ours.optimizer, **given)

@@ -1,0 +1,253 @@
+"""Masked patch prediction: what is hidden, what is told of it, and the run that is fine-tuned from it."""
+
+import dataclasses
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit.models.masked_patches import CorruptPatches, masked_patch_model
+from training import finetune, pretrain
+from training.input.sources import DataOptions
+from training.loop import pretrain as pretraining
+from training.loop.objectives import MaskedPatches
+from training.loop.run import Run
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import RECIPES
+from training.recipes.schedules import Schedule
+
+TINY = ViTConfig(patch_size=2, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, classifier="gap")
+RECIPE = dataclasses.replace(
+    RECIPES["mnist-masked-patch"],
+    model=TINY,
+    image_size=(8, 8),
+    epochs=2,
+    batch_size=200,
+    schedule=Schedule(warmup_steps=2),
+)
+
+
+@pytest.fixture(name="finished", scope="module")
+def _finished(tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("runs") / "masked"
+    return pretraining.pretrain(
+        PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=RECIPE), "tiny-masked"
+    )
+
+
+def objective(target: str, patch=(4, 6), channels=3, value_range=(-1.0, 1.0)) -> MaskedPatches:
+    return MaskedPatches(target, Preprocessing((8, 18), channels, value_range=value_range), patch)
+
+
+def images(channels=3, count=2) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (count, 8, 18, channels)).astype(np.float32)
+
+
+def shown(pixels: np.ndarray) -> tf.Tensor:
+    return tf.constant(pixels / 127.5 - 1.0, tf.float32)
+
+
+def levels(mean: np.ndarray) -> np.ndarray:
+    """Of a mean colour from 0 to 255."""
+    return np.minimum(np.floor(mean / 255 * 8), 7).astype(int)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_colour_of_a_patch_is_a_class_of_three_bits_for_each_channel(channels):
+    pixels, ours = images(channels), objective("patch-colour", channels=channels)
+    targets = ours.targets(shown(pixels)).numpy()
+    assert (targets.shape, ours.num_outputs) == ((2, 6, 1), 8**channels)
+    for number, row, column in itertools.product(range(2), range(2), range(3)):
+        patch = pixels[number, 4 * row : 4 * row + 4, 6 * column : 6 * column + 6]
+        expected = levels(patch.mean(axis=(0, 1))) @ [1, 8, 64][:channels]
+        assert targets[number, 3 * row + column, 0] == expected
+
+
+@pytest.mark.parametrize(
+    ("colour", "expected"),
+    [((255, 0, 0), 7), ((0, 255, 0), 56), ((0, 0, 255), 448), ((255, 255, 255), 511), ((0, 0, 0), 0),
+     ((31, 32, 63), 0 + 8 + 64), ((127, 128, 191), 3 + 4 * 8 + 5 * 64)],
+)  # fmt: skip
+def test_the_order_and_the_edges_of_the_512_colours(colour, expected):
+    pixels = np.broadcast_to(np.array(colour, np.float32), (1, 8, 18, 3))
+    assert set(objective("patch-colour").targets(shown(pixels)).numpy().ravel()) == {expected}
+
+
+def test_colours_do_not_depend_on_the_range_that_the_model_is_shown():
+    ranged = objective("patch-colour", value_range=((0.0, -2.0, 1.0), (1.0, 2.0, 3.0)))
+    pixels = images()
+    low, high = np.array([0.0, -2.0, 1.0]), np.array([1.0, 2.0, 3.0])
+    given = tf.constant(pixels / 255 * (high - low) + low, tf.float32)
+    np.testing.assert_array_equal(ranged.targets(given), objective("patch-colour").targets(shown(pixels)))
+
+
+def test_the_reduced_patch_has_sixteen_colours_of_equal_areas():
+    pixels, ours = images(), objective("patch-4x4")
+    targets = ours.targets(shown(pixels)).numpy()
+    assert (targets.shape, ours.num_outputs) == ((2, 6, 16), 16 * 512)
+    # Twice as many columns, so that each of the 4 cells has 3 whole ones of the 6.
+    patch = np.repeat(pixels[1, 4:8, 6:12], 2, axis=1)
+    expected = [levels(patch[y, 3 * x : 3 * x + 3].mean(axis=0)) @ [1, 8, 64] for y in range(4) for x in range(4)]
+    np.testing.assert_array_equal(targets[1, 4], expected)
+
+
+def test_pixels_are_told_row_by_row():
+    pixels, ours = images(), objective("patch-pixels")
+    targets = ours.targets(shown(pixels)).numpy()
+    assert ours.num_outputs == 4 * 6 * 3
+    np.testing.assert_allclose(targets[0, 5].reshape(4, 6, 3), shown(pixels)[0, 4:, 12:], atol=1e-6)
+
+
+def corrupted(share=0.5, count=2000, training=True):
+    keras.utils.set_random_seed(2)
+    layer = CorruptPatches(share)
+    patches = np.random.default_rng(1).normal(size=(count, 9, 4)).astype(np.float32)
+    seen, chosen = (np.array(part) for part in layer(patches, training=training))
+    return patches, seen, chosen.astype(bool), np.array(layer.mask_token)
+
+
+def test_half_of_the_patches_are_corrupted_80_10_10():
+    patches, seen, chosen, mask = corrupted()
+    assert set(chosen.sum(axis=1)) == {4}  # of 9
+    np.testing.assert_array_equal(seen[~chosen], patches[~chosen])
+    masked = (seen == mask).all(axis=-1)
+    kept = (seen == patches).all(axis=-1) & chosen
+    other = chosen & ~masked & ~kept
+    shares = [part.sum() / chosen.sum() for part in (masked, other, kept)]
+    np.testing.assert_allclose(shares, [0.8, 0.1, 0.1], atol=0.015)  # 8,000 draws: 3 sigma
+    for number, place in np.argwhere(other):
+        assert (seen[number, place] == patches[number]).all(axis=-1).any()  # of the same image
+
+
+def test_all_places_are_corrupted_alike_and_each_image_and_step_otherwise():
+    _, _, chosen, _ = corrupted()
+    np.testing.assert_allclose(chosen.mean(axis=0), 4 / 9, atol=0.04)
+    assert len({row.tobytes() for row in chosen}) > 100
+    layer, patches = CorruptPatches(0.5), np.ones((3, 9, 4), np.float32)
+    first, second = (np.array(layer(patches, training=True)[1]) for _ in range(2))
+    assert (first != second).any()
+
+
+def test_outside_training_every_image_is_corrupted_in_the_same_places():
+    patches, _, chosen, _ = corrupted(training=False)
+    assert len({row.tobytes() for row in chosen}) == 1
+    again = CorruptPatches(0.5)(patches[:7], training=False)
+    np.testing.assert_array_equal(np.array(again[1]).astype(bool), chosen[:7])
+
+
+def test_only_what_was_corrupted_counts():
+    ours, pixels = objective("patch-colour"), images()
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 6, 512)).astype(np.float32)
+    chosen = np.array([[1, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 1]], np.float32)
+    targets = ours.targets(shown(pixels)).numpy()[..., 0]
+    logits[0, 3, targets[0, 3]] = 50.0  # one right answer
+    outputs = {"predictions": tf.constant(logits), "corrupted": tf.constant(chosen)}
+    losses, (total, right, seen) = ours.measure(shown(pixels), None, outputs, tf.constant([1.0, 0.0]))
+    log_sum = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
+    expected = log_sum - np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(losses, [expected[0, [0, 3, 4]].mean(), 0.0], rtol=1e-4)
+    np.testing.assert_allclose(total, expected[0, [0, 3, 4]].sum(), rtol=1e-4)
+    assert (float(right), float(seen)) == (1.0, 3.0)
+
+
+def test_the_squared_error_is_a_mean_over_the_pixels_of_a_patch():
+    ours, pixels = objective("patch-pixels"), images()
+    outputs = {"predictions": ours.targets(shown(pixels)) + 0.5, "corrupted": tf.ones((2, 6))}
+    losses, (total, _, seen) = ours.measure(shown(pixels), None, outputs, tf.ones(2))
+    np.testing.assert_allclose(losses, [0.25, 0.25], rtol=1e-5)
+    np.testing.assert_allclose(total / seen, 0.25, rtol=1e-5)
+
+
+def test_without_corruption_the_encoder_is_that_of_the_plain_model():
+    config = dataclasses.replace(TINY, classifier="token", position_injection="every-layer")
+    preprocessing = Preprocessing((8, 6), 1)
+    masked = masked_patch_model(config, preprocessing, outputs=5, corruption=0.5, name="masked")
+    plain = keras_vit.build(config, preprocessing=preprocessing, num_classes=None)
+    own = {weight.path: weight for weight in masked.weights}
+    assert own.keys() - {weight.path for weight in plain.weights} == {
+        "corruption/mask_token", "mask_head/kernel", "mask_head/bias"
+    } | {path for path in own if path.endswith("seed_generator_state")}  # fmt: skip
+    for weight in plain.weights:
+        weight.assign(own[weight.path])
+    given = np.random.default_rng(0).uniform(-1, 1, (2, 8, 6, 1)).astype(np.float32)
+    patches = masked.get_layer("patches").output
+    shown_patches, _ = masked.get_layer("corruption").output
+    through = keras.Model(shown_patches, masked.output["predictions"])
+    predictions = through(keras.Model(masked.input, patches)(given))
+    encoded = keras_vit.intermediates(plain, ["encoded"])(given)["encoded"][:, 1:]
+    expected = keras.ops.matmul(encoded, own["mask_head/kernel"]) + own["mask_head/bias"]
+    np.testing.assert_allclose(predictions, expected, atol=1e-5)
+
+
+def test_a_run_learns_and_ends_with_the_features_of_its_model(finished):
+    losses = [record["loss"] for record in finished.metrics()]
+    assert losses[-1] < losses[0]
+    model = run_directory.load_model(finished.path)
+    assert keras_vit.config_of(model) == TINY
+    assert model.output_shape == (None, 12)
+    assert not any("mask" in weight.path for weight in model.weights)
+    assert (finished.path / "curves.png").is_file()
+
+
+def test_a_run_without_classes_says_what_it_needs(finished):
+    with pytest.raises(UserError, match="has no head for classes; give it one with python -m training.finetune"):
+        run_directory.load(finished.path)
+
+
+def test_a_run_is_fine_tuned_to_classes(finished, tmp_path):
+    command = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--batch-size", "8"]
+    command += ["--warmup-steps", "1", "--image-size", "8", "8", "--learning-rate", "1e-9"]
+    finetune.main([*command, "--checkpoint", str(finished.path), "--workdir", str(tmp_path / "fine")])
+    before = run_directory.load_model(finished.path)
+    after, _ = run_directory.load(tmp_path / "fine")
+    assert after.output_shape == (None, 10)
+    old = {weight.path: np.array(weight) for weight in before.weights}
+    for path, value in old.items():
+        new = next(np.array(weight) for weight in after.weights if weight.path == path)
+        np.testing.assert_allclose(new, value, atol=1e-6, err_msg=path)
+
+
+def test_pixels_have_no_accuracy(tmp_path):
+    recipe = dataclasses.replace(RECIPE, target="patch-pixels", epochs=None, steps=3)
+    arguments = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "run"), recipe=recipe)
+    records = pretraining.pretrain(arguments, "tiny-pixels").metrics()
+    assert {"loss", "val_loss"} <= records[-1].keys()
+    assert not {"accuracy", "val_accuracy"} & records[-1].keys()
+    assert (tmp_path / "run" / "curves.png").is_file()
+
+
+def test_the_papers_recipe():
+    recipe = RECIPES["masked-patch"]
+    assert recipe.model == keras_vit.MODELS["ViT-B_16"]
+    assert (recipe.steps, recipe.batch_size, recipe.learning_rate) == (1_000_000, 4096, 2e-4)
+    assert (recipe.schedule.decay, recipe.schedule.warmup_steps) == ("cosine", 10_000)
+    assert (recipe.target, recipe.corruption) == ("patch-colour", 0.5)
+    assert RECIPES["masked-patch-4x4"].target == "patch-4x4"
+    assert RECIPES["masked-patch-pixels"].target == "patch-pixels"
+    assert RECIPES["masked-patch-15-percent"].corruption == 0.15
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mixup": 0.2}, "mixup is for labels; with --target patch-4x4 leave it 0"),
+        ({"label_smoothing": 0.1}, "label_smoothing is for labels"),
+        ({"corruption": 0.0}, r"corruption must be in \(0, 1\], but is 0.0"),
+        ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT that cuts the image itself"),
+        ({"image_size": (2, 2)}, "needs at least 2 patches, but the image has 1"),
+    ],
+)
+def test_a_recipe_that_means_nothing_is_refused(change, words):
+    with pytest.raises(UserError, match=words):
+        dataclasses.replace(RECIPE, **change)
+
+
+def test_rematerialization_is_refused(tmp_path):
+    arguments = ["mnist-masked-patch", "--data", "digits", "--workdir", str(tmp_path / "run")]
+    with pytest.raises(UserError, match="leave --remat out"):
+        pretrain.main([*arguments, "--steps", "5", "--warmup-steps", "1", "--batch-size", "32", "--remat"])

@@ -1,0 +1,541 @@
+"""Named models and their anatomy: exact parameter counts, heads, sizes, initial weights, dropout."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import MODELS, Preprocessing, ResNetConfig, UserError, ViTConfig
+from keras_vit.checkpoints.assign import weights_by_key
+from keras_vit.checkpoints.formats import layout_of
+from keras_vit.checkpoints.key_mapping import untranslate
+from keras_vit.models.config import ModelConfig
+from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
+
+# vit_jax models_test.py and facts computed from the papers' tables: parameters at 224 pixels, 1000 and 21843 classes.
+OFFICIAL_COUNTS = {
+    "testing": (21_390, None),
+    "testing-unpooled": (21_370, None),
+    "ViT-Ti_16": (5_717_416, 9_740_115),
+    "ViT-S_16": (22_050_664, 30_075_219),
+    "ViT-S_32": (22_878_952, 30_903_507),
+    "ViT-S_16-gap-norep": (22_049_896, None),
+    "ViT-S_32-gap-norep": (22_878_184, None),
+    "ViT-B_8": (86_576_872, 102_605_139),
+    "ViT-B_16": (86_567_656, 102_595_923),
+    "ViT-B_32": (88_224_232, 104_252_499),
+    "ViT-B_16-gap-norep": (86_566_120, None),
+    "ViT-B_32-gap-norep": (88_222_696, None),
+    "ViT-L_16": (304_326_632, 325_690_707),
+    "ViT-L_32": (306_535_400, 327_899_475),
+    "ViT-H_14": (632_045_800, 658_745_683),
+    "ViT-g_14": (1_012_611_432, None),
+    "ViT-G_14": (1_844_440_680, None),
+    "R+ViT-Ti_16": (6_337_704, 10_360_403),
+    "R26+ViT-S_32": (36_431_912, 44_456_467),
+    "R26+ViT-B_32": (101_383_976, 117_412_243),
+    "R50+ViT-B_16": (98_659_112, 114_687_379),
+    "R50+ViT-B_32": (110_945_832, None),
+    "R50+ViT-L_16": (316_483_624, None),
+    "R50+ViT-L_32": (328_994_856, 350_358_931),
+    "BiT-R50x1": (25_549_352, 68_256_659),
+    "BiT-R50x2": (97_988_712, 183_382_483),
+    "BiT-R50x3": (217_319_080, 345_399_315),
+    "BiT-R101x1": (44_541_480, 87_248_787),
+    "BiT-R101x3": (387_934_888, 516_015_123),
+    "BiT-R152x1": (60_185_128, 102_892_435),
+    "BiT-R152x2": (236_335_208, 321_728_979),
+    "BiT-R152x4": (936_533_224, 1_107_299_923),
+    "BiT-R200x3": (568_633_000, 696_713_235),
+}
+# Table 2 of "Early Convolutions Help Transformers See Better": millions, one digit.
+PUBLISHED_MILLIONS = {"ViT_C-1GF": 4.6, "ViT_C-4GF": 17.8, "ViT_C-18GF": 81.6, "ViT_C-36GF": 167.8}
+MAP_HEAD_COUNTS = {"ViT-Ti_16": 444_672, "ViT-S_16": 1_774_080, "ViT-B_16": 7_087_104}
+
+
+def count(config: ModelConfig, num_classes: int) -> int:
+    """Parameters at 224 pixels. Deep models are extrapolated from few blocks and units: all are alike."""
+    if isinstance(config, ResNetConfig):
+        return _count_units(config, config, lambda resnet: resnet, num_classes)
+    if config.num_layers > 2:
+        one, two = (count(dataclasses.replace(config, num_layers=layers), num_classes) for layers in (1, 2))
+        return one + (config.num_layers - 1) * (two - one)
+    if isinstance(config.stem, ResNetConfig) and max(config.stem.block_units, default=0) > 2:
+        return _count_units(config.stem, config, lambda stem: dataclasses.replace(config, stem=stem), num_classes)
+    return _count(config, num_classes)
+
+
+def _count_units(resnet: ResNetConfig, config: ModelConfig, model_with, num_classes: int) -> int:
+    """The second unit of a stage is like all that follow it."""
+    ones = (1,) * len(resnet.block_units)
+    total = least = _count(model_with(dataclasses.replace(resnet, block_units=ones)), num_classes)
+    for stage, units in enumerate(resnet.block_units):
+        two = dataclasses.replace(resnet, block_units=(*ones[:stage], 2, *ones[stage + 1 :]))
+        total += (units - 1) * (_count(model_with(two), num_classes) - least)
+    return total
+
+
+@contextlib.contextmanager
+def weights_without_memory() -> Iterator[None]:
+    """Models made inside have shapes alone; Keras, which would draw the weights later, is made to forget them."""
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        keras.utils.clear_session(free_memory=False)
+
+
+def _count(config: ModelConfig, num_classes: int) -> int:
+    with weights_without_memory():
+        return keras_vit.build(config, num_classes=num_classes).count_params()
+
+
+def closed_form(config: ViTConfig, num_classes: int) -> int:
+    """Parameters at 224 pixels from the sizes alone."""
+    width, mlp, patch = config.hidden_size, config.mlp_dim, config.patch_size
+    tokens = (224 // patch) ** 2 + (config.classifier == "token")
+    block = 4 * width * (width + 1) + 2 * width * mlp + mlp + width + 4 * width
+    embedding = (3 * patch**2 + 1) * width + (config.classifier == "token") * width + tokens * width
+    return embedding + config.num_layers * block + 2 * width + (width + 1) * num_classes
+
+
+PLAIN = [config for config in MODELS.values() if isinstance(config, ViTConfig) and not (config.stem or config.axial)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_named_model_has_its_exact_parameter_count(name):
+    config = MODELS[name]
+    if config in PLAIN:
+        assert count(config, 1000) == closed_form(config, 1000)
+    for classes, official in zip((1000, 21843), OFFICIAL_COUNTS.get(name, ()), strict=False):
+        if official is not None:
+            assert count(config, classes) == official
+
+
+def test_a_whole_deep_model_has_the_count_extrapolated_from_two_blocks():
+    assert keras_vit.build("ViT-Ti_16").count_params() == OFFICIAL_COUNTS["ViT-Ti_16"][0]
+
+
+@pytest.mark.parametrize("name", PUBLISHED_MILLIONS)
+def test_early_convolutions_have_the_published_counts(name):
+    assert round(count(MODELS[name], 1000) / 1e6, 1) == PUBLISHED_MILLIONS[name]
+
+
+def shapes(name: str, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """Keys and shapes of the released file of a model, without memory for its weights."""
+    with weights_without_memory():
+        model = keras_vit.build(name, num_classes=num_classes)
+        weights = {key: np.broadcast_to(np.float32(0), w.shape) for key, w in weights_by_key(model).items()}
+    config = MODELS[name]
+    num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
+    arrays = untranslate(weights, layout_of(config, "npz", num_classes).rules, num_heads)
+    return {key: array.shape for key, array in arrays.items()}
+
+
+_REFERENCE = json.loads((FIXTURES / "vit_shapes.json").read_text())["models"]
+_REFERENCE |= {f"BiT-{n}": m for n, m in json.loads((FIXTURES / "bit_shapes.json").read_text())["models"].items()}
+
+
+@pytest.mark.parametrize("name", _REFERENCE)
+def test_keys_and_shapes_are_those_of_the_released_files(name):
+    expected = {key: tuple(shape) for key, shape in _REFERENCE[name]["params_without_head"].items()}
+    assert {key: shape for key, shape in shapes(name, 5).items() if "head/" not in key} == expected
+
+
+def test_every_official_count_belongs_to_a_named_model():
+    assert OFFICIAL_COUNTS.keys() <= MODELS.keys()
+
+
+@pytest.mark.parametrize("name", MAP_HEAD_COUNTS)
+def test_attention_pooling_adds_its_exact_parameter_count(name):
+    gap, pooled = (dataclasses.replace(MODELS[name], classifier=kind, num_layers=1) for kind in ("gap", "map"))
+    assert count(pooled, 10) - count(gap, 10) == MAP_HEAD_COUNTS[name]
+
+
+@pytest.mark.parametrize(
+    ("classifier", "num_classes", "shape"),
+    [
+        ("token", 7, (5, 7)),
+        ("gap", 7, (5, 7)),
+        ("map", 7, (5, 7)),
+        ("unpooled", 7, (5, 15, 7)),
+        ("none", 0, (5, 15, 12)),
+        ("token", 0, (5, 12)),
+        ("gap", None, (5, 12)),
+        ("unpooled", None, (5, 15, 12)),
+    ],
+)
+def test_each_head_gives_its_shape(classifier, num_classes, shape, tiny_images):
+    config = dataclasses.replace(TINY, classifier=classifier)
+    model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=num_classes)
+    assert model(tiny_images).shape == shape
+
+
+def test_pre_logits_are_a_tanh_layer_that_ends_a_model_without_classes(tiny_images):
+    config = dataclasses.replace(TINY, representation_size=9)
+    features = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=0)
+    randomize(features)
+    values = np.asarray(features(tiny_images))
+    inside = keras_vit.intermediates(features, ["encoded"])(tiny_images)["encoded"]
+    kernel, bias = features.get_layer("pre_logits").get_weights()
+    np.testing.assert_allclose(values, np.tanh(np.asarray(inside)[:, 0] @ kernel + bias), rtol=1e-5, atol=1e-6)
+
+
+def test_an_image_that_the_patch_does_not_divide_is_refused_by_side():
+    with pytest.raises(
+        UserError, match="image width must be a multiple of the patch width 6, but is 31; take 30 or 36"
+    ):
+        keras_vit.build(TINY, image_size=(12, 31))
+    with pytest.raises(UserError, match="image height must be a multiple of the patch height 4, but is 3; take 4"):
+        keras_vit.build(TINY, image_size=(3, 30))
+
+
+@pytest.mark.parametrize("config", [TINY, TINY_STEM], ids=["transformer", "resnet"])
+def test_a_model_has_the_name_it_was_given(config):
+    assert keras_vit.build(config, image_size=(12, 30), name="wren").name == "wren"
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_names():
+    with pytest.raises(UserError, match="no model named 'ViT-B16'; the nearest names are .*ViT-B_16"):
+        keras_vit.build("ViT-B16")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("num_heads", 5, "hidden_size must be a multiple of num_heads"),
+        ("mlp_dim", 0, "mlp_dim must be an integer of at least 1, but is 0"),
+        ("hidden_size", 12.0, "hidden_size must be an integer of at least 1, but is 12.0"),
+        ("patch_size", 4.0, "patch_size must be one number"),
+        ("dropout_rate", 1.0, r"dropout_rate is a probability in \[0, 1\)"),
+        ("classifier", "cls", "classifier must be one of token, gap"),
+        ("gelu", "relu", "gelu must be one of tanh, erf"),
+        ("patch_size", (4, 4, 4), "patch_size must be one number"),
+    ],
+)
+def test_an_impossible_configuration_is_refused(field, value, words):
+    with pytest.raises(UserError, match=words):
+        dataclasses.replace(TINY, **{field: value})
+
+
+def test_a_model_without_head_refuses_classes():
+    with pytest.raises(UserError, match="has no head for 1000 classes"):
+        keras_vit.build(dataclasses.replace(TINY, classifier="none"), image_size=TINY_IMAGE)
+
+
+def test_configurations_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MODELS["ViT-B_16"].num_layers = 3
+
+
+def initial_weights() -> dict[str, np.ndarray]:
+    config = dataclasses.replace(TINY, hidden_size=96, num_heads=2, mlp_dim=160, representation_size=64)
+    model = keras_vit.build(config, image_size=(60, 90), num_classes=7)
+    return {key: np.asarray(weight) for key, weight in keras_vit.checkpoints.assign.weights_by_key(model).items()}
+
+
+def test_initial_weights_are_the_official_ones():
+    weights = initial_weights()
+    block = "Transformer/encoderblock_1/"
+    for key in ("cls", "embedding/bias", "head/kernel", "head/bias", "pre_logits/bias", f"{block}LayerNorm_0/bias"):
+        assert not weights[key].any(), key
+    for key in (f"{block}MultiHeadDotProductAttention_1/{name}/bias" for name in ("query", "key", "value", "out")):
+        assert not weights[key].any(), key
+    assert (weights[f"{block}LayerNorm_2/scale"] == 1.0).all()
+
+    # Glorot-uniform on 2-D kernels: the bound is reached but not passed, the deviation is bound / sqrt(3).
+    for key, fans in (("query", 96 + 96), ("out", 96 + 96)):
+        kernel, bound = weights[f"{block}MultiHeadDotProductAttention_1/{key}/kernel"], np.sqrt(6 / fans)
+        assert 0.98 * bound < np.abs(kernel).max() <= bound
+        assert kernel.std() == pytest.approx(bound / np.sqrt(3), rel=0.03)
+    kernel, bound = weights[f"{block}MlpBlock_3/Dense_0/kernel"], np.sqrt(6 / (96 + 160))
+    assert 0.98 * bound < np.abs(kernel).max() <= bound
+    assert weights[f"{block}MlpBlock_3/Dense_1/bias"].std() == pytest.approx(1e-6, rel=0.3)
+
+    # Truncated normal with variance 1 / fan_in (lecun_normal): nothing beyond two of the untruncated deviations.
+    for key, fan_in in (("embedding/kernel", 4 * 6 * 3), ("pre_logits/kernel", 96)):
+        deviation = 1 / np.sqrt(fan_in)
+        assert weights[key].std() == pytest.approx(deviation, rel=0.05)
+        assert np.abs(weights[key]).max() < 2.0 * deviation / 0.8796 + 1e-6
+    positions = weights["Transformer/posembed_input/pos_embedding"]
+    assert positions.std() == pytest.approx(0.02, rel=0.03)
+    assert np.abs(positions).max() > 0.06  # not truncated at two deviations
+
+
+def test_stochastic_depth_grows_linearly_from_zero_and_drops_whole_examples():
+    config = dataclasses.replace(TINY, num_layers=3, stochastic_depth_rate=0.5)
+    model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=0)
+    names = [layer.name for layer in model.layers]
+    assert not any(name.startswith("Transformer.encoderblock_0.stochastic") for name in names)
+    rates = [model.get_layer(f"Transformer.encoderblock_{block}.stochastic_depth_1").rate for block in (1, 2)]
+    assert rates == [0.25, 0.5]
+    branch = np.asarray(
+        model.get_layer("Transformer.encoderblock_2.stochastic_depth_0")(np.ones((64, 3, 2)), training=True)
+    )
+    assert set(np.unique(branch)) == {0.0, 2.0}
+    assert (branch == branch[:, :1, :1]).all()
+
+
+def test_dropout_sits_after_positions_attention_and_both_dense_layers():
+    config = dataclasses.replace(TINY, num_layers=1, dropout_rate=0.1, attention_dropout_rate=0.2)
+    model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=0)
+    dropouts = [layer.name for layer in model.layers if isinstance(layer, keras.layers.Dropout)]
+    block = "Transformer.encoderblock_0"
+    assert dropouts == [
+        "Transformer.posembed_input.dropout",
+        f"{block}.dropout",
+        f"{block}.MlpBlock_3.dropout_0",
+        f"{block}.MlpBlock_3.dropout_1",
+    ]
+    assert model.get_layer(f"{block}.MultiHeadDotProductAttention_1").dropout.rate == 0.2
+
+
+def test_training_mode_drops_attention_and_inference_does_not(tiny_images):
+    config = dataclasses.replace(TINY, attention_dropout_rate=0.5)
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3))
+    calm = [np.asarray(model(tiny_images, training=False)) for _ in range(2)]
+    np.testing.assert_array_equal(*calm)
+    assert not np.allclose(model(tiny_images, training=True), calm[0])
+
+
+def test_intermediates_have_their_names_and_shapes(tiny_images):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    inside = keras_vit.intermediates(model)(tiny_images)
+    shapes = {name: tuple(value.shape) for name, value in inside.items()}
+    assert shapes == {
+        "patch_embedding": (5, 3, 5, 12),
+        "embedded": (5, 16, 12),
+        "block_0": (5, 16, 12),
+        "attention_0": (5, 3, 16, 16),
+        "block_1": (5, 16, 12),
+        "attention_1": (5, 3, 16, 16),
+        "encoded": (5, 16, 12),
+        "pre_logits": (5, 12),
+        "logits": (5, 7),
+    }
+    np.testing.assert_allclose(np.asarray(inside["attention_1"]).sum(-1), 1.0, rtol=1e-6)
+
+
+def test_an_unknown_intermediate_is_answered_with_the_nearest_names():
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE)
+    with pytest.raises(UserError, match="no intermediate 'attn_1'; the nearest names are .*attention_1"):
+        keras_vit.intermediates(model, ["attn_1"])
+
+
+def test_a_foreign_model_is_refused():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(UserError, match="was not built by keras_vit"):
+        keras_vit.intermediates(model)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
+def test_lower_precision_stays_near_float32(policy, tiny_images):
+    exact = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    keras.config.set_dtype_policy(policy)
+    try:
+        low = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    low.set_weights(exact.get_weights())
+    low_logits = np.asarray(keras.ops.cast(low(tiny_images), "float32"))
+    np.testing.assert_allclose(low_logits, np.asarray(exact(tiny_images)), atol=0.15)
+
+
+def test_relative_logits_are_the_querys_products_with_the_vector_of_each_offset():
+    layer = keras_vit.models.attention.RelativePositions(2)
+    query = np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)  # 4 tokens, 2 heads of 3
+    logits = np.asarray(layer(query))
+    table = np.asarray(layer.embedding)
+    assert table.shape == (7, 3)
+    for head, q, k in np.ndindex(2, 4, 4):
+        expected = query[:, q, 3 * head : 3 * head + 3] @ table[k - q + 3] / np.sqrt(3)
+        np.testing.assert_allclose(logits[:, head, q, k], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_2d_embedding_is_the_columns_half_before_the_rows():
+    config = dataclasses.replace(TINY, position_embedding="learned-2d")
+    layer = keras_vit.build(config, image_size=TINY_IMAGE).get_layer("Transformer.posembed_input")
+    table = np.asarray(layer(np.zeros((1, 16, 12), np.float32)))[0]
+    np.testing.assert_array_equal(table[0], layer.prefix[0])
+    for row, column in np.ndindex(3, 5):
+        halves = np.concatenate([layer.column[0, column], layer.row[row, 0]])
+        np.testing.assert_array_equal(table[1 + 5 * row + column], halves)
+
+
+def test_shared_positions_are_one_table_and_separate_ones_are_one_for_each_layer():
+    shared, separate = (
+        keras_vit.build(dataclasses.replace(TINY, position_injection=kind), image_size=TINY_IMAGE)
+        for kind in ("shared", "every-layer")
+    )
+    assert separate.count_params() - shared.count_params() == 16 * 12
+    tables = {key for key in weights_by_key(separate) if key.endswith("pos_embedding")}
+    assert tables == {f"Transformer/encoderblock_{layer}/posembed_input/pos_embedding" for layer in (0, 1)}
+
+
+def test_a_token_of_an_axial_block_sees_its_row_and_its_column_only():
+    config = dataclasses.replace(TINY, axial=True, classifier="none", num_layers=1)
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=0))
+    images = np.zeros((2, *TINY_IMAGE, 3), np.float32)
+    images[1, 4:8, 12:18] = 1.0  # the patch in row 1 and column 2 of 3x5
+    rows_only = keras_vit.intermediates(model, ["attention_0_row", "attention_0_column"])(images)
+    assert rows_only["attention_0_row"].shape == (2 * 3, 3, 5, 5)
+    assert rows_only["attention_0_column"].shape == (2 * 5, 3, 3, 3)
+    row_block = keras.Model(model.input, model.get_layer("Transformer.encoderblock_0.row").output)(images)
+    changed = np.abs(row_block[1] - row_block[0]).max(axis=-1).reshape(3, 5) > 1e-6
+    np.testing.assert_array_equal(changed, np.arange(3)[:, None] == [1] * 5)
+    both = model(images)
+    assert (np.abs(both[1] - both[0]).max(axis=-1) > 1e-7).all()
+
+
+def test_an_axial_resnet_has_attention_where_the_3x3_convolutions_were():
+    config = keras_vit.ResNetConfig((1, 1), 4, (8, 16), preactivation=False, num_groups=2, axial_heads=2)
+    model = keras_vit.build(config, image_size=(32, 48), num_classes=0)
+    assert "block1.unit1.row_attention" in [layer.name for layer in model.layers]
+    assert "block1.unit1.conv2" not in [layer.name for layer in model.layers]
+    maps = keras_vit.intermediates(model)(np.zeros((1, 32, 48, 3), np.float32))
+    assert maps["resnet_block1"].shape == (1, 8, 12, 8)
+    assert maps["resnet_block2"].shape == (1, 4, 6, 16)
+    odd = keras_vit.build(config, image_size=(36, 52), num_classes=0)  # 9 rows and 13 columns, halved
+    assert keras_vit.intermediates(odd).output["resnet_block2"].shape == (None, 5, 7, 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"position_embedding": "rotary"}, "position_embedding must be one of learned, learned-2d"),
+        ({"position_embedding": "sincos-2d", "hidden_size": 18}, "multiple of 4, but it is 18"),
+        ({"position_embedding": "relative", "position_injection": "shared"}, "Only learned position embeddings"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be between 0 and 1, but is nan"),
+        ({"axial": True}, "An axial model has no place for a class token"),
+        ({"norm_after_pooling": True}, "belongs to the classifier 'gap', not 'token'"),
+        ({"stem": keras_vit.ResNetConfig((1,))}, "in front of a hybrid is post-activation"),
+    ],
+)
+def test_contradictions_are_refused(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        dataclasses.replace(TINY, **fields)
+
+
+def test_a_resnet_of_the_wrong_number_of_channels_is_refused():
+    with pytest.raises(UserError, match="32 groups do not divide 48 channels"):
+        keras_vit.ResNetConfig((1,), 48)
+    with pytest.raises(UserError, match=r"one number for each of the 2 stages, but is \(64,\)"):
+        keras_vit.ResNetConfig((1, 1), 64, (64,))
+
+
+def test_an_image_too_small_for_a_hybrids_patch_is_refused():
+    with pytest.raises(UserError, match=r"feature map of 6x6, which holds no patch of 8x8; take a larger image"):
+        keras_vit.build("R+ViT-Ti_16", image_size=24)
+
+
+@pytest.mark.parametrize("size", ["32", 32.0, (32.5, 32), None])
+def test_an_image_size_that_is_no_number_of_pixels_is_refused(size):
+    with pytest.raises(UserError, match="image_size must be one integer or"):
+        keras_vit.build("testing", image_size=size)
+
+
+def test_an_image_size_of_numpy_is_a_number_of_pixels():
+    assert keras_vit.build("testing", image_size=np.int64(32)).input_shape == (None, 32, 32, 3)
+
+
+@pytest.mark.parametrize("num_classes", [2.0, True, "10", -1])
+def test_a_number_of_classes_that_is_none_is_refused(num_classes):
+    with pytest.raises(UserError, match=f"num_classes must be an integer of at least 0, but is {num_classes!r}"):
+        keras_vit.build("testing", image_size=32, num_classes=num_classes)
+
+
+_OF_EVERY_KIND = {
+    "transformer": dataclasses.replace(TINY, representation_size=5, dropout_rate=0.5, attention_dropout_rate=0.5),
+    "hybrid": dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
+    "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=keras_vit.ConvStem((4, 8), (3, 3), (2, 2))),
+    "BiT": dataclasses.replace(TINY_STEM, preactivation=True),
+    "axial resnet": dataclasses.replace(TINY_STEM, axial_heads=2),
+}
+
+
+def _of_numpy(value):
+    """The same with every number as NumPy gives it, as far down as there are any."""
+    if dataclasses.is_dataclass(value):
+        return type(value)(**{field.name: _of_numpy(getattr(value, field.name)) for field in dataclasses.fields(value)})
+    kinds = {tuple: np.array, int: np.int64, float: np.float64, bool: np.bool_}
+    return kinds.get(type(value), lambda same: same)(value)
+
+
+@pytest.mark.parametrize("config", _OF_EVERY_KIND.values(), ids=_OF_EVERY_KIND)
+def test_a_model_of_numpys_numbers_is_saved_and_is_that_of_pythons(config, tmp_path):
+    preprocessing = Preprocessing(TINY_IMAGE, 3, "resize-small", ((0.0, 0.0, 0.0), (1.0, 0.5, 1.0)), 32)
+    model = keras_vit.build(_of_numpy(config), preprocessing=_of_numpy(preprocessing), num_classes=np.int64(7))
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    expected = keras_vit.build(config, preprocessing=preprocessing, num_classes=7)
+    assert repr(keras_vit.config_of(model)) == repr(keras_vit.config_of(again)) == repr(config)
+    assert repr(keras_vit.preprocessing_of(again)) == repr(preprocessing)
+    assert [weight.shape for weight in again.weights] == [weight.shape for weight in expected.weights]
+
+
+def test_a_checkpoint_is_changed_by_numpys_numbers(tmp_path):
+    sizes = {"num_classes": np.int64(3), "patch_size": np.int32(4), "channels": np.uint8(1), "image_size": np.int16(16)}
+    model = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", **sizes, dropout_rate=np.float32(0.5))
+    model.save(tmp_path / "model.keras")
+    adapted = keras_vit.adapt(model, num_classes=np.int64(2), patch_size=(np.int64(8), np.int64(4)))
+    adapted.save(tmp_path / "adapted.keras")
+    assert (model.output_shape, adapted.output_shape) == ((None, 3), (None, 2))
+    assert keras.models.load_model(tmp_path / "adapted.keras").input_shape == (None, 16, 16, 1)
+
+
+@pytest.fixture(name="channels_first")
+def _channels_first() -> Iterator[None]:
+    """Keras set to images of the other order of axes, as some users have it."""
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    yield
+    keras.config.set_image_data_format(before)
+
+
+@pytest.fixture(name="models_of_default_order", scope="module")
+def _models_of_default_order() -> dict[str, keras.Model]:
+    return {name: randomize(keras_vit.build(config, image_size=TINY_IMAGE)) for name, config in _OF_EVERY_KIND.items()}
+
+
+@pytest.mark.parametrize("name", _OF_EVERY_KIND)
+def test_models_are_channels_last_whatever_keras_is_set_to(
+    name, models_of_default_order, channels_first, tiny_images, tmp_path
+):
+    expected = models_of_default_order[name].predict(tiny_images, verbose=0)
+    model = randomize(keras_vit.build(_OF_EVERY_KIND[name], image_size=TINY_IMAGE))
+    np.testing.assert_array_equal(model.predict(tiny_images, verbose=0), expected)
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(tiny_images), model(tiny_images))
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 17, 1), np.uint8)
+    assert keras_vit.preprocessing_of(model)(pixels).shape == (*TINY_IMAGE, 3)
+
+
+def test_attention_pooling_is_big_visions():
+    """A reference in NumPy from the definition: the probe attends to the tokens, then x + MLP(LayerNorm(x))."""
+    config = dataclasses.replace(TINY, classifier="map")
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=0))
+    images = np.random.default_rng(3).uniform(-1, 1, (2, *TINY_IMAGE, 3)).astype(np.float32)
+    inside = keras_vit.intermediates(model)(images)
+    w = {key.removeprefix("MAPHead_0/"): np.asarray(v, np.float64) for key, v in weights_by_key(model).items()}
+
+    def dense(x, name):
+        return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
+
+    attention, tokens = "MultiHeadDotProductAttention_0", np.asarray(inside["encoded"], np.float64)
+    query, key, value = (
+        dense(x, f"{attention}/{part}").reshape(x.shape[0], -1, 3, 4).transpose(0, 2, 1, 3)
+        for x, part in ((w["probe"], "query"), (tokens, "key"), (tokens, "value"))
+    )
+    logits = query @ key.transpose(0, 1, 3, 2) / 2.0
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    x = dense((probabilities @ value).transpose(0, 2, 1, 3).reshape(2, 12), f"{attention}/out")
+    centred = x - x.mean(axis=-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+    h = dense(normed * w["LayerNorm_0/scale"] + w["LayerNorm_0/bias"], "MlpBlock_0/Dense_0")
+    h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+    np.testing.assert_allclose(inside["pre_logits"], x + dense(h, "MlpBlock_0/Dense_1"), atol=1e-5)

@@ -1,0 +1,133 @@
+"""Resizing position embeddings: properties that hold for all grids, and agreement with torch.
+
+`fixtures/resamplers.npz`, made with torch 2.13.0 on CPU. `grid.{old}-{new}.table` is (h * w, 2) float32, standard
+normal; the other `grid.` arrays are `torch.nn.functional.interpolate` of it as float64, (1, 2, h, w), with these
+arguments beside `size`:
+
+    bilinear-aligned    mode="bilinear", align_corners=True
+    bicubic-aligned     mode="bicubic", align_corners=True
+    bilinear            mode="bilinear", align_corners=False, antialias=False
+    bicubic             mode="bicubic", align_corners=False, antialias=False
+    bicubic-antialias   mode="bicubic", align_corners=False, antialias=True
+
+In float64, because torch's own float32 is off by up to 5e-6. No new grid has several rows and one column: there torch
+2.13.0 with antialias=True gives every row the values of the first.
+"""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from keras_vit import UserError, resize_position_embedding
+from keras_vit.models.position_resizing import Resampler
+from tests.support import FIXTURES
+
+SIDES = st.integers(1, 9)
+RESAMPLERS = st.sampled_from(Resampler.__args__)
+ALIGNED = st.sampled_from(["bilinear-aligned", "bicubic-aligned"])
+TORCH = np.load(FIXTURES / "resamplers.npz")
+CASES = [name.removeprefix("grid.").removesuffix(".table") for name in TORCH if name.endswith(".table")]
+
+
+def table(rows: int, columns: int, prefix: int = 1, width: int = 3) -> np.ndarray:
+    return np.random.default_rng(5).normal(size=(1, prefix + rows * columns, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize("resampler", Resampler.__args__)
+@pytest.mark.parametrize("case", CASES)
+def test_every_resampler_agrees_with_torch(case, resampler):
+    old, new = (tuple(map(int, side.split("x"))) for side in case.split("-"))
+    values = TORCH[f"grid.{case}.table"].astype(np.float64)
+    resized = resize_position_embedding(values, old, new, 0, resampler)
+    np.testing.assert_allclose(resized, TORCH[f"grid.{case}.{resampler}"], rtol=0, atol=1e-12)
+
+
+@hypothesis.given(SIDES, SIDES, RESAMPLERS)
+def test_the_same_grid_is_left_bit_for_bit(rows, columns, resampler):
+    values = table(rows, columns)
+    resized = resize_position_embedding(values, (rows, columns), (rows, columns), 1, resampler)
+    np.testing.assert_array_equal(resized, values)
+
+
+@hypothesis.given(SIDES, SIDES, SIDES, SIDES, ALIGNED)
+def test_prefix_tokens_and_corners_stay(rows, columns, new_rows, new_columns, resampler):
+    values = table(rows, columns, prefix=2)
+    resized = resize_position_embedding(values, (rows, columns), (new_rows, new_columns), 2, resampler)
+    np.testing.assert_array_equal(resized[:, :2], values[:, :2])
+    old, new = values[0, 2:].reshape(rows, columns, 3), resized[0, 2:].reshape(new_rows, new_columns, 3)
+    np.testing.assert_array_equal(new[0, 0], old[0, 0])
+    if new_rows > 1 and new_columns > 1:
+        np.testing.assert_allclose(new[-1, -1], old[-1, -1], rtol=1e-6)
+
+
+@hypothesis.given(st.integers(2, 9), st.integers(2, 9), st.integers(2, 12), st.integers(2, 12))
+def test_a_plane_stays_a_plane(rows, columns, new_rows, new_columns):
+    def plane(height, width):
+        y, x = np.meshgrid(np.linspace(0, 1, height), np.linspace(0, 1, width), indexing="ij")
+        return (2 * y - 3 * x + 1).reshape(1, -1, 1)
+
+    resized = resize_position_embedding(plane(rows, columns), (rows, columns), (new_rows, new_columns), 0)
+    np.testing.assert_allclose(resized, plane(new_rows, new_columns), atol=1e-12)
+
+
+@hypothesis.given(st.integers(2, 40), st.integers(2, 40))
+def test_by_default_each_point_is_its_two_neighbours_by_distance_to_the_last_bit(old, new):
+    values = table(old, 1, prefix=0)[0].astype(np.float64)
+    position = np.linspace(0, old - 1, new)
+    left = np.minimum(position.astype(int), old - 2)
+    right_share = (position - left)[:, None]
+    expected = values[left] * (1 - right_share) + values[left + 1] * right_share
+    np.testing.assert_array_equal(resize_position_embedding(values, (old, 1), (new, 1), 0), expected)
+
+
+@hypothesis.given(SIDES, SIDES, SIDES, SIDES, RESAMPLERS)
+def test_a_constant_stays_the_constant(rows, columns, new_rows, new_columns, resampler):
+    resized = resize_position_embedding(
+        np.ones((rows * columns, 1)), (rows, columns), (new_rows, new_columns), 0, resampler
+    )
+    np.testing.assert_allclose(resized, np.ones((new_rows * new_columns, 1)), atol=1e-12)
+
+
+@hypothesis.given(SIDES, SIDES, SIDES, SIDES, RESAMPLERS)
+def test_rows_and_columns_are_treated_alike(rows, columns, new_rows, new_columns, resampler):
+    grid = table(rows, columns, prefix=0).reshape(rows, columns, 3).astype(np.float64)
+
+    def resized(grid, new_grid):
+        flat = resize_position_embedding(grid.reshape(-1, 3), grid.shape[:2], new_grid, 0, resampler)
+        return flat.reshape(*new_grid, 3)
+
+    turned = resized(grid.swapaxes(0, 1), (new_columns, new_rows)).swapaxes(0, 1)
+    np.testing.assert_allclose(resized(grid, (new_rows, new_columns)), turned, atol=1e-12)
+
+
+@pytest.mark.parametrize("resampler", Resampler.__args__)
+def test_a_half_precision_table_is_rounded_once_at_the_end(resampler):
+    values = table(5, 3).astype(np.float16)
+    resized = resize_position_embedding(values, (5, 3), (4, 7), 1, resampler)
+    exact = resize_position_embedding(values.astype(np.float64), (5, 3), (4, 7), 1, resampler)
+    assert resized.dtype == np.float16
+    np.testing.assert_array_equal(resized, exact.astype(np.float16))
+
+
+def test_no_row_is_left_zero_where_scipy_leaves_one():
+    resized = resize_position_embedding(np.ones((1, 28 * 28, 1)), (28, 28), (48, 48), 0)
+    np.testing.assert_array_equal(resized, 1.0)
+
+
+def test_a_table_of_another_length_is_refused():
+    with pytest.raises(UserError, match=r"shape \(1, 17, 3\) does not hold 1 prefix tokens and a grid of 3x5"):
+        resize_position_embedding(table(4, 4), (3, 5), (4, 4), 1)
+
+
+def test_an_unknown_resampler_is_refused_with_the_nearest_names():
+    message = "no resampler named 'bicubic-antialiased'; the nearest names are bicubic-antialias, "
+    with pytest.raises(UserError, match=message):
+        resize_position_embedding(table(4, 4), (4, 4), (4, 4), 1, "bicubic-antialiased")
+
+
+@pytest.mark.parametrize("new_grid", [(0, 3), (3, -1)])
+def test_a_grid_without_rows_or_columns_is_refused(new_grid):
+    message = f"at least 1 row and 1 column, but is {new_grid[0]}x{new_grid[1]}"
+    with pytest.raises(UserError, match=message):
+        resize_position_embedding(table(4, 4), (4, 4), new_grid, 1)

@@ -1,0 +1,146 @@
+"""From a decoded picture to the model's input: sizes, channels, values."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError
+from keras_vit.preprocessing import to_channels
+from tests.support import TINY, TINY_IMAGE
+
+
+def picture(height: int, width: int, channels: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def test_official_values_are_those_of_vit_jax():
+    values = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+    found = np.asarray(Preprocessing((16, 16), channels=1)(values))
+    np.testing.assert_array_equal(found, (values.astype(np.float32) - np.float32(127.5)) / np.float32(127.5))
+
+
+def test_other_value_ranges_map_their_ends():
+    found = np.asarray(
+        Preprocessing((1, 2), channels=1, value_range=(0.0, 1.0)).normalize(np.array([[[0.0], [255.0]]]))
+    )
+    np.testing.assert_array_equal(found.ravel(), [0.0, 1.0])
+
+
+def test_a_picture_of_the_right_size_stays_uint8_until_it_is_normalised():
+    image = picture(6, 9, 3)
+    fitted = Preprocessing((6, 9)).fit(image)
+    assert fitted.dtype == np.uint8
+    np.testing.assert_array_equal(fitted, image)
+
+
+def test_stretching_is_the_plain_bilinear_resize():
+    image = picture(11, 23, 3)
+    expected = tf.image.resize(image, (6, 9), method="bilinear", antialias=False)
+    np.testing.assert_array_equal(Preprocessing((6, 9)).fit(image), expected)
+
+
+def test_cropping_keeps_the_aspect():
+    image = np.zeros((30, 90, 3), np.uint8)
+    image[:, 30:60] = 200  # the centred square
+    fitted = np.asarray(Preprocessing((10, 10), resize="crop").fit(image))
+    np.testing.assert_allclose(fitted, 200.0, rtol=1e-6)
+
+
+def test_cropping_averages_what_it_shrinks():
+    """Stripes of one pixel become grey; without antialiasing they alias to black or white."""
+    stripes = np.zeros((40, 90, 1), np.uint8)
+    stripes[:, ::2] = 200
+    fitted = np.asarray(Preprocessing((5, 5), channels=1, resize="crop").fit(stripes))
+    np.testing.assert_allclose(fitted, 100.0, atol=5.0)
+    window = stripes[:, 25:65].astype(np.float32)
+    np.testing.assert_allclose(fitted, tf.image.resize(window, (5, 5), antialias=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(37, 50), (50, 33), (10, 8), (23, 13), (13, 13), (9, 11)])
+def test_the_centre_of_the_resized_picture_is_that_of_big_vision(size):
+    """resize_small(13), by areas and to whole pixels, then central_crop(9, 11)."""
+    image = picture(*size, 3)
+    resized = np.round(np.array(size, np.float32) * np.float32(13 / min(size))).astype(int)
+    areas = tf.image.resize(image, resized, method="area").numpy()
+    top, left = (resized - (9, 11)) // 2
+    preprocessing = Preprocessing((9, 11), resize="resize-small", crop_from=13)
+    expected = areas[top : top + 9, left : left + 11]
+    np.testing.assert_allclose(preprocessing.fit(image), expected, atol=1e-2)
+    graph = tf.function(preprocessing.fit, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    np.testing.assert_allclose(graph(image), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_any_picture_becomes_rgb(channels):
+    image = picture(5, 7, channels)
+    rgb = np.asarray(to_channels(tf.constant(image), 3))
+    expected = image[..., :3] if channels >= 3 else np.repeat(image[..., :1], 3, axis=-1)
+    np.testing.assert_array_equal(rgb, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_any_picture_becomes_grey(channels):
+    image = picture(5, 7, channels)
+    grey = np.asarray(to_channels(tf.constant(image), 1))
+    luma = image[..., :3] @ np.array([0.299, 0.587, 0.114]) if channels >= 3 else image[..., 0]
+    assert grey.shape == (5, 7, 1)
+    assert grey.dtype == np.uint8
+    assert np.abs(grey[..., 0] - luma).max() <= 0.5001
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_transparent_pictures_are_put_on_white(channels, wanted):
+    image = picture(5, 7, channels)
+    image[0, :3, -1] = (0, 255, 128)
+    alpha = image[..., -1:].astype(float) / 255
+    colours = image[..., :3] if channels == 4 else np.repeat(image[..., :1], 3, axis=-1)
+    seen = np.round(colours * alpha + 255 * (1 - alpha)).astype(np.uint8)
+    preprocessing = Preprocessing((5, 7), channels=wanted)
+    np.testing.assert_array_equal(np.asarray(preprocessing.to_channels(image)), to_channels(seen, wanted))
+    graph = tf.function(preprocessing.to_channels, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    np.testing.assert_array_equal(graph(image), to_channels(seen, wanted))
+    dropped = Preprocessing((5, 7), channels=wanted, background=None).to_channels(image)
+    np.testing.assert_array_equal(dropped, to_channels(colours, wanted))
+
+
+def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():
+    model = keras_vit.build(TINY, preprocessing=Preprocessing(TINY_IMAGE), num_classes=2)
+    assert keras_vit.preprocessing_of(model).background == "white"
+    del next(layer for layer in model.layers if hasattr(layer, "preprocessing")).preprocessing["background"]
+    assert keras_vit.preprocessing_of(model).background is None
+
+
+def test_channels_unknown_until_the_graph_runs_are_converted():
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    def fit(image):
+        return Preprocessing((4, 6)).fit(image)
+
+    for channels in (1, 3, 4):
+        image = picture(8, 5, channels)
+        np.testing.assert_allclose(fit(image), Preprocessing((4, 6)).fit(image), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"image_size": (0, 4)}, r"image_size must be \(height, width\)"),
+        ({"image_size": (4, 4, 4)}, r"image_size must be \(height, width\)"),
+        ({"channels": 0}, "channels must be an integer of at least 1, but is 0"),
+        ({"channels": 3.0}, "channels must be an integer of at least 1, but is 3.0"),
+        ({"resize": "pad"}, "resize must be one of stretch, crop"),
+        ({"resize": "resize-small"}, "resize-small, and nothing else, needs crop_from; resize-small has None"),
+        ({"crop_from": 9}, "resize-small, and nothing else, needs crop_from; stretch has 9"),
+        ({"resize": "resize-small", "crop_from": 3}, r"crop_from must be at least both sides of \(4, 4\), but is 3"),
+        ({"value_range": (1.0, 1.0)}, "low below high"),
+    ],
+)
+def test_impossible_preprocessing_is_refused(fields, words):
+    with pytest.raises(UserError, match=words):
+        Preprocessing(**{"image_size": (4, 4), **fields})
+
+
+def test_images_that_cannot_get_the_channels_are_refused():
+    with pytest.raises(UserError, match="An image of 3 channels cannot become one of 5"):
+        Preprocessing((4, 4), channels=5).fit(picture(4, 4, 3))

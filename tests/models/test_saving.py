@@ -1,0 +1,250 @@
+"""Ordinary Keras life: compile, fit, save, and load in a process that only imports keras_vit."""
+
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from export.inference_model import plain
+from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
+from keras_vit.files.npz import write_npz
+from keras_vit.files.safetensors import write_safetensors
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
+
+_RELOAD = """
+import sys
+import keras_vit, keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
+assert keras_vit.preprocessing_of(model).image_size == (64, 96)
+"""
+
+
+def test_a_users_script_trains_saves_and_reloads_in_a_fresh_process(tmp_path):
+    config = dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=2)
+    model = keras_vit.build(config, image_size=(64, 96), num_classes=5)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    images = np.random.default_rng(0).uniform(-1, 1, (8, 64, 96, 3)).astype(np.float32)
+    labels = np.arange(8) % 5
+    model.fit(images, labels, batch_size=4, epochs=1, verbose=0)
+    model.fit(tf.data.Dataset.from_tensor_slices((images, labels)).batch(3), epochs=1, shuffle=False, verbose=0)
+
+    model.save(tmp_path / "model.keras")
+    np.save(tmp_path / "images.npy", images)
+    paths = [str(tmp_path / name) for name in ("model.keras", "images.npy", "logits.npy")]
+    subprocess.run([sys.executable, "-c", _RELOAD, *paths], check=True)
+    np.testing.assert_allclose(np.load(paths[2]), model.predict(images, verbose=0), atol=1e-6)
+
+
+_KNOWN = """
+import sys
+exec(sys.argv[1])
+known = set(keras.saving.get_custom_objects())
+import keras_vit.models.build, keras_vit.models.masked_patches
+assert known == set(keras.saving.get_custom_objects()) != set()
+assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys.meta_path)
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import keras; import keras_vit",
+        "import keras_vit, tensorflow, keras",
+        pytest.param("import keras_vit; from keras import ops; import keras", marks=pytest.mark.slow),
+        pytest.param("import keras_vit.models.layers, keras", marks=pytest.mark.slow),
+        pytest.param("from keras_vit.checkpoints.assign import assign; import keras", marks=pytest.mark.slow),
+    ],
+)
+def test_keras_knows_our_layers_in_whatever_order_they_are_imported(imports):
+    backend = "tensorflow" if "tensorflow" in imports else "jax"  # which is imported sooner
+    environment = os.environ | {"KERAS_BACKEND": backend}
+    done = subprocess.run([sys.executable, "-c", _KNOWN, imports], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# One row for each way a model can be built; each must survive every column below.
+CONFORMANCE = {
+    "token": TINY,
+    "gap": dataclasses.replace(TINY, classifier="gap"),
+    "map": dataclasses.replace(TINY, classifier="map"),
+    "unpooled": dataclasses.replace(TINY, classifier="unpooled"),
+    "pre_logits": dataclasses.replace(TINY, representation_size=9),
+    "erf": dataclasses.replace(TINY, gelu="erf", layer_norm_epsilon=1e-5),
+    "dropouts": dataclasses.replace(TINY, dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.1),
+    "learned-2d": dataclasses.replace(TINY, position_embedding="learned-2d"),
+    "sincos-2d": dataclasses.replace(TINY, position_embedding="sincos-2d"),
+    "relative": dataclasses.replace(TINY, position_embedding="relative"),
+    "no positions": dataclasses.replace(TINY, position_embedding="none"),
+    "in every layer": dataclasses.replace(TINY, position_injection="every-layer"),
+    "shared by the layers": dataclasses.replace(TINY, position_embedding="learned-2d", position_injection="shared"),
+    "axial": dataclasses.replace(TINY, axial=True, classifier="gap", position_embedding="relative"),
+    "no bias": dataclasses.replace(TINY, qkv_bias=False),
+    "norm after pooling": dataclasses.replace(TINY, classifier="gap", norm_after_pooling=True),
+    "hybrid": dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
+    "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((4, 6), (3, 5), (2, 3))),
+    "bit": dataclasses.replace(TINY_STEM, preactivation=True),
+    "axial resnet": dataclasses.replace(TINY_STEM, axial_heads=2),
+}
+
+
+def tiny(name: str) -> keras.Model:
+    return randomize(keras_vit.build(CONFORMANCE[name], image_size=TINY_IMAGE, num_classes=7))
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_survives_saving(name, tmp_path, tiny_images):
+    model = tiny(name)
+    model.save(tmp_path / "x.keras")
+    again = keras.models.load_model(tmp_path / "x.keras")
+    np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
+    assert keras_vit.config_of(again) == CONFORMANCE[name]
+    assert keras_vit.preprocessing_of(again) == Preprocessing(TINY_IMAGE)
+    inside = keras_vit.intermediates(again)(tiny_images)
+    np.testing.assert_allclose(inside["logits"], model(tiny_images), rtol=1e-5, atol=1e-5)
+    for key, values in inside.items():
+        if key.startswith("attention"):
+            np.testing.assert_allclose(np.sum(values, axis=-1), 1.0, rtol=1e-5, err_msg=key)
+    assert {key for key in inside if key.startswith("attention_1")} == ATTENTION.get(name, {"attention_1"})
+
+
+ATTENTION = {"axial": {"attention_1_row", "attention_1_column"}, "bit": set(), "axial resnet": set()}
+
+
+_INITIAL = """
+import sys
+import keras, numpy as np
+import test_saving
+
+for index, config in enumerate(test_saving.CONFORMANCE.values()):
+    keras.utils.set_random_seed(4)
+    model = test_saving.keras_vit.build(config, image_size=test_saving.TINY_IMAGE, num_classes=7)
+    np.save(f"{sys.argv[1]}/{index}.npy", np.concatenate([weight.ravel() for weight in model.get_weights()]))
+"""
+
+
+@pytest.mark.slow
+def test_the_seed_alone_decides_the_initial_weights_in_every_process(tmp_path):
+    tests = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    subprocess.run([sys.executable, "-c", _INITIAL, str(tmp_path)], check=True, env=environment, capture_output=True)
+    for index, config in enumerate(CONFORMANCE.values()):
+        keras.utils.set_random_seed(4)
+        model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)
+        here = np.concatenate([weight.ravel() for weight in model.get_weights()])
+        np.testing.assert_array_equal(np.load(tmp_path / f"{index}.npy"), here)
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_is_rebuilt_from_its_config_and_weights(name, tmp_path, tiny_images):
+    model = tiny(name)
+    clone = keras.Model.from_config(model.get_config())
+    model.save_weights(tmp_path / "x.weights.h5")
+    clone.load_weights(tmp_path / "x.weights.h5")
+    np.testing.assert_array_equal(clone(tiny_images), model(tiny_images))
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_takes_a_gradient_to_every_weight(name, tiny_images):
+    model = tiny(name)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(tf.constant(tiny_images), training=True) ** 2)
+    for weight, gradient in zip(model.trainable_weights, tape.gradient(loss, model.trainable_weights), strict=True):
+        assert np.isfinite(gradient).all(), weight.path
+        # A key's bias moves all logits of a query alike, so the softmax gives it no gradient.
+        assert weight.path.endswith("key/bias") or np.any(gradient), weight.path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("token", "map", "relative", "bit") else pytest.mark.slow)
+        for name in CONFORMANCE
+    ],
+)
+def test_every_kind_compiles_under_xla(name, tiny_images):
+    model = tiny(name)
+    compiled = tf.function(lambda x: model(x, training=False), jit_compile=True)
+    np.testing.assert_allclose(compiled(tf.constant(tiny_images)), model(tiny_images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, tiny_images):
+    """Not the least where what the norms read is small: oneDNN's norm in one pass likes to take the epsilon 1e-3."""
+    model = tiny(name)
+    for layer in model.layers:
+        if layer.name in ("embedding", "cls", "Transformer.posembed_input") or layer.name.endswith((".out", "Dense_1")):
+            layer.set_weights([0.02 * weight for weight in layer.get_weights()])
+    rewritten = plain(model, for_tensorflow=True)
+    for batch in (tf.TensorSpec((None, *tiny_images.shape[1:])), tf.TensorSpec(tiny_images.shape)):
+        served = tf.function(lambda images: rewritten(images, training=False), input_signature=[batch])
+        np.testing.assert_allclose(served(tiny_images), model(tiny_images), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CONFORMANCE)
+def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, tiny_images):
+    model = tiny(name)
+    rewritten = plain(model, for_tensorflow=True, all_tokens=True)
+    names = [name for name in keras_vit.intermediates(model).output if name.startswith("attention_")]
+    if not names:
+        assert isinstance(CONFORMANCE[name], ResNetConfig)
+        return
+    expected, found = (keras_vit.intermediates(of, names)(tiny_images) for of in (model, rewritten))
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
+
+
+def test_the_form_for_tensorflow_is_the_same_in_chunks(tiny_images):
+    rewritten = plain(tiny("token"), for_tensorflow=True)
+    expected = np.asarray(rewritten(tiny_images))
+    keras_vit.chunk_attention(rewritten, 2)  # the queries there are scaled already
+    np.testing.assert_allclose(rewritten(tiny_images), expected, atol=1e-5)
+
+
+def test_every_field_of_the_configuration_is_varied_by_some_row():
+    varied = {
+        field.name
+        for field in dataclasses.fields(ViTConfig)
+        if len({getattr(config, field.name) for config in CONFORMANCE.values() if isinstance(config, ViTConfig)}) > 1
+    }
+    sizes = {"patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim"}
+    assert varied | sizes == {field.name for field in dataclasses.fields(ViTConfig)}
+
+
+def test_the_preprocessing_of_a_model_survives_saving(tmp_path):
+    preprocessing = Preprocessing(TINY_IMAGE, channels=1, resize="crop", value_range=(0.0, 1.0))
+    model = keras_vit.build(TINY, preprocessing=preprocessing, num_classes=3)
+    model.save(tmp_path / "x.keras")
+    assert keras_vit.preprocessing_of(keras.models.load_model(tmp_path / "x.keras")) == preprocessing
+    assert model.input_shape == (None, *TINY_IMAGE, 1)
+
+
+@pytest.mark.parametrize("write", [write_npz, write_safetensors])
+def test_two_threads_that_write_one_file_do_not_disturb_each_other(write, tmp_path):
+    path = tmp_path / "weights.file"
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: write(path, {"x": np.full(50_000, number)}), range(40)))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["weights.file"]
+
+
+def test_a_folder_that_another_process_wrote_in_the_meantime_is_kept(tmp_path, monkeypatch):
+    def other_first(temporary, folder):
+        folder.mkdir()
+        (folder / "config.json").write_text("of the other")
+        return rename(temporary, folder)
+
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", other_first)
+    model = keras_vit.build(ViTConfig(patch_size=4, hidden_size=8, num_layers=1, num_heads=2, mlp_dim=12), image_size=8)
+    with pytest.raises(UserError, match="new is there already; give the name of a new folder"):
+        keras_vit.save_checkpoint(model, tmp_path / "new", layout="huggingface")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["new"]
+    assert (tmp_path / "new" / "config.json").read_text() == "of the other"

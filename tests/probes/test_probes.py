@@ -1,0 +1,230 @@
+"""Probes of frozen features: the closed form against the original's numbers, and what the commands leave and refuse."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import sklearn.linear_model
+import sklearn.neighbors
+import sklearn.preprocessing
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError, ViTConfig
+from tests.support import FIXTURES, GOLDEN, randomize
+from training.input.sources import DataOptions, array_split, digits
+from training.loop.run import Run
+from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
+from training.probes import features, least_squares, logistic_regression, nearest_neighbors
+from training.probes.features import Features
+from training.probes.least_squares import LeastSquares, few_shot, shots_of
+
+NAMES = ("ant", "bee", "cat")
+CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+
+
+@pytest.mark.parametrize("name", ["fewshot_primal", "fewshot_dual"])
+def test_least_squares_are_the_originals_for_every_strength(name):
+    golden = np.load(FIXTURES / f"{name}.io.npz")
+    solved = LeastSquares(golden["train_features"], golden["train_labels"], GOLDEN[name]["shape"]["classes"])
+    query = Features(golden["query_features"], golden["query_labels"])
+    for i, l2 in enumerate(golden["l2_reg"]):
+        weights, scores = solved.weights(l2), solved.scores(query.values, l2)
+        np.testing.assert_allclose(weights, golden["weights_float64"][i], rtol=1e-6)
+        np.testing.assert_allclose(scores, golden["scores_float64"][i], rtol=1e-6, atol=1e-9)
+        np.testing.assert_array_equal(scores.argmax(-1), golden["predictions"][i])
+        assert solved.accuracy(query, l2) == pytest.approx(golden["accuracy_float64"][i], abs=1e-12)
+
+
+def test_both_forms_have_one_solution():
+    rng = np.random.default_rng(0)
+    values, labels = rng.normal(size=(12, 11)), np.arange(12) % 3  # 12 equations in 12 unknowns
+    x = np.pad((values - values.mean(0)) / (values.std(0) + 1e-5), ((0, 0), (0, 1)), constant_values=100.0)
+    expected = np.linalg.solve(x.T @ x + 8.0 * np.eye(12), x.T @ (2.0 * np.eye(3)[labels] - 1.0))
+    np.testing.assert_allclose(LeastSquares(values, labels, 3).weights(8.0), expected, rtol=1e-9)
+    more = np.pad(values, ((0, 0), (0, 1)), constant_values=1.0)  # a thirteenth unknown, of a feature without spread
+    np.testing.assert_allclose(LeastSquares(more, labels, 3).weights(8.0)[-1], expected[-1], rtol=1e-9)
+
+
+def test_shots_are_the_first_of_a_random_order_of_each_class():
+    labels = np.array([2, 0, 1, 0, 2, 1, 0, 2, 1, 1])
+    few, more = (shots_of(labels, 3, shots, seed=1) for shots in (1, 3))
+    assert labels[few].tolist() == [0, 1, 2]
+    assert labels[more].tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    assert more[::3].tolist() == few.tolist()
+    rng = np.random.default_rng(1)  # big_vision's: one generator for all classes in turn
+    assert few.tolist() == [rng.permutation(np.flatnonzero(labels == k))[0] for k in range(3)]
+    assert any(shots_of(labels, 3, 1, seed).tolist() != few.tolist() for seed in range(5))
+
+
+@pytest.fixture(name="clusters", scope="module")
+def _clusters() -> tuple[Features, Features]:
+    """Three overlapping classes in ten dimensions, 40 images of each to learn from and 50 to be asked."""
+    rng = np.random.default_rng(4)
+    centres = rng.normal(0.0, 1.0, (3, 10))
+    sets = []
+    for count in (40, 50):
+        labels = np.repeat(np.arange(3), count)
+        sets.append(Features((centres[labels] + rng.normal(0.0, 1.5, (3 * count, 10))).astype(np.float32), labels))
+    return tuple(sets)
+
+
+def test_more_shots_are_better_and_seeds_differ(clusters):
+    rows = few_shot(*clusters, NAMES, shots=(1, 25), seeds=3)
+    assert [row["shots"] for row in rows] == [1, 25]
+    assert rows[0]["mean"] < rows[1]["mean"]
+    assert len(set(rows[0]["accuracies"])) > 1
+    assert rows[0]["mean"] == pytest.approx(np.mean(rows[0]["accuracies"]))
+    assert rows[0]["l2"] == 1024.0
+
+
+def test_a_swept_strength_is_chosen_without_the_evaluation_images(clusters):
+    train, evaluation = clusters
+    chosen = few_shot(train, evaluation, NAMES, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]
+    rng = np.random.default_rng(0)
+    other = Features(evaluation.values, rng.permutation(evaluation.labels))
+    assert few_shot(train, other, NAMES, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]["l2"] == chosen["l2"]
+    fixed = few_shot(train, evaluation, NAMES, shots=(5,), strengths=(chosen["l2"],))[0]
+    assert fixed["accuracies"] == chosen["accuracies"]
+    with pytest.raises(UserError, match="none is left to choose a strength on; give --l2"):
+        few_shot(train, evaluation, NAMES, shots=(40,), strengths=(1.0, 2.0))
+
+
+def test_a_class_with_fewer_images_than_the_shots_is_named(clusters):
+    train = Features(clusters[0].values[:-34], clusters[0].labels[:-34])
+    with pytest.raises(UserError, match="'cat' has 6 training images, fewer than the 25 shots; give --shots 1 5, or"):
+        few_shot(train, clusters[1], NAMES, shots=(1, 5, 25))
+    with pytest.raises(UserError, match="'bee' has 0 training images, fewer than the 1 shots; give it more"):
+        few_shot(Features(train.values[:40], train.labels[:40]), clusters[1], NAMES, shots=(1,))
+
+
+def test_features_that_are_no_numbers_are_refused():
+    with pytest.raises(UserError, match="features of 2 of 3 images are not finite numbers"):
+        Features(np.array([[0.0, np.nan], [0.0, 1.0], [np.inf, 1.0]]), np.arange(3))
+
+
+def test_nearest_neighbors_vote_as_scikit_learns(clusters):
+    train, evaluation = clusters
+    rows = nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(1, 20), temperature=0.07)
+    for row in rows:
+        reference = sklearn.neighbors.KNeighborsClassifier(
+            row["neighbors"], metric="cosine", weights=lambda distances: np.exp((1.0 - distances) / 0.07)
+        ).fit(train.values, train.labels)
+        assert row["accuracy"] == pytest.approx(reference.score(evaluation.values, evaluation.labels), abs=1e-12)
+    assert rows[0]["accuracy"] != rows[1]["accuracy"]
+    with pytest.raises(UserError, match="120 training images, fewer than 121 neighbours; give smaller --neighbors"):
+        nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(121,))
+
+
+def test_the_linear_probe_is_logistic_regression_on_standardised_features(clusters):
+    train, evaluation = clusters
+    found = logistic_regression.linear_probe(train, evaluation, (0.1,))
+    scaler = sklearn.preprocessing.StandardScaler().fit(train.values)
+    reference = sklearn.linear_model.LogisticRegression(C=0.1).fit(scaler.transform(train.values), train.labels)
+    assert found["accuracy"] == reference.score(scaler.transform(evaluation.values), evaluation.labels)
+    assert found["converged"]
+    assert not found["tried"]
+    swept = logistic_regression.linear_probe(train, evaluation, (1e-6, 0.1))
+    assert [row["c"] for row in swept["tried"]] == [1e-6, 0.1]
+    assert not logistic_regression.linear_probe(train, evaluation, (1000.0,), max_iterations=2)["converged"]
+    few = Features(train.values[::20], train.labels[::20])
+    with pytest.raises(UserError, match="6 training images are too few to hold a tenth of them out.*give one --c"):
+        logistic_regression.linear_probe(few, evaluation, (0.1, 1.0))
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path) -> Run:
+    """A run directory with an untrained model for the digits."""
+    run = Run(tmp_path / "run")
+    run.start({"command": "test"}, tuple("0123456789"))
+    model = keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10)
+    run.save_model(randomize(model))
+    return run
+
+
+def _arguments(command, run: Run, tmp_path, **options):
+    return command(run=str(run.path), source=DataOptions("digits"), cache=str(tmp_path / "cache"), **options)
+
+
+def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, monkeypatch, capsys):
+    rows = least_squares.fewshot(_arguments(FewshotOptions, run, tmp_path, shots=(1, 5)))
+    assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
+    assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    monkeypatch.setattr(features, "outputs", lambda *_, **__: pytest.fail("features were computed again"))
+    nearest_neighbors.knn(_arguments(KnnOptions, run, tmp_path, neighbors=(1,)))
+    logistic_regression.probe(_arguments(LinearProbeOptions, run, tmp_path, c=(0.1,)))
+    assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
+    assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
+
+
+def _features(model, source, cache, **options):
+    preprocessing = options.pop("preprocessing", keras_vit.preprocessing_of(model))
+    return features.features_of(model, source, preprocessing=preprocessing, batch_size=options.get("batch_size", 100),
+                                cache=cache)  # fmt: skip
+
+
+def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
+    model = randomize(keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    images = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 1), np.uint8)
+    split = array_split(images, np.arange(7) % 2, ("a", "b"))
+    source = dataclasses.replace(digits(), labels=("a", "b"), train=split, evaluation=split)
+    first, _ = _features(model, source, tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert first.values.shape == (7, 12)
+    assert first.labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
+
+    file.write_bytes(file.read_bytes()[:100])
+    again, _ = _features(model, source, tmp_path, batch_size=3)
+    np.testing.assert_allclose(again.values, first.values, atol=1e-6)
+
+    images[3, 0, 0, 0] ^= 1
+    changed = dataclasses.replace(source, train=array_split(images, np.arange(7) % 2, ("a", "b")))
+    other, _ = _features(model, changed, tmp_path)
+    assert (other.values[3] != first.values[3]).any()
+    assert len(list(tmp_path.iterdir())) == 2
+    _features(model, source, tmp_path, preprocessing=features.SquareCrop((8, 8), 1, side=10))
+    model.weights[3].assign(model.weights[3] + 0.5)
+    third, _ = _features(model, source, tmp_path)
+    assert (third.values != first.values).any()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_the_square_crop_is_the_papers():
+    image = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
+    cropped = features.SquareCrop((8, 6), side=10)(image)
+    whole = tf.image.resize(image, (10, 10)).numpy()
+    np.testing.assert_allclose(cropped, whole[1:9, 2:8] / 127.5 - 1.0, atol=1e-5)
+    with pytest.raises(UserError, match="--crop-from must be at least both sides of \\(8, 6\\), but is 7"):
+        features.SquareCrop((8, 6), side=7)
+
+
+def test_random_weights_are_others_and_always_the_same(run, tmp_path):
+    found = [
+        features.open_features(_arguments(FewshotOptions, run, tmp_path, random_weights=random)).train.values
+        for random in (False, True, True)
+    ]
+    assert not np.allclose(found[0], found[1])
+    np.testing.assert_array_equal(found[1], found[2])
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
+        arguments = dataclasses.replace(_arguments(FewshotOptions, run, tmp_path), run=str(run.model_file))
+        least_squares.fewshot(arguments)
+    for option in ({"shots": (0,)}, {"seeds": 0}, {"l2": 0.0}, {"batch_size": 0}):
+        with pytest.raises(UserError, match="--" + next(iter(option)).replace("_", "-")):
+            least_squares.fewshot(_arguments(FewshotOptions, run, tmp_path, **option))
+    one = dataclasses.replace(digits(), labels=("zero",))
+    monkeypatch.setattr(features, "open_source", lambda arguments: one)
+    with pytest.raises(UserError, match="The data have one class, 'zero'; at least two are needed"):
+        least_squares.fewshot(_arguments(FewshotOptions, run, tmp_path))
+
+
+def test_a_model_of_tokens_has_no_features_of_an_image():
+    config = dataclasses.replace(CONFIG, classifier="unpooled")
+    model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
+    with pytest.raises(UserError, match="one for each token; one vector per image is needed"):
+        features.feature_extractor(model)

@@ -1,0 +1,27 @@
+"""What the recipes reach on real data. Slow: `make test-slow`."""
+
+import pathlib
+
+import pytest
+
+from training.evaluation import evaluate as evaluation
+from training.input.sources import DataOptions
+from training.loop import pretrain as pretraining
+from training.options.evaluate import EvaluateOptions
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import find_recipe
+
+TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TFDS.is_dir(), reason="no prepared MNIST and Fashion-MNIST beside the checkout")
+@pytest.mark.parametrize(
+    ("recipe", "data", "least"),
+    [("mnist-notes", "mnist", 0.970), ("mnist-small", "mnist", 0.988), ("mnist-small", "fashion_mnist", 0.89)],
+)
+def test_a_recipe_reaches_its_accuracy(recipe, data, least, tmp_path):
+    source = DataOptions(f"tfds:{data}", str(TFDS))
+    arguments = PretrainOptions(source=source, workdir=str(tmp_path / "run"), recipe=find_recipe(recipe))
+    pretraining.pretrain(arguments, recipe)
+    assert evaluation.evaluate(EvaluateOptions(str(tmp_path / "run"), source))["accuracy"] >= least

@@ -1,0 +1,75 @@
+"""Learning rates: the values of vit_jax and big_transfer, and what holds for every schedule."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit import UserError
+from tests.support import FIXTURES, GOLDEN
+from training.loop.optimizers import LearningRate
+from training.recipes.schedules import Schedule
+
+CASES = GOLDEN["lr_schedules"]["cases"]
+RECORDED = np.load(FIXTURES / "lr_schedules.io.npz")
+
+
+def rates(rate: LearningRate, steps) -> np.ndarray:
+    return np.array([float(rate(np.int64(step))) for step in steps])
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("bit")])
+def test_cosine_and_linear_are_those_of_vit_jax(case):
+    facts = CASES[case]
+    ends = {"linear_end": facts["linear_end"]} if "linear_end" in facts else {}
+    schedule = Schedule(facts["decay_type"], facts["warmup_steps"], **ends)
+    rate = LearningRate(schedule, facts["base"], facts["total_steps"])
+    np.testing.assert_allclose(
+        rates(rate, RECORDED[f"{case}.steps"]), RECORDED[f"{case}.lr"], **GOLDEN["lr_schedules"]["tolerance"]
+    )
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("bit")])
+def test_stairs_are_those_of_the_bit_hyperrule(case):
+    warmup, *stairs, end = CASES[case]["supports"]
+    schedule = Schedule("stair", warmup, stairs=tuple(stair / end for stair in stairs))
+    expected = RECORDED[f"{case}.lr"]
+    training = np.isfinite(expected)  # afterwards the rule says to stop
+    found = rates(LearningRate(schedule, CASES[case]["base_lr"], end), RECORDED[f"{case}.steps"][training])
+    np.testing.assert_allclose(found, expected[training], **GOLDEN["lr_schedules"]["tolerance"])
+    assert not training[RECORDED[f"{case}.steps"] >= end].any()
+
+
+def test_rsqrt_falls_by_the_root_of_two_after_its_timescale_and_cools_down_to_zero():
+    rate = LearningRate(Schedule("rsqrt", 10, timescale=100, cooldown_steps=50), 0.8, 1000)
+    np.testing.assert_allclose(
+        rates(rate, [0, 5, 10, 110, 950, 975, 1000]),
+        [0.0, 0.4, 0.8, 0.8 / 2**0.5, 0.8 / 10.4**0.5, 0.4 / 10.65**0.5, 0.0],
+        rtol=1e-6,
+    )
+
+
+def test_a_constant_rate_stays():
+    np.testing.assert_array_equal(rates(LearningRate(Schedule("constant"), 0.5, 10), [0, 5, 10, 99]), 0.5)
+
+
+def test_a_schedule_survives_saving():
+    rate = LearningRate(Schedule("stair", 3, stairs=(0.3, 0.6)), 0.1, 50)
+    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(rate))
+    assert again.schedule == rate.schedule
+    np.testing.assert_array_equal(rates(again, range(50)), rates(rate, range(50)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"decay": "exponential"}, "decay must be one of cosine, linear, stair, rsqrt, constant"),
+        ({"warmup_steps": -1}, "warmup_steps must not be negative"),
+        ({"linear_end": float("nan")}, "linear_end must not be negative"),
+        ({"timescale": 0}, "timescale must be at least 1"),
+        ({"stairs": (0.6, 0.3)}, "stairs must be rising shares"),
+        ({"stairs": (0.6, 1.3)}, "stairs must be rising shares"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(fields, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Schedule(**fields)

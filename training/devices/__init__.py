@@ -1,0 +1,1 @@
+"""Where a model is trained, and in which form."""

@@ -1,0 +1,1 @@
+"""Exact metrics of any classifier, and their report."""

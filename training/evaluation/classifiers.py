@@ -1,0 +1,280 @@
+"""Whatever classifies images, opened for measuring, and what it gives for every example of a split."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
+from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.native_stderr import native_stderr_silenced
+from training.devices.strategies import open_strategy
+from training.input.dataset import Split, bad_examples_reported
+from training.input.pipeline import evaluation_batches
+from training.options.common import InputOptions, StrategyOptions
+
+OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
+
+_SAVED_MODEL = "saved_model.pb"
+_FROM_BYTES, _FROM_TENSOR = "image_bytes", "image_tensor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """A model of any kind, opened."""
+
+    kind: str
+    """What it is, in words."""
+    num_classes: int
+    names: tuple[str, ...] | None
+    """Of its classes; None where it does not name them."""
+    predict: Callable[[Split, int], tuple[np.ndarray, np.ndarray]]
+    """Split, batch size -> logits (n, K) float32 and labels (n,) of every example, in order."""
+
+
+def open_classifier(path: str, given: InputOptions, place: StrategyOptions) -> Classifier:
+    """Open a run directory, .keras, .tflite, SavedModel or checkpoint. Raises UserError when it is none of these."""
+    local = pathlib.Path(path)
+    exported = _saved_model_directory(local)
+    if exported is None and local.suffix != ".tflite":
+        return _keras_classifier(path, given, place)
+    if place != StrategyOptions("single"):
+        raise UserError("An exported model runs on this machine's CPU alone; leave --strategy and --replicas out.")
+    given.refuse(("image_size", "num_heads"), "an exported model, which is of one size")
+    return _tflite(local, given) if exported is None else _saved_model(exported, given)
+
+
+# Keras models and checkpoints
+
+
+def load_model(
+    path: str | os.PathLike, *, image_size: tuple[int, int] | None = None, num_heads: int | None = None
+) -> keras.Model:
+    """The Keras model of a run directory, a .keras file, or a checkpoint of any published layout, with its own head.
+
+    Args:
+        path: also an address or official name, see `keras_vit.find_checkpoint`.
+        image_size: (height, width) in pixels to take it to; None keeps its own.
+        num_heads: for a checkpoint that does not tell them.
+    """
+    path = find_checkpoint(path)
+    if not _is_ours(path):
+        return keras_vit.from_checkpoint(path, image_size=image_size, num_heads=num_heads)
+    if num_heads is not None:
+        raise UserError("A model of ours tells its number of heads; leave --num-heads out.")
+    model = run_directory.load_model(path)
+    return model if image_size is None else keras_vit.adapt(model, image_size=image_size)
+
+
+def _is_ours(path: pathlib.Path) -> bool:
+    """Whether this is a .keras file or a run directory, finished or not, and no published checkpoint."""
+    return path.suffix == ".keras" or (path.is_dir() and not any(path.glob("*.safetensors")))
+
+
+def _keras_classifier(path: str, given: InputOptions, place: StrategyOptions) -> Classifier:
+    strategy = _open_strategy(place)
+    with strategy.scope():
+        model = load_model(path, image_size=given.image_size, num_heads=given.num_heads)
+    names = _names_beside(path)
+    if names is not None:
+        run_directory.check_classes(model, names)
+    shape = model.output_shape
+    if len(shape) != 2 or "logits" not in keras_vit.intermediates(model).output:
+        raise UserError(f"{path} has no head: it ends with features of shape {shape}; probe them by training.fewshot.")
+    preprocessing, replicas = given.preprocessing(preprocessing_of(model)), strategy.num_replicas_in_sync
+
+    def compute(images: tf.Tensor) -> np.ndarray:
+        return model.predict_on_batch(images)
+
+    @tf.function
+    def forward(images: tf.Tensor) -> tf.Tensor:
+        return strategy.run(lambda part: model(part, training=False), args=(images,))
+
+    def compute_by_replicas(images: tf.Tensor) -> np.ndarray:
+        parts = tf.split(images, replicas)
+        shared = strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group]
+        )
+        return np.concatenate([part.numpy() for part in strategy.experimental_local_results(forward(shared))])
+
+    def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        return outputs(
+            compute if replicas == 1 else compute_by_replicas,
+            split,
+            preprocessing,
+            num_classes=shape[1],
+            batch_size=batch_size,
+            multiple_of=replicas,
+        )
+
+    return Classifier("Keras model", shape[1], names, predict)
+
+
+def _open_strategy(place: StrategyOptions) -> tf.distribute.Strategy:
+    strategy = None if place.strategy == "multi-worker" else open_strategy(place)
+    if strategy is None or isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise UserError("Evaluation runs on one machine; give --strategy single, mirrored or tpu.")
+    return strategy
+
+
+def _names_beside(path: str | os.PathLike) -> tuple[str, ...] | None:
+    """The names in the labels.txt of a run directory, or beside a file."""
+    path = pathlib.Path(path)
+    folder = path if path.is_dir() else path.parent
+    return run_directory.load_labels(folder) if (folder / run_directory.LABELS).is_file() else None
+
+
+def outputs(
+    compute: Callable[[tf.Tensor], np.ndarray],
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    num_classes: int,
+    batch_size: int,
+    multiple_of: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `compute` gives for the images (B, H, W, C) of every example, (n, …) float32, and the labels (n,), in order.
+
+    Every batch has the same B: at most `batch_size`, rounded up to a multiple of `multiple_of`.
+    """
+    found, labels = [], []
+    batch_size = -(-min(batch_size, split.num_examples) // multiple_of) * multiple_of
+    batches = evaluation_batches(split, preprocessing, num_classes=num_classes, batch_size=batch_size)
+    progress = keras.utils.Progbar(-(-split.num_examples // batch_size), unit_name="batch")
+    with bad_examples_reported(split):
+        for images, one_hot, weights in batches:
+            real = weights.numpy() > 0.0
+            found.append(compute(images)[real].astype(np.float32))
+            labels.append(np.argmax(one_hot, axis=-1)[real])
+            progress.add(1)
+    return np.concatenate(found), np.concatenate(labels)
+
+
+# Exported models
+
+
+def _saved_model_directory(path: pathlib.Path) -> pathlib.Path | None:
+    """A SavedModel's directory: the path itself, or its newest version 1, 2, …"""
+    if (path / _SAVED_MODEL).is_file():
+        return path
+    if not path.is_dir():
+        return None
+    versions = [entry for entry in path.iterdir() if entry.name.isdecimal() and (entry / _SAVED_MODEL).is_file()]
+    return max(versions, key=lambda entry: int(entry.name), default=None)
+
+
+def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
+    """By the signature that takes encoded images, unless there is only one that takes numbers."""
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except (OSError, ValueError, KeyError, RuntimeError, tf.errors.OpError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be loaded as a SavedModel ({reason}); it may be damaged.") from error
+    found = {}
+    for function in loaded.signatures.values():
+        inputs = function.structured_input_signature[1]
+        outs = function.structured_outputs
+        output = next(
+            (name for name in ("logits", "probabilities") if name in outs and outs[name].shape.rank == 2), None
+        )
+        if len(inputs) != 1 or output is None or outs[output].shape[1] is None:
+            continue
+        ((name, spec),) = inputs.items()
+        if spec.dtype == tf.string and spec.shape.rank == 1:
+            found.setdefault(_FROM_BYTES, (function, name, spec, output))
+        elif spec.dtype == tf.float32 and spec.shape.rank == 4 and None not in spec.shape[1:]:
+            found.setdefault(_FROM_TENSOR, (function, name, spec, output))
+    if not found:
+        raise UserError(
+            f"{path} has no signature from images to logits or probabilities, only "
+            f"{', '.join(loaded.signatures) or 'none at all'}; export the model by python -m export.saved_model."
+        )
+    kind = _FROM_BYTES if _FROM_BYTES in found else _FROM_TENSOR
+    function, name, spec, output = found[kind]
+
+    def compute(images: tf.Tensor) -> np.ndarray:
+        value = function(**{name: images})[output]
+        return (tf.math.log(value) if output == "probabilities" else value).numpy()
+
+    num_classes = function.structured_outputs[output].shape[1]
+    if kind == _FROM_BYTES:
+        given.refuse(("resize", "crop_from", "value_range"), "a SavedModel that takes image files")
+
+        def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+            return _of_files(compute, split, batch_size)
+
+    else:
+        preprocessing = given.preprocessing(Preprocessing(tuple(spec.shape[1:3]), spec.shape[3]))
+
+        def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+            return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
+
+    return Classifier(f"SavedModel by {kind}", num_classes, _names_beside(path / "assets"), predict)
+
+
+def _of_files(
+    compute: Callable[[tf.Tensor], np.ndarray], split: Split, batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `outputs`, for encoded images (B,); images that are not stored so are encoded as PNG, which loses nothing."""
+
+    def file(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.read(index)
+        return image if image.dtype == tf.string else tf.io.encode_png(image), label
+
+    found, labels = [], []
+    data = tf.data.Dataset.range(split.num_examples).map(file, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
+    progress = keras.utils.Progbar(len(data), unit_name="batch")
+    with bad_examples_reported(split):
+        for images, numbers in data.prefetch(tf.data.AUTOTUNE):
+            found.append(compute(images))
+            labels.append(numbers.numpy())
+            progress.add(1)
+    return np.concatenate(found), np.concatenate(labels)
+
+
+def _tflite(path: pathlib.Path, given: InputOptions) -> Classifier:
+    """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
+    from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
+
+    if not path.is_file():
+        raise UserError(f"There is no file {str(path)!r}; give the path of a .tflite file.")
+    try:
+        with native_stderr_silenced():  # it announces its delegate
+            interpreter = Interpreter(model_path=str(path), num_threads=2)
+            interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be loaded as a TFLite model ({reason}); it may be damaged.") from error
+    taken, given_back = interpreter.get_input_details(), interpreter.get_output_details()
+    shapes = [tuple(int(side) for side in tensor["shape"]) for tensor in (*taken, *given_back)]
+    fits = len(taken) == len(given_back) == 1 and len(shapes[0]) == 4 and shapes[0][0] == 1 and len(shapes[1]) == 2
+    kind = taken[0]["dtype"]
+    if not fits or kind not in (np.float32, np.uint8) or given_back[0]["dtype"] != np.float32:
+        raise UserError(
+            f"{path} should take one image (1, H, W, C), float32 or uint8, and give float32 logits (1, K), but its "
+            f"tensors have shapes {', '.join(map(str, shapes))}; export the model by python -m export.tflite."
+        )
+    own = Preprocessing(shapes[0][1:3], shapes[0][3])
+    if kind == np.uint8:
+        given.refuse(("value_range",), "a TFLite file of uint8 images")
+        own = dataclasses.replace(own, value_range=(0.0, 255.0))
+    preprocessing = given.preprocessing(own)
+
+    def compute(images: tf.Tensor) -> np.ndarray:
+        found = []
+        for image in images.numpy():
+            given_image = image if kind == np.float32 else np.round(image).astype(np.uint8)
+            interpreter.set_tensor(taken[0]["index"], given_image[None])
+            interpreter.invoke()
+            found.append(interpreter.get_tensor(given_back[0]["index"]))
+        return np.concatenate(found)
+
+    def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        return outputs(compute, split, preprocessing, num_classes=shapes[1][1], batch_size=batch_size)
+
+    return Classifier("TFLite file", shapes[1][1], _names_beside(path), predict)

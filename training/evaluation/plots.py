@@ -1,0 +1,100 @@
+"""The pictures of a report: confusion matrix, reliability diagram, the worst mistakes."""
+
+import pathlib
+import textwrap
+from collections.abc import Sequence
+
+import matplotlib.figure
+import numpy as np
+import tensorflow as tf
+
+from training.evaluation.metrics import BINS
+from training.input.dataset import Split
+
+# More classes than these are not legible as numbers in a confusion matrix.
+_LEGIBLE_CLASSES = 30
+_GALLERY = (4, 6)  # rows and columns
+_LONGEST_NAME = 22  # characters
+
+
+def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
+    """Rows: what the image is; columns: what the model said. Shaded by share of the row."""
+    legible = len(names) <= _LEGIBLE_CLASSES
+    side = 2.5 + 0.45 * min(len(names), _LEGIBLE_CLASSES)
+    figure = matplotlib.figure.Figure(figsize=(side, side), layout="constrained")
+    axes = figure.subplots()
+    share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
+    axes.set(xlabel="predicted", ylabel="label", title="Confusion matrix: images")
+    if legible:
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
+        axes.set_yticks(range(len(names)), names, parse_math=False)
+        for (row, column), count in np.ndenumerate(matrix):
+            colour = "white" if share[row, column] > 0.5 else "black"
+            if count:
+                axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> None:
+    """Accuracy of each bin of confidence, beside the diagonal of perfect calibration; below, how many images it has."""
+    figure = matplotlib.figure.Figure(figsize=(5.0, 6.0), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    middles = [(row["low"] + row["high"]) / 2.0 for row in bins]
+    above.bar(middles, [row["accuracy"] for row in bins], 0.9 / BINS, color="tab:blue", label="accuracy")
+    above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], "k.", label="mean confidence")
+    above.plot([0, 1], [0, 1], color="grey", linestyle="--", label="perfect calibration")
+    above.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy", title=f"Reliability: ECE {ece:.4f}")
+    above.legend(loc="upper left")
+    below.bar(middles, [row["num_examples"] for row in bins], 0.9 / BINS, color="tab:grey")
+    below.set(xlabel="confidence", ylabel="images", yscale="log")
+    figure.savefig(path, dpi=120)
+
+
+def worst_mistakes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Numbers of the misclassified images whose label is least probable, the worst first, as many as are shown."""
+    own = probabilities[np.arange(len(labels)), labels]
+    wrong = np.flatnonzero(np.argmax(probabilities, axis=-1) != labels)
+    return wrong[np.argsort(own[wrong], kind="stable")][: _GALLERY[0] * _GALLERY[1]]
+
+
+def draw_mistakes(
+    split: Split,
+    mistakes: np.ndarray,
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    path: pathlib.Path,
+) -> None:
+    """The images as they are stored, each with its label and what the model said, with the probabilities.
+
+    Transparent ones lie on the white of the page. In the place of one that cannot be shown stands the reason.
+    """
+    rows = -(-len(mistakes) // _GALLERY[1])
+    figure = matplotlib.figure.Figure(figsize=(2.1 * _GALLERY[1], 2.5 * rows + 0.5), layout="constrained")
+    grid = figure.subplots(rows, _GALLERY[1], squeeze=False).flatten()
+    for axes in grid:
+        axes.set_axis_off()
+    for axes, index in zip(grid, mistakes, strict=False):
+        try:
+            image = split.example(tf.constant(index, tf.int64))[0].numpy()
+            axes.imshow(_as_colours(image), vmin=0, vmax=255)
+        except Exception as error:  # whatever it is: one picture is not worth the others
+            reason = textwrap.fill(f"cannot be shown: {error}"[:120], _LONGEST_NAME)
+            axes.text(0.5, 0.5, reason, ha="center", va="center", fontsize=6, parse_math=False)
+        said = int(np.argmax(probabilities[index]))
+        told = [f"{_short(names[k])} {probabilities[index, k]:.2g}" for k in (labels[index], said)]
+        axes.set_title(f"is {told[0]}\nsaid {told[1]}", fontsize=8, parse_math=False)
+    figure.suptitle("The worst mistakes, with probabilities")
+    figure.savefig(path, dpi=110)
+
+
+def _as_colours(image: np.ndarray) -> np.ndarray:
+    """An image (H, W, C) of 1 to 4 channels as RGB or RGBA; the second and the fourth channel are alpha."""
+    if image.shape[-1] > 2:
+        return image
+    return np.concatenate([image[..., :1].repeat(3, axis=-1), image[..., 1:]], axis=-1)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

@@ -1,0 +1,1 @@
+"""The papers' experiments: grids of ordinary runs."""

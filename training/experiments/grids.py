@@ -1,0 +1,218 @@
+"""The studies of "An Image is Worth 16x16 Words" (arXiv 2010.11929): grids of ordinary runs around a recipe.
+
+Figures 3 and 4: data-size. Figure 5 and Table 6: scaling. Table 8: position-embedding. Figure 9: head. Figure 8: shape.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+from keras_vit import ResNetConfig, UserError, ViTConfig
+from training.recipes.recipe import PretrainRecipe
+
+# The paper's Figure 9: the class token learns at 8e-4; the mean of the tokens does worse there, and well at 3e-4.
+_LOWER_RATE = 3 / 8
+_DATA_SHARES = (0.01, 0.1, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """One setting of a study, trained once for each seed."""
+
+    name: str
+    """Directory of its runs, but for the seed."""
+    line: str
+    """What it is compared as: a family of models, a dimension, a kind of position embedding."""
+    setting: str
+    """Where it stands on that line, in words."""
+    recipe: PretrainRecipe
+    train_images: int
+    """Of the training split, drawn at random by the seed; smaller draws of a seed are parts of its larger ones."""
+    evaluations: int = 1
+    """Evenly over the run, the last at its end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A grid and what it asks."""
+
+    title: str
+    source: str
+    """In the paper."""
+    grid: Callable[[PretrainRecipe, int], list[Point]]
+    """The base recipe and the number of all training images -> points, in the order of the table."""
+
+
+def data_size(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | None = None) -> list[Point]:
+    """Models of each family on random subsets, all for the same number of steps."""
+    sizes = sizes or [round(share * num_examples) for share in _DATA_SHARES]
+    for size in sizes:
+        if not recipe.batch_size <= size <= num_examples:
+            raise UserError(
+                f"A subset must have from {recipe.batch_size} images, a batch, to {num_examples}, all of them, "
+                f"but one has {size}; give other --train-images or a smaller --batch-size."
+            )
+    models = {"ViT": recipe.model, "hybrid": _hybrid(recipe.model, 1.0), "BiT": _bit((1, 1, 1), 16)}
+    return [
+        Point(
+            name=f"{line.lower()}-{size}",
+            line=line,
+            setting=f"{size:,} images",
+            recipe=dataclasses.replace(recipe, model=model),
+            train_images=size,
+        )
+        for line, model in models.items()
+        for size in sizes
+    ]
+
+
+def scaling(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
+    """Three sizes of each family on all images."""
+    models = {
+        "ViT": {f"x{scale:g}": _scaled(recipe.model, scale) for scale in (0.5, 1.0, 2.0)},
+        "hybrid": {f"x{scale:g}": _hybrid(recipe.model, scale) for scale in (0.5, 1.0, 2.0)},
+        "BiT": {
+            "R11x0.5": _bit((1, 1, 1), 8),
+            "R11x1": _bit((1, 1, 1), 16),
+            "R20x1": _bit((2, 2, 2), 16),
+        },
+    }
+    return [
+        Point(
+            name=f"{line.lower()}-{setting}",
+            line=line,
+            setting=setting,
+            recipe=dataclasses.replace(recipe, model=model),
+            train_images=num_examples,
+        )
+        for line, sizes in models.items()
+        for setting, model in sizes.items()
+    ]
+
+
+# Of Table 8: kind, place, and ours for both. The fixed sines and cosines are not in the table.
+_POSITIONS = (
+    ("none", "-", "none", "input"),
+    ("1-D", "stem", "learned", "input"),
+    ("1-D", "every layer", "learned", "every-layer"),
+    ("1-D", "every layer, shared", "learned", "shared"),
+    ("2-D", "stem", "learned-2d", "input"),
+    ("2-D", "every layer", "learned-2d", "every-layer"),
+    ("2-D", "every layer, shared", "learned-2d", "shared"),
+    ("relative", "-", "relative", "input"),
+    ("sin-cos 2-D", "stem", "sincos-2d", "input"),
+)
+
+
+def position_embedding(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
+    """Every kind of position embedding, added at every place."""
+    return [
+        Point(
+            name=f"{kind}-{place}",
+            line=line,
+            setting=setting,
+            recipe=_with(recipe, position_embedding=kind, position_injection=place),
+            train_images=num_examples,
+        )
+        for line, setting, kind, place in _POSITIONS
+    ]
+
+
+def head(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
+    """Class token or mean of the tokens, the latter at two learning rates, as it goes while they learn."""
+    rates = (("token", 1.0), ("gap", 1.0), ("gap", _LOWER_RATE))
+    names = {"token": "class token", "gap": "mean of the tokens"}
+    return [
+        Point(
+            name=f"{classifier}-{recipe.learning_rate * share:g}",
+            line=names[classifier],
+            setting=f"learning rate {recipe.learning_rate * share:g}",
+            recipe=dataclasses.replace(
+                _with(recipe, classifier=classifier), learning_rate=recipe.learning_rate * share
+            ),
+            train_images=num_examples,
+            evaluations=10,
+        )
+        for classifier, share in rates
+    ]
+
+
+def shape(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
+    """One dimension of the model at a time, halved and doubled; patches to the nearest sizes that divide the image."""
+    model, change = recipe.model, functools.partial(dataclasses.replace, recipe.model)
+    widths = (_multiple(model.hidden_size // 2, model), 2 * model.hidden_size)
+    models = {
+        "base": {"as it is": model},
+        "depth": {str(n): change(num_layers=n) for n in (max(model.num_layers // 2, 1), 2 * model.num_layers)},
+        "width": {str(n): change(hidden_size=n) for n in widths},
+        "width of the MLP": {str(n): change(mlp_dim=n) for n in (max(model.mlp_dim // 2, 1), 2 * model.mlp_dim)},
+        "patch": {f"{n} pixels": change(patch_size=n) for n in _other_patches(recipe)},
+        "all": {f"x{scale:g}": _scaled(model, scale) for scale in (0.5, 2.0)},
+    }
+    return [
+        Point(
+            name=f"{line}-{setting}".replace(" ", "-"),
+            line=line,
+            setting=setting,
+            recipe=dataclasses.replace(recipe, model=changed),
+            train_images=num_examples,
+        )
+        for line, settings in models.items()
+        for setting, changed in settings.items()
+    ]
+
+
+STUDIES = {
+    "data-size": Study("Accuracy against training images", "Figures 3 and 4", data_size),
+    "scaling": Study("Accuracy against the operations of training", "Figure 5", scaling),
+    "position-embedding": Study("Position embeddings", "Table 8", position_embedding),
+    "head": Study("Class token or mean of the tokens", "Figure 9", head),
+    "shape": Study("Scaling one dimension at a time", "Figure 8", shape),
+}
+
+
+def check_base(recipe: PretrainRecipe) -> None:
+    """Raise UserError for a recipe that the studies cannot vary."""
+    if not isinstance(recipe.model, ViTConfig) or recipe.model.stem is not None or recipe.target != "classes":
+        raise UserError("A study varies a ViT that cuts the image itself into patches and learns classes; give such.")
+    if recipe.steps is None:
+        raise UserError("A study trains all models for the same number of steps; give --steps, such as --steps 1000.")
+
+
+def _with(recipe: PretrainRecipe, **changes) -> PretrainRecipe:
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, **changes))
+
+
+def _scaled(model: ViTConfig, scale: float) -> ViTConfig:
+    """Wider and deeper at once, as from Ti over S to B."""
+    return dataclasses.replace(
+        model,
+        hidden_size=_multiple(round(model.hidden_size * scale), model),
+        mlp_dim=max(round(model.mlp_dim * scale), 1),
+        num_layers=max(round(model.num_layers * (1 + scale) / 2), 1),
+    )
+
+
+def _multiple(hidden_size: int, model: ViTConfig) -> int:
+    """The nearest width that the heads, and sines and cosines of two axes, divide."""
+    unit = 4 * model.num_heads
+    return max(round(hidden_size / unit), 1) * unit
+
+
+def _hybrid(model: ViTConfig, scale: float) -> ViTConfig:
+    """The encoder on the pixels of a feature map: a root and one unit, a quarter of the image's side."""
+    channels = max(round(16 * scale), 4)
+    stem = ResNetConfig((1,), channels, (4 * channels,), preactivation=False, num_groups=4)
+    return dataclasses.replace(_scaled(model, scale), patch_size=1, stem=stem)
+
+
+def _bit(block_units: tuple[int, ...], root_channels: int) -> ResNetConfig:
+    return ResNetConfig(block_units, root_channels, num_groups=4)
+
+
+def _other_patches(recipe: PretrainRecipe) -> list[int]:
+    """The next larger and the next smaller patch that divides the image."""
+    patch, sides = recipe.model.patch[0], recipe.image_size
+    dividing = [n for n in range(2, min(sides) // 2 + 1) if all(side % n == 0 for side in sides)]
+    larger, smaller = [n for n in dividing if n > patch][:1], [n for n in dividing if n < patch][-1:]
+    return [*larger, *smaller]

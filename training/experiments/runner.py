@@ -1,0 +1,177 @@
+"""The runs of a study, several at a time, and its report: table, figure and numbers."""
+
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import os
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+from scipy import stats
+
+from keras_vit import UserError
+from keras_vit.files.tables import markdown_table
+from keras_vit.models.complexity import costs
+from keras_vit.run_directory import check_output
+from training.experiments.figures import draw
+from training.experiments.grids import STUDIES, Point, check_base, data_size
+from training.experiments.trial import Trial, labels_of, run_trial
+from training.input.sources import open_source
+from training.loop.callbacks import TrainingInterrupted
+from training.loop.run import atomic_write, locked, write_text
+from training.options.experiments import StudyOptions
+from training.probes.least_squares import check_shots
+
+# Processes at most unless --jobs says more: each takes most of a gigabyte.
+_MOST_JOBS = 8
+
+
+def study(name: str, arguments: StudyOptions) -> list[dict]:
+    """Run what is missing, write results.json, results.md and figure.png, and return the rows."""
+    check_base(arguments.recipe)
+    if arguments.train_images is not None and name != "data-size":
+        raise UserError(f"--train-images means nothing to the study {name}; leave it out.")
+    workdir = check_output(arguments.workdir)
+    source = open_source(arguments.source)
+    check_shots(labels_of(source.train), source.labels, [arguments.shots])
+    num_examples = source.train.num_examples
+    if arguments.train_images is None:
+        points = STUDIES[name].grid(arguments.recipe, num_examples)
+    else:
+        points = data_size(arguments.recipe, num_examples, sorted(set(arguments.train_images)))
+    trials = [
+        Trial(point, seed, arguments.source, arguments.shots, workdir / "runs" / f"{point.name}-seed{seed}")
+        for point in points
+        for seed in range(arguments.seeds)
+    ]
+    with locked(workdir):
+        measured = _measured(trials, arguments.jobs)
+        rows = [
+            _row(point, len(source.labels), measured[i * arguments.seeds : (i + 1) * arguments.seeds])
+            for i, point in enumerate(points)
+        ]
+        _report(name, arguments, rows)
+    return rows
+
+
+def _measured(trials: list[Trial], jobs: int | None) -> list[dict]:
+    """Of every trial what was measured, before or now."""
+    known = {trial.folder: found for trial in trials if (found := trial.measured())}
+    missing = [trial for trial in trials if trial.folder not in known]
+    if known:
+        print(f"{len(known)} of {len(trials)} runs are there.")
+    if missing:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        if jobs is None:
+            jobs = 1 if tf.config.list_physical_devices("GPU") else min(cores, _MOST_JOBS)
+        jobs = min(jobs, len(missing))
+        known |= _run_all(missing, jobs, max(cores // jobs, 1))
+    return [known[trial.folder] for trial in trials]
+
+
+def _run_all(trials: list[Trial], jobs: int, threads: int) -> dict[pathlib.Path, dict]:
+    pool = concurrent.futures.ThreadPoolExecutor(jobs)
+    found = {}
+    try:
+        running = {pool.submit(_in_own_process, trial, threads): trial for trial in trials}
+        progress = tqdm.tqdm(concurrent.futures.as_completed(running), "Runs", len(running), unit="run", disable=None)
+        for done in progress:
+            trial = running[done]
+            found[trial.folder] = result = _result(done, trial)
+            progress.write(
+                f"{trial.folder.name}: accuracy {result['accuracy']:.4f}, {trial.shots}-shot {result['few_shot']:.4f}, "
+                f"{result['seconds']:.0f} s"
+            )
+    except KeyboardInterrupt:  # the runs have had it, too, and save their states
+        raise TrainingInterrupted from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return found
+
+
+def _in_own_process(trial: Trial, threads: int) -> dict:
+    """A fresh process for each: TensorFlow gives no memory back, and threads are set once."""
+    # max_tasks_per_child of one pool for all needs Python 3.11.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(run_trial, trial, threads).result()
+
+
+def _result(done: concurrent.futures.Future, trial: Trial) -> dict:
+    log = trial.folder.with_suffix(".log")
+    try:
+        return done.result()
+    except concurrent.futures.BrokenExecutor:
+        raise UserError(
+            f"The process of {trial.folder.name} was killed, by want of memory perhaps; its last "
+            f"words are in {log}: repeat the command to go on, with fewer --jobs."
+        ) from None
+    except UserError as mistake:
+        raise UserError(f"{trial.folder.name}: {mistake}") from mistake
+
+
+def _row(point: Point, num_classes: int, measured: list[dict]) -> dict:
+    """A point of the table: means and 95 % intervals over the seeds, in which Student's t makes up for few of them."""
+    recipe = point.recipe
+    cost = costs(recipe.model, recipe.image_size, num_classes=num_classes, channels=recipe.channels)
+    curves = np.array([found["curve"] for found in measured])  # (seeds, evaluations, 2)
+    return {
+        "name": point.name,
+        "line": point.line,
+        "setting": point.setting,
+        "train_images": point.train_images,
+        "parameters": cost.parameters,
+        "forward_flops": cost.flops,
+        "training_flops": 3 * cost.flops * recipe.steps * recipe.batch_size,
+        "accuracy": _summary([found["accuracy"] for found in measured]),
+        "few_shot": _summary([found["few_shot"] for found in measured]),
+        "curve": [[int(step), float(value)] for step, value in curves.mean(axis=0)],
+    }
+
+
+def _summary(values: list[float]) -> dict:
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return {"values": values, "mean": mean, "interval": None}
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return {"values": values, "mean": mean, "interval": [mean - float(half), mean + float(half)]}
+
+
+def _report(name: str, arguments: StudyOptions, rows: list[dict]) -> None:
+    definition, workdir = STUDIES[name], pathlib.Path(arguments.workdir)
+    told = {"study": name, "data": arguments.source.data, "recipe": dataclasses.asdict(arguments.recipe), "rows": rows}
+    write_text(workdir / "results.json", json.dumps(told, indent=2) + "\n")
+    with atomic_write(workdir / "figure.png") as temporary:
+        draw(name, definition.title, arguments.source.data, arguments.shots, rows, temporary)
+    header = ("", "setting", "parameters", "forward FLOPs", "accuracy, %", f"{arguments.shots}-shot, %")
+    cells = [
+        (
+            row["line"],
+            row["setting"],
+            f"{row['parameters']:,}",
+            f"{row['forward_flops']:,}",
+            _options(row["accuracy"]),
+            _options(row["few_shot"]),
+        )
+        for row in rows
+    ]
+    table = markdown_table(header, cells)
+    steps, batch = arguments.recipe.steps, arguments.recipe.batch_size
+    page = (
+        f"# {definition.title}\n\nAfter {definition.source} of arXiv 2010.11929, on {arguments.source.data}: every "
+        f"model from scratch, {steps:,} steps of {batch} images, {arguments.seeds} seeds. Accuracy on all evaluation images, "
+        f"and of least squares on the frozen features of {arguments.shots} training images of each class; means"
+        + (" and 95 % intervals over the seeds" if arguments.seeds > 1 else "")
+        + f".\n\n{table}\n\n![{definition.title}](figure.png)\n"
+    )
+    write_text(workdir / "results.md", page)
+    print(f"{table}\nReport in {workdir / 'results.md'}.")
+
+
+def _options(summary: dict) -> str:
+    if summary["interval"] is None:
+        return f"{100 * summary['mean']:.2f}"
+    return f"{100 * summary['mean']:.2f} ± {100 * (summary['interval'][1] - summary['mean']):.2f}"

@@ -1,0 +1,159 @@
+"""One run of a study, in a process of its own: trained, or found trained, and measured."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import threading
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import UserError, preprocessing_of, run_directory
+from training.devices.strategies import open_strategy
+from training.evaluation.classifiers import outputs
+from training.experiments.grids import Point
+from training.input.dataset import Source, Split, random_subset
+from training.input.sources import open_source
+from training.loop.pretrain import pretrain
+from training.loop.run import differences, write_text
+from training.loop.setup import Setup
+from training.options.common import DataOptions, Execution, StrategyOptions
+from training.options.train import PretrainOptions
+from training.probes.features import Features, feature_extractor
+from training.probes.least_squares import LeastSquares, shots_of
+
+MEASURED = "trial.json"
+# big_vision's penalty, and how many random choices of the shots one accuracy is a mean over.
+_L2, _CHOICES = 1024.0, 3
+_BATCH = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A point of a study for one seed."""
+
+    point: Point
+    seed: int
+    data: DataOptions
+    shots: int
+    folder: pathlib.Path
+    """The run directory."""
+
+    @property
+    def settings(self) -> dict:
+        """What decides its numbers, as JSON gives it back."""
+        told = {name: value for name, value in dataclasses.asdict(self).items() if name != "folder"}
+        return json.loads(json.dumps(told))
+
+    def measured(self) -> dict | None:
+        """What was measured, or None where it is yet to be. Raises UserError where it is that of another trial."""
+        file = self.folder / MEASURED
+        if not file.is_file():
+            return None
+        try:
+            there = json.loads(file.read_text(encoding="utf-8"))
+            settings, found = there["settings"], there["measured"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{file} is damaged; remove {self.folder} to have it made again.") from None
+        if settings != self.settings:
+            raise UserError(
+                f"{self.folder} is a run of another study, which differs in "
+                f"{differences(settings, self.settings)}; give another --workdir, or remove it."
+            )
+        return found
+
+
+def run_trial(trial: Trial, threads: int) -> dict:
+    """Train and measure, in a process that ends with its parent; what is printed goes to a .log beside the directory.
+
+    Args:
+        threads: of TensorFlow's operators.
+
+    Returns:
+        "accuracy" on the evaluation split, "curve" [[step, accuracy], …], "few_shot" accuracy, "seconds".
+    """
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    trial.folder.parent.mkdir(parents=True, exist_ok=True)
+    with _printed_to(trial.folder.with_suffix(".log")):
+        begin = time.monotonic()
+        found = _trained(trial) | {"seconds": round(time.monotonic() - begin, 1)}
+    write_text(trial.folder / MEASURED, json.dumps({"settings": trial.settings, "measured": found}, indent=2) + "\n")
+    return found
+
+
+def _trained(trial: Trial) -> dict:
+    recipe, point = trial.point.recipe, trial.point
+    strategy = open_strategy(StrategyOptions("single"))
+    source = open_source(trial.data)
+    subset = random_subset(source.train, point.train_images, trial.seed)
+    arguments = PretrainOptions(
+        source=trial.data,
+        workdir=str(trial.folder),
+        recipe=recipe,
+        seed=trial.seed,
+        deterministic=True,
+        execution=Execution(evaluate_every=-(-recipe.steps // point.evaluations)),
+    )
+    setting = Setup(dataclasses.replace(source, train=subset), strategy)
+    run = pretrain(arguments, point.name, setting)
+    curve = [[record["step"], record["val_accuracy"]] for record in run.metrics()]
+    few_shot = few_shot_accuracy(run.path, source, trial.shots)
+    return {"accuracy": curve[-1][1], "curve": curve, "few_shot": few_shot}
+
+
+def few_shot_accuracy(run: pathlib.Path, source: Source, shots: int) -> float:
+    """Mean over three choices of `shots` training images of each class; features of no other image are computed."""
+    model, _ = run_directory.load(run)
+    labels = labels_of(source.train)
+    classes = len(source.labels)
+    chosen = [shots_of(labels, classes, shots, seed) for seed in range(_CHOICES)]
+    needed = np.unique(np.concatenate(chosen))
+    places = tf.constant(needed)
+    learnt = Split(len(needed), lambda index: source.train.read(places[index]))
+    extractor, preprocessing = feature_extractor(model), preprocessing_of(model)
+    train, evaluation = (
+        Features(*outputs(extractor.predict_on_batch, split, preprocessing, num_classes=classes, batch_size=_BATCH))
+        for split in (learnt, source.evaluation)
+    )
+    accuracies = []
+    for indices in chosen:
+        rows = np.searchsorted(needed, indices)
+        squares = LeastSquares(train.values[rows], train.labels[rows], classes)
+        accuracies.append(squares.accuracy(evaluation, _L2))
+    return float(np.mean(accuracies))
+
+
+def labels_of(split: Split) -> np.ndarray:
+    """The label of every example, (n,) int64."""
+    data = tf.data.Dataset.range(split.num_examples).map(lambda index: split.read(index)[1])
+    return np.concatenate([batch.numpy() for batch in data.batch(1024)]).astype(np.int64)
+
+
+@contextlib.contextmanager
+def _printed_to(file: pathlib.Path):
+    """All that this process prints, TensorFlow's C++ too."""
+    sys.stdout.flush()
+    with open(file, "ab") as log:
+        before = [os.dup(number) for number in (1, 2)]
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        for number, old in zip((1, 2), before, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+
+
+def _die_with(parent: int) -> None:
+    """A study that was killed leaves no run behind that would go on beside its successor."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

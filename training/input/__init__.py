@@ -1,0 +1,1 @@
+"""From files to batches with tf.data. Start reading at `sources.py`, then `pipeline.py`."""

@@ -1,0 +1,274 @@
+"""What a data set is to training: two splits of examples that can be read by number, and what can be wrong with them.
+
+An example is an image, as it is stored, and its label. Images stay encoded until they are needed, for of a JPEG a
+window can be decoded alone.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import itertools
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from keras_vit import UserError
+from keras_vit.files import image_formats
+from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.preprocessing import to_channels
+
+# How a graph says that a stored label is no class; `bad_examples_reported` makes a UserError of it.
+_LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
+# Of images at fault, how many are named in a message, and how many different reasons are counted.
+_NAMED, _REASONS = 10, 5
+
+# Images that a warning names, and images of each split that are looked at where not all of them are read beforehand.
+_NAMED, _LOOKED_AT = 10, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Examples that can be read by number."""
+
+    num_examples: int
+    read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    """int64 index -> (image uint8 (H, W, C) or the bytes of an image file, label int32)."""
+    name: Callable[[int], str] = "number {}".format
+    """What to call an example where it is at fault."""
+
+    def example(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """int64 index -> (image uint8 (H, W, C), label int32); C is unknown before it runs for encoded images."""
+        image, label = self.read(index)
+        return decode_image(image) if image.dtype == tf.string else image, label
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set: the names of its classes and its two splits."""
+
+    labels: tuple[str, ...]
+    train: Split
+    evaluation: Split
+
+
+def decode_image(data: tf.Tensor) -> tf.Tensor:
+    """Bytes of an image file (keras_vit/files/image_formats.py; of a GIF the first frame) -> uint8 (H, W, C).
+
+    C is that of the file, with an alpha where it has one. What is refused by its header is INVALID_ARGUMENT.
+    """
+
+    def decoded() -> tf.Tensor:
+        return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+
+    def checked() -> tf.Tensor:
+        problem, keyed, is_bmp = tf.numpy_function(_checked, [data], (tf.string, tf.bool, tf.bool))
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
+            image = tf.cond(tf.identity(keyed), lambda: tf.io.decode_png(data, channels=4), decoded)
+        return tf.cond(is_bmp, lambda: image[..., :3], lambda: image)  # the fourth byte of a BMP is seldom an alpha
+
+    image = tf.cond(tf.io.is_jpeg(data), decoded, checked)
+    image.set_shape((None, None, None))
+    return image
+
+
+def _checked(data) -> tuple[bytes, np.bool_, np.bool_]:
+    """Why a file is refused by its header, or nothing; whether it is a PNG with a transparent colour, and a BMP."""
+    content = bytes(np.asarray(data).item())  # TensorFlow gives bytes in a graph, else an array
+    problem = image_formats.format_problem(content) or ""
+    keyed = image_formats.colour_key(content) is not None
+    return problem.encode(), np.bool_(keyed), np.bool_(image_formats.image_format(content) == "BMP")
+
+
+def typical_size(split: Split) -> tuple[int, int]:
+    """Median height and width in pixels of up to 32 images of a split."""
+    chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
+    shapes = np.array([split.example(tf.constant(index))[0].shape[:2] for index in chosen])
+    return int(np.median(shapes[:, 0])), int(np.median(shapes[:, 1]))
+
+
+def random_subset(split: Split, num_examples: int, seed: int) -> Split:
+    """So many examples, drawn at random; a smaller draw by the same seed is a part of a larger one."""
+    if num_examples == split.num_examples:
+        return split
+    chosen = tf.constant(np.random.default_rng(seed).permutation(split.num_examples)[:num_examples])
+
+    def name(index: int) -> str:
+        return split.name(int(chosen[index]))
+
+    return Split(num_examples, lambda index: split.read(chosen[index]), name)
+
+
+def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
+    """A stored label as int32. The graph fails, in a way that `bad_examples_reported` knows, where it is no class."""
+    label = tf.cast(label, tf.int32)
+    inside = tf.debugging.Assert((label >= 0) & (label < len(names)), [_LABEL_OUTSIDE, label])
+    with tf.control_dependencies([inside]):
+        return tf.identity(label)
+
+
+@contextlib.contextmanager
+def bad_examples_reported(*splits: Split) -> Iterator[None]:
+    """Turns the graph error of a label outside the classes, met while examples are read, into a UserError.
+
+    Also that of an image which cannot be decoded: all such images of the splits are then looked for and named. And that
+    of a file which cannot be read any more, or of a damaged record.
+    """
+    try:
+        yield
+    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+        # The line before the name of the operator: the path and what is wrong.
+        found = re.search(r"(?:\}\} |^)([^\n{}]+?)\s*\[(?:\[\{\{node [\w/]*ReadFile|Op:ReadFile)", error.message, re.M)
+        if not found:
+            raise
+        raise UserError(
+            f"An image can no longer be read ({found[1].strip()}); put it back, and the same command continues."
+        ) from error
+    except tf.errors.InvalidArgumentError as error:
+        if mistake := _mistake_in_graph(error):
+            raise UserError(mistake) from error
+        if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", str(error)):
+            raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; mend the data, or give splits without it.") from error
+        for split in splits:
+            if bad := _undecodable(split):
+                raise UserError(f"{_bad_images(split, bad)}; mend or remove them.") from error
+        raise
+
+
+def _mistake_in_graph(error: tf.errors.OpError) -> str | None:
+    """The text of a UserError that Python code raised while a graph ran it."""
+    found = re.search(r"UserError: (.+)", error.message)
+    return found and found[1]
+
+
+def skip_undecodable(split: Split) -> Split:
+    """The split without what cannot be decoded, which is named."""
+    bad = _undecodable(split)
+    if not bad:
+        return split
+    print(f"Skipped: {_bad_images(split, bad)}.")
+    good = np.setdiff1d(np.arange(split.num_examples), list(bad))
+    if not len(good):
+        raise UserError("None of the images can be decoded; give others.")
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return split.read(tf.constant(good)[index])
+
+    return Split(len(good), read, lambda index: split.name(good[index]))
+
+
+def _undecodable(split: Split) -> dict[int, str]:
+    """Numbers of the examples that cannot be decoded, each with the reason. Reads all of them."""
+
+    def problem(index: int) -> str | None:
+        try:
+            image, _ = split.read(tf.constant(index, tf.int64))
+        except UserError as damaged:
+            return str(damaged)
+        return decoding_problem(image) if image.dtype == tf.string else None
+
+    return problems_of(range(split.num_examples), problem)
+
+
+def _bad_images(split: Split, bad: dict[int, str]) -> str:
+    named = listed({split.name(index): why for index, why in bad.items()})
+    return f"{len(bad)} of {split.num_examples} images cannot be decoded: {named}"
+
+
+def listed(problems: Mapping[str, str]) -> str:
+    """Names with their problems, for a message: a few of them, how many have which, and a file that holds all."""
+    shown = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems.items(), _NAMED))
+    if len(problems) <= _NAMED:
+        return shown
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="keras_vit-images-", suffix=".txt", delete=False
+    ) as file:
+        file.writelines(f"{name}\t{why}\n" for name, why in problems.items())
+    counts = collections.Counter(problems.values())
+    reasons = ", ".join(f"{count} times {why[:200]}" for why, count in counts.most_common(_REASONS))
+    rest = f", and {len(counts) - _REASONS} reasons more" if len(counts) > _REASONS else ""
+    return f"{shown}; and {len(problems) - _NAMED} more (in all {reasons}{rest}), which are listed in {file.name}"
+
+
+def problems_of(examples: Sequence, problem: Callable) -> dict:
+    """Those of the examples for which `problem` finds one, each with it. Looks at every one of them once."""
+    # On stdout, beside Keras' progress, since what libjpeg prints of broken files on stderr is kept away.
+    with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
+        found = pool.map(problem, examples)
+        progress = tqdm.tqdm(found, "Checking images", len(examples), unit="image", disable=None, file=sys.stdout)
+        return {example: why for example, why in zip(examples, progress, strict=True) if why}
+
+
+def decoding_problem(data: tf.Tensor, oddities: "Oddities | None" = None, name: str = "") -> str | None:
+    """Why the bytes of a file are no image that we read, or None; `oddities` notes what else is odd about it."""
+    content = data.numpy()
+    if problem := image_formats.format_problem(content):
+        return problem
+    try:
+        image = decode_image(data)
+    except tf.errors.OpError as error:
+        return reason(error)
+    if oddities is not None:
+        oddities.note(name, image, content)
+    return None
+
+
+@dataclasses.dataclass
+class Oddities:
+    """Images that are read, but of which a model sees something else than their author may think."""
+
+    uniform: list[str] = dataclasses.field(default_factory=list)
+    """Names of those of one colour throughout, once they are on white."""
+    turned: list[str] = dataclasses.field(default_factory=list)
+    """Names of those with an EXIF orientation, which is not applied."""
+
+    def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
+        """Look at an image (H, W, C) uint8, and at the bytes of its file."""
+        if _is_uniform(image.numpy()):
+            self.uniform.append(name)
+        if content is not None and image_formats.orientation(content) != 1:
+            self.turned.append(name)
+
+    def warn(self, looked_at: str) -> None:
+        """Print a sentence for each kind. looked_at: how many images, and which."""
+        for names, what in (
+            (self.uniform, "of one colour throughout (transparent pictures are put on white)"),
+            (self.turned, "turned by an EXIF orientation, which is not applied: the model sees them as stored"),
+        ):
+            if names:
+                more = ", …" if len(names) > _NAMED else ""
+                print(f"Warning: {len(names):,} of {looked_at} are {what}: {', '.join(sorted(names)[:_NAMED])}{more}")
+
+
+def warn_of_oddities(*splits: Split) -> None:
+    """Look at some images of each split, evenly spaced, and warn of what is odd about them."""
+    for split in splits:
+        chosen = np.unique(np.linspace(0, split.num_examples - 1, _LOOKED_AT).astype(np.int64))
+        oddities = Oddities()
+        for index in chosen:
+            with contextlib.suppress(tf.errors.OpError):  # what cannot be read is reported where it is needed
+                data, _ = split.read(tf.constant(index))
+                if data.dtype != tf.string:
+                    return  # pixels without files
+                decoding_problem(data, oddities, split.name(int(index)))
+        oddities.warn(
+            f"{len(chosen)} images looked at" if len(chosen) < split.num_examples else f"{len(chosen)} images"
+        )
+
+
+def _is_uniform(image: np.ndarray) -> bool:
+    """Whether an image (H, W, C) uint8 is of one colour on white."""
+    if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
+        return False  # as nearly all are, at no cost
+    seen = np.asarray(to_channels(image, 3, "white"))
+    return bool((seen == seen[:1, :1]).all())
+
+
+def reason(error: tf.errors.OpError) -> str:
+    """What went wrong, without the names of TensorFlow's operators."""
+    return error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]

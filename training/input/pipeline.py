@@ -1,0 +1,212 @@
+"""Splits -> tf.data: which example comes when, what is done to it, and in which order. All of it is here.
+
+Training order is addressed by step: example number p of the run belongs to epoch p // examples_per_epoch and is the
+image that a pseudo-random permutation, keyed by seed and epoch, puts at its place; its augmentation is seeded by
+(seed, p), that of the batch by (seed, step). So any step of any run can be made again without making those before it.
+"""
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import Preprocessing, UserError
+from keras_vit.run_directory import Samples
+from training.input import augment, randaugment
+from training.input.dataset import Split, decode_image
+from training.recipes.recipe import Recipe
+
+# Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbours stay correlated.
+_SHUFFLE_ROUNDS = 16
+# Of the images kept beside a model: largest side in sides of its input, and bytes of all together.
+_LARGEST_SAMPLE, _SAMPLE_BYTES = 4, 64 * 2**20
+# What a batch's seed is folded with, so that it is not that of an example.
+_OF_THE_BATCH = 1
+
+
+def steps_per_epoch(split: Split, batch_size: int) -> int:
+    """Whole batches in an epoch; the rest of the permutation is left out, another rest in every epoch."""
+    steps = split.num_examples // batch_size
+    if steps == 0:
+        raise UserError(
+            f"A batch of {batch_size} is larger than the training set of {split.num_examples} images; "
+            f"give --batch-size {split.num_examples} or less."
+        )
+    return steps
+
+
+def training_batches(
+    split: Split,
+    recipe: Recipe,
+    preprocessing: Preprocessing,
+    *,
+    num_classes: int,
+    seed: int,
+    first_step: int,
+    num_steps: int | None = None,
+    part: tuple[int, int] = (0, 1),
+) -> tf.data.Dataset:
+    """Batches from `first_step` on, `num_steps` of them or endless.
+
+    Images (B, H, W, C) in the model's range, labels (B, K) that sum to 1.
+
+    With `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, for worker i of n.
+    """
+    per_epoch = steps_per_epoch(split, recipe.batch_size) * recipe.batch_size
+    rows, partners = _rows_to_read(recipe, part)
+
+    def shuffled(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        position = number // len(rows) * recipe.batch_size + tf.constant(rows)[number % len(rows)]
+        epoch, place = position // per_epoch, position % per_epoch  # repeated for ever
+        index = tf.raw_ops.RandomIndexShuffle(
+            index=place, seed=tf.stack([seed, epoch, 0]), max_index=split.num_examples - 1, rounds=_SHUFFLE_ROUNDS
+        )
+        return index, position
+
+    def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        index, position = shuffled(number)
+        image, label = split.read(index)
+        return _training_image(image, tf.stack([seed, position]), recipe, preprocessing), label
+
+    def batch(step: tf.Tensor, examples: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        images, labels = preprocessing.normalize(examples[0]), tf.one_hot(examples[1], num_classes)
+        return _mixed(images, labels, partners, tf.stack([seed, step]), recipe)
+
+    end = tf.int64.max if num_steps is None else (first_step + num_steps) * len(rows)
+    numbers = tf.data.Dataset.range(first_step * len(rows), end)
+    data = numbers.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    data = data.batch(len(rows), drop_remainder=True).enumerate(first_step).map(batch)
+    return data.prefetch(tf.data.AUTOTUNE)
+
+
+def _rows_of_part(batch_size: int, part: tuple[int, int]) -> np.ndarray:
+    """Rows of every batch that one part gives."""
+    if batch_size % part[1]:
+        raise UserError(
+            f"A batch of {batch_size} images cannot be shared evenly by {part[1]} workers; "
+            f"give a batch size that {part[1]} divides."
+        )
+    rows = batch_size // part[1]
+    return np.arange(part[0] * rows, (part[0] + 1) * rows)
+
+
+def _rows_to_read(recipe: Recipe, part: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of every batch that one part needs, its own first; and where among them the partner of each own row is.
+
+    Images are mixed with others of the whole batch, so that the batch is the same whatever the number of parts.
+    """
+    own = _rows_of_part(recipe.batch_size, part)
+    if not (recipe.mixup or recipe.cutmix):
+        return own, own - own[0]
+    partners = (own - 1) % recipe.batch_size if recipe.mixup_partner == "next" else recipe.batch_size - 1 - own
+    rows = np.concatenate([own, np.setdiff1d(partners, own)])
+    return rows, np.argmax(rows[None] == partners[:, None], axis=1)
+
+
+def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
+    """An image, decoded or not, as it is shown in training: (height, width, channels) uint8."""
+    crop_seed, shift_seed, flip_seed, policy_seed, erasing_seed = tf.unstack(tf.random.split(seed, 5))
+    image = _cropped(data, crop_seed, recipe, preprocessing)
+    if image.dtype != tf.uint8:
+        image = tf.cast(tf.round(image), tf.uint8)
+    if recipe.shift:
+        image = augment.random_shift(image, shift_seed, recipe.shift)
+    if recipe.flip:
+        image = augment.random_flip(image, flip_seed)
+    if recipe.autoaugment:
+        image = randaugment.autoaugment(image, policy_seed)
+    if recipe.randaugment_layers:
+        image = randaugment.randaugment(image, policy_seed, recipe.randaugment_layers, recipe.randaugment_magnitude)
+    if recipe.random_erasing:
+        image = augment.random_erasing(image, erasing_seed, recipe.random_erasing)
+    return image
+
+
+def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
+    """The part of an image that training shows, (height, width, channels), 0..255."""
+    encoded = data.dtype == tf.string
+    if recipe.inception_crop:
+        if encoded:
+            window = augment.decode_and_inception_crop(data, seed, preprocessing)
+        else:
+            window = preprocessing.to_channels(augment.inception_crop(data, seed))
+        return tf.image.resize(window, preprocessing.image_size, antialias=preprocessing.resize == "crop")
+    image = decode_image(data) if encoded else data
+    if recipe.crop_from is None:
+        return preprocessing.fit(image)
+    image = preprocessing.to_channels(image)
+    if recipe.resize == "resize-small":
+        image = augment.resize_small(image, recipe.crop_from)
+    else:
+        image = tf.image.resize(image, (recipe.crop_from, recipe.crop_from))
+    return augment.random_crop(image, seed, preprocessing.image_size)
+
+
+def _mixed(
+    images: tf.Tensor, labels: tf.Tensor, partners: np.ndarray, seed: tf.Tensor, recipe: Recipe
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The own rows of what was read, mixed with their partners."""
+    if not (recipe.mixup or recipe.cutmix):
+        return images, labels
+    pairs = (
+        (images[: len(partners)], labels[: len(partners)]),
+        (tf.gather(images, partners), tf.gather(labels, partners)),
+    )
+    choice, seed = tf.unstack(tf.random.split(tf.random.fold_in(seed, _OF_THE_BATCH)))
+
+    def mixup() -> tuple[tf.Tensor, tf.Tensor]:
+        return augment.mixup(pairs, seed, recipe.mixup, mostly_own=recipe.mixup_partner == "next")
+
+    def cutmix() -> tuple[tf.Tensor, tf.Tensor]:
+        return augment.cutmix(pairs, seed, recipe.cutmix)
+
+    if recipe.mixup and recipe.cutmix:
+        return tf.cond(tf.random.stateless_uniform((), choice) < 0.5, mixup, cutmix)
+    return mixup() if recipe.mixup else cutmix()
+
+
+def evaluation_batches(
+    split: Split, preprocessing: Preprocessing, *, num_classes: int, batch_size: int, part: tuple[int, int] = (0, 1)
+) -> tf.data.Dataset:
+    """Every example once, in order: images (B, H, W, C), one-hot labels (B, K), weights (B,) float32.
+
+    Every batch has its full size: behind the last example come black images of weight 0 and without a label. With
+    `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, equally many in every part.
+    """
+    rows = _rows_of_part(batch_size, part)
+
+    def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            image, label = split.example(index)
+            return preprocessing(image), tf.one_hot(label, num_classes), tf.constant(1.0)
+
+        def padding() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            shape = (*preprocessing.image_size, preprocessing.channels)
+            return tf.zeros(shape), tf.zeros((num_classes,)), tf.constant(0.0)
+
+        index = number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)]
+        return tf.cond(index < split.num_examples, real, padding)
+
+    data = tf.data.Dataset.range(-(-split.num_examples // batch_size) * len(rows))
+    data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.PathLike, most: int | None = None) -> None:
+    """Keep images of a split beside a model, as PNG in an evenly mixed order, up to `most` and 64 MB of them.
+
+    Pictures far larger than the model's input are reduced first, so that every data set gives enough of them.
+    """
+    limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
+    encoded, labels, total = [], [], 0
+    for index in np.random.default_rng(0).permutation(split.num_examples)[:most]:
+        image, label = split.example(tf.constant(index, tf.int64))
+        if image.shape[0] > limit[0] and image.shape[1] > limit[1]:
+            image = tf.image.resize(image, limit, preserve_aspect_ratio=True, antialias=True)
+            image = tf.saturate_cast(tf.round(image), tf.uint8)
+        encoded.append(tf.io.encode_png(image).numpy())
+        labels.append(int(label))
+        total += len(encoded[-1])
+        if total >= _SAMPLE_BYTES:
+            break
+    Samples(tuple(encoded), np.array(labels)).save(path)

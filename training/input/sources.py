@@ -1,0 +1,147 @@
+"""Data sources: whatever `--data` names becomes examples that can be read by number.
+
+Each source gives a training and an evaluation split. A split is a function from an index to one image and its label, so
+that the order of training can be computed from seed and epoch, and continued anywhere.
+"""
+
+import dataclasses
+import pathlib
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import UserError
+from keras_vit.errors import nearest
+from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_of_oddities
+from training.input.image_folder import EVALUATION_NAMES, folder
+from training.input.tfrecord import TFRecords, tfrecord
+from training.options.common import DataOptions
+
+__all__ = ["DataOptions", "Source", "Split", "array_split", "bad_examples_reported", "digits", "open_source"]
+
+# Sets of equal images up to this size are decoded once and held; larger ones are read when needed.
+_IN_MEMORY_BYTES = 2**30
+
+# Which fields of DataOptions each kind of source takes.
+_TAKEN = {
+    "digits": (),
+    "tfds": ("data_dir", "train_split", "eval_split"),
+    "folder": ("on_bad_image",),
+    "tfrecord": ("on_bad_image",),
+}
+
+
+def open_source(arguments: DataOptions) -> Source:
+    """Open what `--data` names. Raises UserError when there is no such thing or it cannot be used."""
+    kind, _, rest = arguments.data.partition(":")
+    if kind not in _TAKEN or bool(rest) == (kind == "digits"):
+        raise UserError(
+            f"--data takes digits, tfds:NAME[:CONFIG], folder:PATH or tfrecord:GLOB, but was given {arguments.data!r}."
+        )
+    for field in dataclasses.fields(arguments):
+        if field.name not in ("data", *_TAKEN[kind]) and getattr(arguments, field.name) != field.default:
+            raise UserError(f"--{field.name.replace('_', '-')} means nothing to --data {kind}; leave it out.")
+    if kind in ("tfds", "tfrecord"):
+        if kind == "tfds":
+            source = tfds_source(rest, arguments.data_dir, arguments.train_split, arguments.eval_split)
+        else:
+            source = tfrecord(rest, arguments.on_bad_image)
+        warn_of_oddities(source.train, source.evaluation)  # of a folder all files are looked at
+        return source
+    return folder(pathlib.Path(rest), arguments.on_bad_image) if kind == "folder" else digits()
+
+
+def digits() -> Source:
+    """The 1,797 handwritten digits that scikit-learn ships, 8x8 grey: four fifths to train on, the rest to test."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)  # 0..16 as stored
+    train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
+    names = tuple(str(digit) for digit in range(10))
+    return Source(names, array_split(train_x, train_y, names), array_split(test_x, test_y, names))
+
+
+def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
+    """Images (n, H, W, C) uint8 and labels (n,) in memory."""
+    _check_labels(labels, names)
+    images, labels = tf.constant(images), tf.constant(labels, tf.int32)
+    return Split(len(labels), lambda index: (images[index], labels[index]))
+
+
+def _check_labels(labels: np.ndarray, names: tuple[str, ...]) -> None:
+    outside = labels[(labels < 0) | (labels >= len(names))]
+    if len(outside):
+        raise UserError(
+            f"Labels must be 0 to {len(names) - 1}, one for each of the {len(names)} classes, "
+            f"but {len(outside)} of {len(labels)} are outside, {outside[0]} first."
+        )
+
+
+def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: str | None) -> Source:
+    """A data set of TensorFlow Datasets with images and labels, prepared (downloading) if it is not yet."""
+    import tensorflow_datasets as tfds
+
+    if not re.fullmatch(r"\w+(:[^:]+)?", name):
+        raise UserError(f"--data takes tfds:NAME or tfds:NAME:CONFIG, as tfds:mnist, but was given 'tfds:{name}'.")
+    name, _, config = name.partition(":")
+    try:
+        builder = tfds.builder(name, config=config or None, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError:
+        raise UserError(
+            f"TensorFlow Datasets has no data set {name!r}; "
+            f"the nearest names are {nearest(name, tfds.list_builders())}."
+        ) from None
+    except ValueError:
+        known = tfds.builder_cls(name).builder_configs
+        raise UserError(
+            f"The data set {name!r} has no configuration {config!r}; "
+            + (f"the nearest names are {nearest(config, known)}." if known else f"it has none: give tfds:{name}.")
+        ) from None
+    if not builder.is_prepared():
+        try:
+            builder.download_and_prepare()
+        except Exception as error:  # whatever the data set's own code raises: no network, a moved file, no space
+            raise UserError(
+                f"The data set {name!r} is not prepared in {builder.data_dir} and could not be fetched "
+                f"({type(error).__name__}); prepare it there, or give --data-dir."
+            ) from error
+    keys = builder.info.supervised_keys
+    if keys is None or not isinstance(builder.info.features[keys[1]], tfds.features.ClassLabel):
+        raise UserError(f"The data set {name!r} has no image with one class label; its keys are {keys}.")
+    labels = tuple(builder.info.features[keys[1]].names)
+    if eval_split is None:
+        eval_split = next((split for split in EVALUATION_NAMES if split in builder.info.splits), None)
+        if eval_split is None:
+            raise UserError(f"{name} has only the splits {', '.join(builder.info.splits)}; give --eval-split.")
+    return Source(labels, *(_tfds_split(builder, split, labels) for split in (train_split, eval_split)))
+
+
+def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
+    features, (image_key, label_key) = builder.info.features, builder.info.supervised_keys
+    try:
+        info = builder.info.splits[split]
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{builder.name} has no split {split!r}; it has {', '.join(builder.info.splits)}, and slices of them."
+        ) from error
+    if info.num_examples <= 0:  # below for a slice that ends before it begins
+        raise UserError(f"The split {split!r} of {builder.name} is empty; give one that holds images.")
+    shape = features[image_key].shape
+    if None not in shape and info.num_examples * np.prod(shape) <= _IN_MEMORY_BYTES:
+        images, numbers = builder.as_dataset(split=split, batch_size=-1, as_supervised=True, shuffle_files=False)
+        return array_split(images.numpy(), numbers.numpy(), labels)
+
+    import tensorflow_datasets as tfds
+
+    records = TFRecords([(part.filename, part.skip, part.take) for part in info.file_instructions])
+    encoded = isinstance(features[image_key], tfds.features.Image) and features[image_key].np_dtype == np.uint8
+    decoders = {image_key: tfds.decode.SkipDecoding()} if encoded else None
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        decoded = features.deserialize_example(records.read(index), decoders=decoders)
+        return decoded[image_key], checked_label(decoded[label_key], labels)
+
+    return Split(len(records), read, records.name)

@@ -1,0 +1,66 @@
+"""A data set written as TFRecord files."""
+
+import contextlib
+import sys
+
+import tensorflow as tf
+import tqdm
+
+from keras_vit import UserError, run_directory
+from training.input.dataset import Split
+from training.input.sources import bad_examples_reported, open_source
+from training.input.tfrecord import IMAGE, LABEL, shard_name
+from training.options.data import ShardOptions
+
+
+def shard(arguments: ShardOptions) -> None:
+    """Write train-*, eval-* and labels.txt; none of them is there before all are whole."""
+    if arguments.shards < 1:
+        raise UserError(f"--shards must be at least 1 file, but is {arguments.shards}.")
+    output = run_directory.check_output(arguments.output)
+    if output.is_dir() and any(output.glob("*.tfrecord")):
+        raise UserError(f"{output} holds TFRecord files already; give another --output, or remove them.")
+    source = open_source(arguments.source)
+    splits = {"train": source.train, "eval": source.evaluation}
+    for name, split in splits.items():
+        if split.num_examples < arguments.shards:
+            raise UserError(
+                f"{split.num_examples} images of {name} cannot fill {arguments.shards} files; "
+                f"give --shards {split.num_examples} or fewer."
+            )
+    with run_directory.staged(output) as stage:
+        for name, split in splits.items():
+            paths = [str(stage / shard_name(name, number, arguments.shards)) for number in range(arguments.shards)]
+            _write(split, paths, f"Writing {name}")
+        (stage / run_directory.LABELS).write_text(run_directory.labels_text(source.labels), encoding="utf-8")
+    print(
+        f"{source.train.num_examples:,} images to train on and {source.evaluation.num_examples:,} to evaluate on, of "
+        f"{len(source.labels)} classes, in {arguments.shards} files each: --data 'tfrecord:{output}/*.tfrecord'."
+    )
+
+
+def _write(split: Split, paths: list[str], title: str) -> None:
+    data = tf.data.Dataset.range(split.num_examples).map(_encoded(split), tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    with contextlib.ExitStack() as open_files, bad_examples_reported(split):
+        writers = [open_files.enter_context(tf.io.TFRecordWriter(path)) for path in paths]
+        progress = tqdm.tqdm(data, title, split.num_examples, unit="image", disable=None, file=sys.stdout)
+        for number, (image, label) in enumerate(progress):
+            writers[number % len(writers)].write(_record(image.numpy(), int(label)))
+
+
+def _encoded(split: Split):
+    """Index -> (bytes of an image file, label); what is not encoded becomes PNG."""
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.read(index)
+        return image if image.dtype == tf.string else tf.io.encode_png(image), label
+
+    return read
+
+
+def _record(image: bytes, label: int) -> bytes:
+    feature = {
+        IMAGE: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()

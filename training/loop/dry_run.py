@@ -1,0 +1,142 @@
+"""What a run would be, told before it starts: settings, steps, learning rate, operations and memory."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import keras
+import matplotlib.figure
+import numpy as np
+
+from keras_vit import ViTConfig
+from keras_vit.models.complexity import costs
+from keras_vit.models.config import ModelConfig
+from training.input.sources import Source
+from training.loop.objectives import Classification, MaskedPatches, make_objective
+from training.loop.optimizers import LearningRate
+from training.recipes.recipe import Recipe
+
+# Numbers that the optimizer keeps for each weight.
+_SLOTS = {"adamw": 2, "sgd": 1}
+_ROWS, _COLUMNS = 8, 60
+
+
+def describe_run(
+    config: ModelConfig,
+    recipe: Recipe,
+    source: Source,
+    settings: dict,
+    *,
+    channels: int,
+    precision: str = "float32",
+    replicas: int = 1,
+    remat: bool = False,
+) -> str:
+    """The plan of a run as text.
+
+    Args:
+        config: of the model, which a fine-tuning recipe does not hold.
+        settings: all that config.json would record, nested.
+        channels: of the model's input.
+        precision: float32, or the 16-bit type that layers compute with.
+        replicas: that share a batch.
+        remat: whether each encoder block is computed again for its gradient.
+    """
+    num_steps = recipe.num_steps(source.train.num_examples)
+    images = num_steps * recipe.batch_size
+    objective = make_objective(recipe)
+    classes = len(source.labels) if isinstance(objective, Classification) else 0
+    cost = costs(config, recipe.image_size, num_classes=classes, channels=channels)
+    parts = memory(config, recipe, classes, channels, precision, replicas, remat)
+    rows = [
+        ("training images", f"{source.train.num_examples:,} of {len(source.labels)} classes"),
+        ("evaluation images", f"{source.evaluation.num_examples:,}"),
+        ("steps", f"{num_steps:,} of {recipe.batch_size:,} images, {images:,} in all"),
+        ("epochs", f"{images / source.train.num_examples:.4g}"),
+        ("parameters", f"{cost.parameters:,}"),
+        ("forward, an image", f"{_si(cost.multiply_adds + cost.normalisation)} multiply-adds, {_si(cost.flops)}FLOPs"),
+        ("training, in all", f"{_si(3 * cost.flops * images)}FLOPs, the gradient being twice the forward"),
+        ("memory of a step, about" + f", on each of {replicas}" * (replicas > 1), f"{_si(sum(parts.values()))}B"),
+        *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),
+    ]
+    if isinstance(objective, MaskedPatches):
+        rows.append(("not counted", f"the head of {objective.num_outputs:,} outputs for each patch"))
+    width = max(len(name) for name, _ in rows) + 2
+    lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
+    lines += [f"  {name:{width}}{value}" for name, value in rows]
+    return "\n".join([*lines, "", "Learning rate", *_curve(recipe, num_steps)])
+
+
+def memory(
+    config: ModelConfig,
+    recipe: Recipe,
+    num_classes: int,
+    channels: int,
+    precision: str = "float32",
+    replicas: int = 1,
+    remat: bool = False,
+) -> dict[str, int]:
+    """Bytes that a step needs on each replica, by what they hold; frozen layers are counted as if they were trained.
+
+    An estimate: what a compiler fuses is never stored, and what its operators need for themselves comes on top.
+    """
+    whole = costs(config, recipe.image_size, num_classes=num_classes, channels=channels)
+    kept = whole.activations
+    if remat and isinstance(config, ViTConfig):  # the input of every block, and all of one block
+        single = dataclasses.replace(config, num_layers=1)
+        tokens = np.prod(config.grid(recipe.image_size)) + config.num_prefix_tokens
+        kept = costs(single, recipe.image_size, num_classes=num_classes, channels=channels).activations
+        kept += (config.num_layers - 1) * int(tokens) * config.hidden_size
+    images = recipe.batch_size // (recipe.accumulation * replicas)
+    weights = 4 * whole.parameters
+    parts = {"weights": weights, "gradients": weights * (1 + (recipe.accumulation > 1))}
+    parts["optimizer"] = weights * _SLOTS[recipe.optimizer]
+    if recipe.ema_decay is not None:
+        parts["averaged weights"] = weights
+    parts[f"activations of {images} images"] = images * kept * (4 if precision == "float32" else 2)
+    return parts
+
+
+def draw_learning_rate(recipe: Recipe, num_examples: int, path: pathlib.Path) -> None:
+    """The learning rate over the steps as a picture."""
+    steps, rates = _rates(recipe, recipe.num_steps(num_examples), 1000)
+    figure = matplotlib.figure.Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, rates, color="tab:blue")
+    axes.set(xlabel="step", ylabel="learning rate", ylim=(0.0, None))
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def _rates(recipe: Recipe, num_steps: int, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps from the first to the last, evenly, and their learning rates."""
+    steps = np.unique(np.linspace(0, num_steps - 1, points).round().astype(np.int64))
+    rate = LearningRate(recipe.schedule, recipe.learning_rate, num_steps)
+    return steps, keras.ops.convert_to_numpy(rate(steps))
+
+
+def _curve(recipe: Recipe, num_steps: int) -> Iterator[str]:
+    """The learning rate drawn in characters, from the first step to the last."""
+    _, rates = _rates(recipe, num_steps, _COLUMNS)
+    heights = rates / max(rates.max(), np.finfo(np.float32).tiny) * _ROWS
+    for row in range(_ROWS, 0, -1):
+        label = f"{rates.max():.3g}" if row == _ROWS else "0" if row == 1 else ""
+        yield f"  {label:>8} |" + "".join("#" if height > row - 1 else " " for height in heights).rstrip()
+    yield f"{'':11}+{'-' * len(rates)}"
+    yield f"{'':11} {'step 0':{max(len(rates) - 9, 7)}}{num_steps - 1:>9,}"
+
+
+def _flat(settings: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _si(number: float) -> str:
+    """Three digits and the prefix of a power of a thousand, E at most."""
+    power = 0
+    while number >= 999.5 and power < 6:
+        number, power = number / 1000, power + 1
+    return f"{number:.3g} {' kMGTPE'[power].strip()}"

@@ -1,0 +1,317 @@
+"""From a model, a recipe and a source to a trained run directory: compile, fit, save, continue."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import keras
+import matplotlib.figure
+import numpy as np
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import UserError, preprocessing_of
+from training.devices.strategies import (
+    check_equal_on_workers,
+    distributed,
+    is_chief,
+    lost_workers_reported,
+    several_workers,
+)
+from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
+from training.input.sources import Source, bad_examples_reported
+from training.loop.callbacks import TrainingCheckpoint, WithinTraining
+from training.loop.inspect_callback import InspectEpochs
+from training.loop.objectives import make_objective
+from training.loop.optimizers import LearningRate, make_optimizer
+from training.loop.run import Run, atomic_write
+from training.loop.trainer import Trainer
+from training.options.common import Execution
+from training.recipes.recipe import Recipe
+
+# Evaluation needs no gradients, so its batches may be larger than those of training.
+_EVALUATION_BATCH = 500
+
+
+def total_steps(recipe: Recipe, source: Source) -> int:
+    """Training steps of the whole run. Raises UserError when the data are too few for the recipe."""
+    steps_per_epoch(source.train, recipe.batch_size)  # at least one
+    num_steps = recipe.num_steps(source.train.num_examples)
+    if recipe.schedule.warmup_steps >= num_steps:
+        raise UserError(
+            f"The warm-up of {recipe.schedule.warmup_steps} steps leaves none of the run's {num_steps}; "
+            f"give fewer, such as --warmup-steps {num_steps // 10}, or train longer."
+        )
+    return num_steps
+
+
+def check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
+    """Raises UserError when a batch cannot be shared evenly by the replicas and their micro-batches."""
+    parts = strategy.num_replicas_in_sync * recipe.accumulation
+    if recipe.batch_size % parts:
+        raise UserError(
+            f"A batch of {recipe.batch_size} images cannot be shared evenly by {strategy.num_replicas_in_sync} "
+            f"replicas with {recipe.accumulation} micro-batches each; give --batch-size "
+            f"{max(recipe.batch_size // parts, 1) * parts}."
+        )
+
+
+def build_trainer(
+    make_model: Callable[[], keras.Model],
+    recipe: Recipe,
+    num_steps: int,
+    *,
+    strategy: tf.distribute.Strategy,
+    execution: Execution,
+    seed: int,
+    deterministic: bool = False,
+) -> Trainer:
+    """Make the model under the strategy and compile its trainer, every variable of it made.
+
+    Args:
+        make_model: gives the model; called once.
+        num_steps: of the whole run.
+        deterministic: whether TensorFlow's operations repeat bit for bit, with which XLA is not used.
+    """
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float32" if execution.precision == "float32" else f"mixed_{execution.precision}")
+    try:
+        with strategy.scope():
+            model = make_model()
+    finally:
+        keras.config.set_dtype_policy(policy)
+    return compiled(
+        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, deterministic=deterministic
+    )
+
+
+def compiled(
+    model: keras.Model,
+    recipe: Recipe,
+    num_steps: int,
+    *,
+    execution: Execution,
+    strategy: tf.distribute.Strategy | None = None,
+    seed: int = 0,
+    deterministic: bool = False,
+) -> Trainer:
+    """The recipe's trainer of a model made under the strategy's scope, with all variables of its optimizer."""
+    strategy = strategy or tf.distribute.get_strategy()
+    stop_asked = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
+    _freeze(model, recipe.freeze)
+    if recipe.head_bias:
+        head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
+        head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
+    with strategy.scope():
+        jit_compile = _jit(execution, deterministic)
+        optimizer = make_optimizer(
+            recipe.optimizer,
+            model,
+            LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
+            clip_norm=recipe.clip_norm,
+            weight_decay=recipe.weight_decay,
+            layer_decay=recipe.layer_decay,
+        )
+        if execution.precision == "float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+            optimizer.build(model.trainable_variables)
+    trainer = Trainer(
+        model,
+        batch_size=recipe.batch_size,
+        objective=make_objective(recipe),
+        accumulation=recipe.accumulation,
+        ema_decay=recipe.ema_decay,
+        seed=seed,
+        remat=execution.remat,
+        stop_asked=stop_asked,
+        strategy=strategy,
+    )
+    trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
+    return trainer
+
+
+def _freeze(model: keras.Model, beginnings: tuple[str, ...]) -> None:
+    for beginning in beginnings:
+        layers = [layer for layer in model.layers if layer.name.startswith(beginning) and layer.weights]
+        if not layers:
+            names = ", ".join(layer.name for layer in model.layers if layer.weights)
+            raise UserError(f"No layer to freeze begins with {beginning!r}; the layers are {names}.")
+        for layer in layers:
+            layer.trainable = False
+    if not model.trainable_variables:
+        raise UserError("All layers are frozen, so nothing is left to train; leave one of --freeze out.")
+
+
+def _jit(execution: Execution, deterministic: bool) -> bool:
+    """Whether Keras shall compile the step by XLA. A TPU compiles it itself; replicas on CPU or GPU fail with it."""
+    if execution.xla == "on":
+        if tf.distribute.has_strategy():
+            raise UserError("XLA compiles the step of one device alone; leave --xla out, or give --strategy single.")
+        if deterministic:
+            raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
+        return True
+    single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
+    return execution.xla == "auto" and single_gpu and not deterministic
+
+
+def train(
+    trainer: Trainer,
+    recipe: Recipe,
+    source: Source,
+    run: Run,
+    *,
+    seed: int,
+    execution: Execution,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> None:
+    """Fit, from the last saved state where the run has one, and leave the trained model in the run directory.
+
+    Args:
+        callbacks: of the caller. Their `model` is the trainer; they begin and end once, with the run, and may set its
+            `stop_training`, which ends the run with the model as it is then. What they remember is not saved: where an
+            interrupted run continues, they begin anew. Several workers each have their own, which must decide alike.
+
+    Raises:
+        Stopped: after SIGTERM or Ctrl-C, with the state saved.
+        UserError: when the loss is no number any more, or the disk is full; the last state stays.
+    """
+    strategy, num_steps = trainer.distribute_strategy, total_steps(recipe, source)
+    checkpoint = TrainingCheckpoint(
+        trainer, run, recipe.batch_size, execution.checkpoint_every, writes=is_chief(strategy)
+    )
+    own = [checkpoint]
+    if execution.inspect_every and is_chief(strategy):
+        own.insert(0, InspectEpochs(lambda: _as_built(trainer), run.path, execution.inspect_every))
+    per_epoch = execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
+    with (
+        lost_workers_reported(strategy),
+        checkpoint.stop_signals_heeded(),
+        bad_examples_reported(source.train, source.evaluation),
+    ):
+        check_equal_on_workers(strategy, {"the step that they continue after": checkpoint.step})
+        _fit(trainer, recipe, source, checkpoint, own, callbacks, seed=seed, num_steps=num_steps, per_epoch=per_epoch)
+        if is_chief(strategy):
+            write_curves(run)  # before the model, with which the run is finished
+            run.save_model(_as_built(trainer))
+        check_equal_on_workers(
+            strategy, {"the steps of the run": checkpoint.step}
+        )  # so that none leaves while another one writes
+
+
+def parts(begin: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
+    """(epochs, steps of each) from one step to another: what is left of an epoch, whole epochs, and the last part."""
+    rest = min(-begin % per_epoch, end - begin)
+    whole, last = divmod(end - begin - rest, per_epoch)
+    return [(epochs, steps) for epochs, steps in ((1, rest), (whole, per_epoch), (1, last)) if epochs and steps]
+
+
+def _fit(
+    trainer: Trainer,
+    recipe: Recipe,
+    source: Source,
+    checkpoint: TrainingCheckpoint,
+    own: Sequence[keras.callbacks.Callback],
+    callbacks: Sequence[keras.callbacks.Callback],
+    *,
+    seed: int,
+    num_steps: int,
+    per_epoch: int,
+) -> None:
+    """All that is left of the run, in up to three calls of `fit`: an epoch to Keras lies between two evaluations.
+
+    The caller's callbacks see one training of all of them.
+    """
+    strategy, preprocessing, classes = (
+        trainer.distribute_strategy,
+        preprocessing_of(trainer.network),
+        len(source.labels),
+    )
+    size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync)
+    evaluation = functools.partial(
+        evaluation_batches, source.evaluation, preprocessing, num_classes=classes, batch_size=size
+    )
+    evaluation = distributed(strategy, size, evaluation)
+    # Not of the steps that are left alone: Keras counts an execution of several steps whole at the end of an epoch.
+    batches = functools.partial(
+        training_batches, source.train, recipe, preprocessing, num_classes=classes, seed=seed, num_steps=None
+    )
+    left = parts(checkpoint.step, num_steps, per_epoch)
+    last_epoch = len(checkpoint.records) + sum(epochs for epochs, _ in left)
+    given = keras.callbacks.CallbackList(list(callbacks), model=trainer, epochs=last_epoch, steps=per_epoch)
+    trainer.stop_training = False
+    given.on_train_begin()
+    for epochs, steps in left:
+        if trainer.stop_training:
+            break
+        epoch = len(checkpoint.records)
+        trainer.epoch_steps, trainer.evaluation_steps = steps, num_batches
+        trainer.fit(
+            distributed(strategy, recipe.batch_size, functools.partial(batches, first_step=checkpoint.step)),
+            steps_per_epoch=steps,
+            initial_epoch=epoch,
+            epochs=epoch + epochs,
+            validation_data=evaluation,
+            validation_steps=num_batches,
+            shuffle=False,
+            callbacks=keras.callbacks.CallbackList(
+                [WithinTraining(given), *own],
+                add_history=True,
+                add_progbar=is_chief(strategy),
+                model=trainer,
+                verbose="auto",
+                epochs=last_epoch,
+                steps=steps,
+            ),
+        )
+    given.on_train_end(checkpoint.records[-1] if left else None)
+
+
+def evaluation_size(num_examples: int, replicas: int) -> tuple[int, int]:
+    """Examples of a batch, which the replicas divide, and batches: as little padding as can be."""
+    num_batches = -(-num_examples // _EVALUATION_BATCH)
+    size = -(-num_examples // num_batches)
+    return -(-size // replicas) * replicas, num_batches
+
+
+def _as_built(trainer: Trainer) -> keras.Model:
+    """The trained model as `keras_vit.build` makes it: of float32, not compiled, on one device, nothing frozen.
+
+    With a moving average its weights are the average.
+    """
+    network = trainer.network
+    averages = dict(zip((v.path for v in network.trainable_variables), trainer.ema, strict=False))
+    return rebuilt(network, keras_vit.config_of(network), preprocessing_of(network), averages)
+
+
+def rebuilt(
+    model: keras.Model,
+    config: keras_vit.ViTConfig | keras_vit.ResNetConfig,
+    preprocessing: keras_vit.Preprocessing,
+    instead: Mapping[str, keras.Variable] = MappingProxyType({}),
+) -> keras.Model:
+    """A new model of a config with the same weights, with the values of the model but for those given by path.
+
+    One that was trained on masked patches ends with its features.
+    """
+    num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
+    new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
+    values = {variable.path: instead.get(variable.path, variable) for variable in model.weights}
+    for variable in new.weights:
+        variable.assign(np.array(values[variable.path]))
+    return new
+
+
+def write_curves(run: Run) -> None:
+    """Loss and accuracy over the epochs, as curves.png."""
+    records = run.metrics()
+    epochs = [record["epoch"] for record in records]
+    names = [name for name in ("loss", "accuracy") if name in records[-1]]
+    figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")
+        axes.plot(epochs, [record[f"val_{name}"] for record in records], color="tab:orange", label="evaluation")
+        axes.set(xlabel="epoch", title=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with atomic_write(run.path / "curves.png") as temporary:
+        figure.savefig(temporary, dpi=120)

@@ -1,0 +1,110 @@
+"""What a model is trained for: from its outputs to a loss for each example, and to what metrics are made of."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import Preprocessing
+from training.recipes.recipe import COLOUR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
+
+
+class Classification:
+    """One label for each image; logits (B, K)."""
+
+    metrics = ("loss", "accuracy")
+
+    def __init__(self, loss: Loss = "softmax", label_smoothing: float = 0.0):
+        """Args:
+        loss: "softmax" cross-entropy, or "sigmoid" cross-entropy summed over the classes.
+        label_smoothing: probability mass taken from the label and spread over all classes.
+        """
+        self._loss, self._label_smoothing = loss, label_smoothing
+
+    def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Weighted loss of each example (B,), and the sums of it, of right answers and of weights."""
+        logits = tf.cast(outputs, tf.float32)
+        if self._loss == "softmax":
+            losses = keras.losses.categorical_crossentropy(labels, logits, True, self._label_smoothing)
+        else:
+            smooth = labels * (1.0 - self._label_smoothing) + self._label_smoothing / labels.shape[-1]
+            losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(smooth, logits), axis=-1)
+        right = tf.cast(tf.argmax(logits, axis=-1) == tf.argmax(labels, axis=-1), tf.float32)
+        return weights * losses, [tf.reduce_sum(x) for x in (weights * losses, weights * right, weights)]
+
+
+class MaskedPatches:
+    """What is in the patches that were hidden; the outputs are those of `masked_patch_model`.
+
+    "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2, whose three targets are
+
+    * "patch-colour": the mean colour of the patch, 3 bits a channel, as one class (512 for RGB, 8 for grey);
+    * "patch-4x4": those of the patch reduced to 4x4 by averaging areas, 16 classes side by side, top row first;
+    * "patch-pixels": all pixels of the patch, row by row with the channels innermost, by the squared error.
+
+    What the paper leaves open is decided as in a public code (vit-pytorch `mpp.py`): the mean is that of the
+    pixels that the model is shown, from 0 to 1; its eight levels are equally wide, the upper edge belonging to the
+    next one but for 1 itself; and the class is red + 8 green + 64 blue. Pixels are predicted as the model is shown
+    them, in its value range; the error is a mean over the pixels of a patch.
+    """
+
+    def __init__(self, target: Target, preprocessing: Preprocessing, patch: tuple[int, int]):
+        self._target, self._preprocessing, self._patch = target, preprocessing, patch
+        self.metrics = ("loss",) if target == "patch-pixels" else ("loss", "accuracy")
+
+    @property
+    def num_outputs(self) -> int:
+        """Length of the prediction for a patch."""
+        return num_patch_outputs(self._target, self._patch, self._preprocessing.channels)
+
+    def targets(self, images: tf.Tensor) -> tf.Tensor:
+        """Images (B, H, W, C) in the model's range -> classes (B, N, cells) int32, or pixels (B, N, h * w * C)."""
+        height, width = self._patch
+        batch, rows, columns, channels = images.shape
+        grid = (rows // height, columns // width)
+        shape = (-1 if batch is None else batch, grid[0], height, grid[1], width, channels)
+        patches = tf.transpose(tf.reshape(images, shape), (0, 1, 3, 2, 4, 5))  # (B, rows, columns, h, w, C)
+        patches = tf.reshape(patches, (shape[0], grid[0] * grid[1], height, width, channels))
+        if self._target == "patch-pixels":
+            return tf.reshape(patches, (shape[0], grid[0] * grid[1], height * width * channels))
+        low, high = (tf.constant(end, tf.float32) for end in self._preprocessing.channel_ranges())
+        shown = (patches - low) / (high - low)
+        down, across = (_area_means(side, PATCH_CELLS[self._target]) for side in self._patch)
+        means = tf.einsum("ah,bnhwc,dw->bnadc", down, shown, across)  # (B, N, cells, cells, C)
+        levels = tf.clip_by_value(tf.cast(tf.floor(means * COLOUR_LEVELS), tf.int32), 0, COLOUR_LEVELS - 1)
+        classes = tf.reduce_sum(levels * tf.constant([COLOUR_LEVELS**channel for channel in range(channels)]), axis=-1)
+        return tf.reshape(classes, (shape[0], grid[0] * grid[1], PATCH_CELLS[self._target] ** 2))
+
+    def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Weighted loss of each example (B,), the mean over the predictions for its corrupted patches; and the sums
+        over these predictions of their losses, of the right ones and of all.
+        """
+        predictions, targets = tf.cast(outputs["predictions"], tf.float32), self.targets(images)
+        if self._target == "patch-pixels":
+            losses = tf.reduce_mean(tf.square(predictions - targets), axis=-1, keepdims=True)  # (B, N, 1)
+            right = tf.zeros_like(losses)
+        else:
+            logits = tf.reshape(predictions, (*predictions.shape[:2], targets.shape[-1], -1))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)  # (B, N, cells)
+            right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == targets, tf.float32)
+        corrupted = tf.broadcast_to(outputs["corrupted"][..., None], tf.shape(losses))
+        counts = corrupted * weights[:, None, None]
+        sums = [tf.reduce_sum(counts * x) for x in (losses, right, tf.ones_like(losses))]
+        return tf.reduce_sum(counts * losses, axis=(1, 2)) / tf.reduce_sum(corrupted, axis=(1, 2)), sums
+
+
+Objective = Classification | MaskedPatches
+
+
+def make_objective(recipe: Recipe) -> Objective:
+    """What a recipe trains its model for."""
+    if isinstance(recipe, PretrainRecipe) and recipe.target != "classes":
+        return MaskedPatches(recipe.target, recipe.preprocessing(recipe.channels), recipe.model.patch)
+    return Classification(recipe.loss, recipe.label_smoothing)
+
+
+def _area_means(side: int, cells: int) -> np.ndarray:
+    """(cells, side): the share of each pixel of a side in each of equally long parts of it."""
+    edges = np.arange(cells + 1) * (side / cells)
+    pixels = np.arange(side)
+    covered = np.minimum(pixels + 1, edges[1:, None]) - np.maximum(pixels, edges[:-1, None])
+    return (np.maximum(covered, 0.0) * (cells / side)).astype(np.float32)

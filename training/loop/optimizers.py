@@ -1,0 +1,205 @@
+"""SGD with momentum and AdamW as the papers mean them, and their learning rate.
+
+Weight decay is decoupled, times the learning rate, of kernels alone ("How to train your ViT", section 3.2; big_vision
+decays the leaves that match "kernel"). Gradients are taken as summed over the replicas, which `Trainer` does: Keras
+would clip each replica's own and sum what is left, another algorithm.
+"""
+
+import dataclasses
+import math
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from training.recipes.recipe import OptimizerKind
+from training.recipes.schedules import Schedule
+
+
+@keras.saving.register_keras_serializable("keras_vit_training")
+class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule with its peak and its length, as an optimizer takes it: step, from 0 -> learning rate, float32."""
+
+    def __init__(self, schedule: Schedule | dict, peak: float, num_steps: int):
+        self.schedule = Schedule(**schedule) if isinstance(schedule, dict) else schedule
+        self.peak = peak
+        self.num_steps = num_steps
+
+    def __call__(self, step):
+        schedule, step = self.schedule, ops.cast(step, "float32")
+        after_warmup = step - schedule.warmup_steps
+        rate = self.peak * ops.ones_like(step)
+        progress = ops.clip(after_warmup / max(self.num_steps - schedule.warmup_steps, 1), 0.0, 1.0)
+        if schedule.decay == "cosine":
+            rate = rate * 0.5 * (1.0 + ops.cos(math.pi * progress))
+        elif schedule.decay == "linear":
+            rate = schedule.linear_end + (rate - schedule.linear_end) * (1.0 - progress)
+        elif schedule.decay == "rsqrt":
+            rate = rate / ops.sqrt(1.0 + ops.maximum(after_warmup, 0.0) / schedule.timescale)
+        elif schedule.decay == "stair":
+            for share in schedule.stairs:
+                rate = ops.where(step > round(share * self.num_steps), 0.1 * rate, rate)
+        if schedule.warmup_steps:
+            rate = rate * ops.minimum(1.0, step / schedule.warmup_steps)
+        if schedule.cooldown_steps:
+            rate = rate * ops.clip((self.num_steps - step) / schedule.cooldown_steps, 0.0, 1.0)
+        return rate
+
+    def get_config(self):
+        return {"schedule": dataclasses.asdict(self.schedule), "peak": self.peak, "num_steps": self.num_steps}
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum:
+    """The update of SGD with momentum, not Nesterov's."""
+
+    momentum: float
+    slots = ("momentum",)
+
+    def update(self, variable, gradient, learning_rate, step, momentum) -> None:
+        """Change a variable and its slots, all given by their resource handles.
+
+        Args:
+            gradient: of the variable's shape.
+            learning_rate: a scalar.
+            step: updates done before this one, int64.
+        """
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable, accum=momentum, grad=gradient, lr=learning_rate, momentum=self.momentum
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    """Adam's update. It rounds 1 - 0.999 in float32, 1.3e-5 off, as it does the power that the bias is corrected by."""
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    slots = ("momentum", "velocity")
+
+    def update(self, variable, gradient, learning_rate, step, momentum, velocity) -> None:
+        """As `Momentum.update`."""
+        step = tf.cast(step + 1, tf.float32)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable,
+            m=momentum,
+            v=velocity,
+            beta1_power=tf.pow(self.beta_1, step),
+            beta2_power=tf.pow(self.beta_2, step),
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            epsilon=self.epsilon,
+            lr=learning_rate,
+            grad=gradient,
+        )
+
+
+class SummedGradientOptimizer(keras.optimizers.Optimizer):
+    """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
+
+    The arithmetic is Keras', but by TensorFlow's one operation for it, where Keras has twenty to be traced and run.
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        rule: Momentum | Adam,
+        *,
+        clip_norm: float | None,
+        decay: dict[str, float],
+        share: dict[str, float],
+    ):
+        """Args:
+        learning_rate: a number or a schedule.
+        rule: how a variable is updated.
+        clip_norm: largest global norm of the summed gradient; None clips nothing.
+        decay: of a variable by its path, times the learning rate, per step; 0 where nothing is said.
+        share: of the learning rate by a variable's path; 1 where nothing is said.
+        """
+        super().__init__(learning_rate)
+        self._rule, self._clip_norm, self._decay, self._share = rule, clip_norm, decay, share
+
+    def build(self, variables):
+        super().build(variables)
+        self._paths = [variable.path for variable in variables]
+        # For each slot of the rule its values, in the order of the variables.
+        self.slots = self.add_optimizer_variables(variables, list(self._rule.slots))
+
+    def apply(self, grads, trainable_variables=None):
+        """Update the variables that the optimizer was built for; in the context of a replica.
+
+        Args:
+            grads: dense gradients, summed over the replicas, in the order of the variables.
+            trainable_variables: those that the optimizer was built for, in that order.
+
+        Raises ValueError for other variables.
+        """
+        if [variable.path for variable in trainable_variables or ()] != list(self._paths):
+            raise ValueError("Give the trainable variables that the optimizer was built for, in their order.")
+        gradients = [tf.convert_to_tensor(gradient) for gradient in grads]
+        if self._clip_norm is not None:
+            gradients = _clipped(gradients, self._clip_norm)
+        learning_rate, step = tf.cast(self.learning_rate, tf.float32), tf.convert_to_tensor(self.iterations.value)
+        for variable, gradient, *slots in zip(trainable_variables, gradients, *self.slots, strict=True):
+            rate = learning_rate * self._share.get(variable.path, 1.0)
+            if decay := self._decay.get(variable.path, 0.0):
+                lost = tf.convert_to_tensor(variable.value) * (decay * rate)
+                tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=lost)
+            self._rule.update(variable.value.handle, gradient, rate, step, *(slot.value.handle for slot in slots))
+        self.iterations.assign_add(1)
+
+
+def _clipped(gradients: list[tf.Tensor], norm: float) -> list[tf.Tensor]:
+    """The gradients, scaled to a global norm of at most `norm`; no numbers where their norm is not finite."""
+    total = tf.sqrt(tf.reduce_sum(tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])))
+    scale = norm * tf.minimum(1.0 / total, 1.0 / norm) + (total - total)
+    return [gradient * scale for gradient in gradients]
+
+
+def make_optimizer(
+    kind: OptimizerKind,
+    model: keras.Model,
+    learning_rate,
+    *,
+    clip_norm: float | None,
+    weight_decay: float = 0.0,
+    layer_decay: float = 1.0,
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a recipe, built for the model's trainable variables.
+
+    Args:
+        kind: "adamw" (0.9, 0.999, epsilon 1e-8) or "sgd" (momentum 0.9).
+        learning_rate: a number or a schedule.
+        clip_norm: largest global norm of the summed gradient.
+        weight_decay: of kernels, times the learning rate, per step.
+        layer_decay: each encoder block learns at this share of the rate of the next one (BEiT, arXiv 2106.08254).
+    """
+    variables = model.trainable_variables
+    optimizer = SummedGradientOptimizer(
+        learning_rate,
+        Momentum(0.9) if kind == "sgd" else Adam(0.9, 0.999, 1e-8),
+        clip_norm=clip_norm,
+        decay={variable.path: weight_decay for variable in variables if variable.name == "kernel"},
+        share=layer_shares(variables, layer_decay),
+    )
+    optimizer.build(variables)
+    return optimizer
+
+
+def layer_shares(variables, layer_decay: float) -> dict[str, float]:
+    """Share of the learning rate by path: 1 for what follows the encoder, less by layer_decay for each block below.
+
+    What precedes the encoder (embedding, class token, positions, a stem) counts as one layer below the first block.
+    """
+    depths = {}
+    for variable in variables:
+        layer = variable.path.split("/")[0]
+        if layer.startswith("Transformer.encoderblock_"):
+            depths[variable.path] = int(layer.removeprefix("Transformer.encoderblock_").split(".")[0]) + 1
+        elif layer.startswith(("Transformer.encoder_norm", "pre_logits", "head", "MAPHead", "pool")):
+            depths[variable.path] = None
+        else:
+            depths[variable.path] = 0
+    top = max((depth for depth in depths.values() if depth is not None), default=0) + 1
+    return {path: layer_decay ** (top - (top if depth is None else depth)) for path, depth in depths.items()}

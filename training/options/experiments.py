@@ -1,0 +1,66 @@
+"""Options of the commands that run the papers' experiments."""
+
+import dataclasses
+from typing import Annotated
+
+import tyro
+
+from keras_vit import UserError
+from training.options.common import DataOptions, Execution, StrategyOptions
+from training.recipes.recipe import PretrainRecipe
+from training.recipes.vtab_tasks import TASKS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """A study; the fields of its base recipe are options."""
+
+    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    workdir: str
+    """Directory of the report, and of the run directories in runs/."""
+    recipe: Annotated[PretrainRecipe, tyro.conf.arg(name="")]
+    seeds: int = 3
+    """Runs of each setting, whose intervals are told."""
+    shots: int = 5
+    """Images of each class for the few-shot accuracy."""
+    train_images: tuple[int, ...] | None = None
+    """data-size alone: how many; default 1, 10 and 100 % of the training split."""
+    jobs: int | None = None
+    """Runs at a time; default one for each core, 8 at most, and one where there is a GPU."""
+
+    def __post_init__(self) -> None:
+        for field in ("seeds", "shots", "jobs"):
+            if getattr(self, field) is not None and getattr(self, field) < 1:
+                raise UserError(f"--{field} must be at least 1, but is {getattr(self, field)}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VtabOptions:
+    """Fine-tune a checkpoint to the tasks of VTAB-1k."""
+
+    checkpoint: str
+    """Whatever training.finetune takes: a run, a file, a folder, an address, or an official name."""
+    workdir: str
+    """Directory of the runs and of the report; that of the same command, which then continues."""
+    data_dir: str | None = None
+    """Directory of prepared TFDS data sets; default TFDS' own."""
+    tasks: tuple[str, ...] = tuple(task.name for task in TASKS)
+    """Which of the 19."""
+    learning_rates: tuple[float, ...] = (0.01,)
+    """Highest learning rates to choose from."""
+    steps: tuple[int, ...] = (2500,)
+    """Training steps to choose from."""
+    warmup_steps: int = 0
+    """Of them, steps in which the learning rate rises."""
+    batch_size: int = 512
+    """Images per step."""
+    image_size: tuple[int, int] = (384, 384)
+    """Height and width of the model's input in pixels."""
+    num_heads: int | None = None
+    """Attention heads, where the file does not tell them."""
+    seed: int = 0
+    """Of order, augmentation and dropout."""
+    place: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=lambda: Execution(checkpoint_every=500)
+    )

@@ -1,0 +1,1 @@
+"""Frozen features and what is fitted to them."""

@@ -1,0 +1,212 @@
+"""Frozen features: what a model says of every image of a data set before its head, computed once and kept on disk.
+
+The features are `pre_logits`, what the head reads. They are kept under a key made of the model's numbers and of the
+images themselves, so that a file of another model, or of changed data, is never taken.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
+from keras_vit.checkpoints.download import CACHE_VARIABLE
+from keras_vit.files.npz import read_npz, write_npz
+from training.evaluation.classifiers import OUTPUT_NEEDED, load_model, outputs
+from training.input.sources import Source, Split, bad_examples_reported, open_source
+from training.options.common import FeatureOptions
+
+# What is computed once per example for its fingerprint, in one go.
+_FINGERPRINT_BATCH = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """Of every image of a split, in its order."""
+
+    values: np.ndarray
+    """(n, D) float32."""
+    labels: np.ndarray
+    """(n,) int64."""
+
+    def __post_init__(self) -> None:
+        bad = int(np.sum(~np.all(np.isfinite(self.values), axis=-1)))
+        if bad:
+            raise UserError(
+                f"The features of {bad:,} of {len(self.values):,} images are not finite numbers; the model's weights "
+                "are broken, or its numbers overflow: look at them with python -m keras_vit.inspection."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSet:
+    """What a probe of frozen features works on."""
+
+    names: tuple[str, ...]
+    """Of the classes."""
+    train: Features
+    evaluation: Features
+    output: pathlib.Path
+    """Directory for the report."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SquareCrop(Preprocessing):
+    """The papers' way for few-shot evaluation: stretch to a square, then cut out the centre."""
+
+    side: int = 256
+    """Of the square, in pixels."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.side < max(self.image_size):
+            raise UserError(f"--crop-from must be at least both sides of {self.image_size}, but is {self.side}.")
+
+    def fit(self, image):
+        """One decoded image (H, W, C), 0..255 -> (height, width, channels) float32, 0..255."""
+        image = tf.image.resize(self.to_channels(image), (self.side, self.side))
+        top, left = ((self.side - length) // 2 for length in self.image_size)
+        return image[top : top + self.image_size[0], left : left + self.image_size[1]]
+
+
+def open_features(arguments: FeatureOptions) -> FeatureSet:
+    """Model and data of a command, and their features, from the cache or computed."""
+    if arguments.batch_size < 1:
+        raise UserError(f"--batch-size must be at least 1 image, but is {arguments.batch_size}.")
+    output = report_directory(arguments)
+    model = load_model(arguments.run, image_size=arguments.image_size, num_heads=arguments.num_heads)
+    if arguments.random_weights:
+        model = _with_fresh_weights(model)
+    source = open_source(arguments.source)
+    check_several_classes(source)
+    train, evaluation = features_of(
+        model,
+        source,
+        preprocessing=_preprocessing(model, arguments.crop_from),
+        batch_size=arguments.batch_size,
+        cache=_cache(arguments.cache),
+    )
+    return FeatureSet(source.labels, train, evaluation, output)
+
+
+def report_directory(arguments: FeatureOptions) -> pathlib.Path:
+    """Where a report goes: --output, or the run itself. Raises UserError where neither is a directory for it."""
+    if arguments.output is None and not (pathlib.Path(arguments.run) / run_directory.CONFIG).is_file():
+        raise UserError(OUTPUT_NEEDED.format(arguments.run))
+    return run_directory.check_output(arguments.output or arguments.run)
+
+
+def check_several_classes(source: Source) -> None:
+    """Raise UserError for data that leave nothing to tell apart."""
+    if len(source.labels) < 2:
+        raise UserError(f"The data have one class, {source.labels[0]!r}; at least two are needed to tell apart.")
+
+
+def features_of(
+    model: keras.Model, source: Source, *, preprocessing: Preprocessing, batch_size: int, cache: pathlib.Path
+) -> tuple[Features, Features]:
+    """Features of the training and of the evaluation split, from the cache or computed and put there."""
+    extractor = feature_extractor(model)
+    model_key = _model_key(model, preprocessing)
+    found = []
+    for name, split in (("training", source.train), ("evaluation", source.evaluation)):
+        with bad_examples_reported(split):
+            path = cache / f"{model_key}-{_data_key(split)}.npz"
+            features = _cached(path, split)
+            if features is None:
+                print(f"Features of the {split.num_examples:,} {name} images:")
+                values, labels = outputs(
+                    extractor.predict_on_batch,
+                    split,
+                    preprocessing,
+                    num_classes=len(source.labels),
+                    batch_size=batch_size,
+                )
+                features = Features(values.astype(np.float32), labels)
+                cache.mkdir(parents=True, exist_ok=True)
+                write_npz(path, {"values": features.values, "labels": features.labels})
+        found.append(features)
+    return found[0], found[1]
+
+
+def feature_extractor(model: keras.Model) -> keras.Model:
+    """The model up to its head: images -> (B, D)."""
+    inside = keras_vit.intermediates(model, ["pre_logits"])
+    features = inside.output["pre_logits"]
+    if len(features.shape) != 2:
+        raise UserError(
+            f"The model gives features of shape {features.shape}, one for each token; one vector per image is needed: "
+            "take a model with a classifier."
+        )
+    return keras.Model(inside.input, features)
+
+
+def _with_fresh_weights(model: keras.Model) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    return keras_vit.build(keras_vit.config_of(model), preprocessing=preprocessing_of(model), num_classes=None)
+
+
+def _preprocessing(model: keras.Model, crop_from: int | None) -> Preprocessing:
+    own = preprocessing_of(model)
+    if crop_from is None:
+        return own
+    kept = {name: getattr(own, name) for name in ("image_size", "channels", "value_range", "background")}
+    return SquareCrop(**kept, side=crop_from)
+
+
+# The cache
+
+
+def _cache(folder: str | None) -> pathlib.Path:
+    if folder is None:
+        return pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser() / "features"
+    return run_directory.check_output(folder)
+
+
+def _model_key(model: keras.Model, preprocessing: Preprocessing) -> str:
+    """A hash of the weights, the architecture, the precision, and what is done to the images."""
+    described = [
+        dataclasses.asdict(keras_vit.config_of(model)),
+        type(preprocessing).__name__,
+        dataclasses.asdict(preprocessing),
+        sorted({layer.dtype_policy.name for layer in model.layers}),
+    ]
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for weight in model.weights:
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
+    return digest.hexdigest()[:20]
+
+
+def _data_key(split: Split) -> str:
+    """A hash of every image, as it is stored, and its label."""
+
+    def fingerprint(index: tf.Tensor) -> tf.Tensor:
+        image, label = split.read(index)
+        content = tf.cast(tf.fingerprint(tf.reshape(image, (1, -1)))[0], tf.int64)
+        numbers = tf.concat([content, tf.shape(image, tf.int64), tf.cast(label, tf.int64)[None]], axis=0)
+        return tf.strings.reduce_join(tf.strings.as_string(numbers), separator=" ")
+
+    digest = hashlib.sha256()
+    data = tf.data.Dataset.range(split.num_examples).map(fingerprint, num_parallel_calls=tf.data.AUTOTUNE)
+    for batch in data.batch(_FINGERPRINT_BATCH):
+        digest.update(b"\n".join([*batch.numpy(), b""]))
+    return digest.hexdigest()[:20]
+
+
+def _cached(path: pathlib.Path, split: Split) -> Features | None:
+    """The features of a file of the cache, or None where there is none that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        arrays = read_npz(path)
+    except UserError:  # cut short by a full disk, or not ours: computed again
+        return None
+    if arrays.keys() != {"values", "labels"} or {len(array) for array in arrays.values()} != {split.num_examples}:
+        return None
+    return Features(arrays["values"], arrays["labels"])

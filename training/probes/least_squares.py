@@ -1,0 +1,153 @@
+"""Regularised least squares in closed form on features of a few images of each class; `fewshot.py` has its sources."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_vit import UserError
+from training.options.probes import FewshotOptions
+from training.probes.features import Features, open_features
+from training.probes.report import write_report
+
+# Nearly free of the penalty, which the weight of so large a constant hardly feels.
+_BIAS_FEATURE = 100.0
+_STD_FLOOR = 1e-5
+# What scenic and uncertainty-baselines sweep.
+SWEPT = tuple(2.0**power for power in range(-10, 20))
+# Images at most on which a swept strength is chosen.
+_SELECTION = 10_000
+
+
+class LeastSquares:
+    """Ridge regression from features (n, D), standardised, to targets -1 and 1, for any strength of the penalty.
+
+    The eigenvectors of X'X (D + 1 <= n) or XX' are computed once; a strength then costs one matrix product.
+    """
+
+    def __init__(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+        features = features.astype(np.float64)
+        self._mean = features.mean(axis=0)
+        self._scale = features.std(axis=0) + _STD_FLOOR
+        x = self._design(features)  # (n, D + 1)
+        targets = 2.0 * np.eye(num_classes)[labels] - 1.0  # (n, K)
+        if len(x) >= x.shape[1]:
+            self._eigenvalues, vectors = np.linalg.eigh(x.T @ x)
+            self._left, self._right = vectors, vectors.T @ (x.T @ targets)
+        else:
+            self._eigenvalues, vectors = np.linalg.eigh(x @ x.T)
+            self._left, self._right = x.T @ vectors, vectors.T @ targets
+
+    def weights(self, l2: float) -> np.ndarray:
+        """(D + 1, K) float64; the last row belongs to the constant feature."""
+        return (self._left / (self._eigenvalues + l2)) @ self._right
+
+    def scores(self, features: np.ndarray, l2: float) -> np.ndarray:
+        """(n, K) float64 of features (n, D), near 1 for the class and near -1 for the others."""
+        return self._design(features.astype(np.float64)) @ self.weights(l2)
+
+    def accuracy(self, features: Features, l2: float) -> float:
+        """Share of the images whose highest score is that of their label."""
+        return float(np.mean(np.argmax(self.scores(features.values, l2), axis=-1) == features.labels))
+
+    def _design(self, features: np.ndarray) -> np.ndarray:
+        standardised = (features - self._mean) / self._scale
+        return np.pad(standardised, ((0, 0), (0, 1)), constant_values=_BIAS_FEATURE)
+
+
+def shots_of(labels: np.ndarray, num_classes: int, shots: int, seed: int) -> np.ndarray:
+    """Numbers of the images to learn from: the first `shots` of a random order of each class (big_vision's)."""
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(np.flatnonzero(labels == k)) for k in range(num_classes)]
+    return np.concatenate([order[:shots] for order in orders])
+
+
+def few_shot(
+    train: Features,
+    evaluation: Features,
+    names: Sequence[str],
+    *,
+    shots: Sequence[int] = (1, 5, 10, 25),
+    seeds: int = 3,
+    strengths: Sequence[float] = (1024.0,),
+) -> list[dict]:
+    """Accuracy on the evaluation features for each number of shots: `shots`, `l2`, `accuracies` by seed, `mean`, `std`.
+
+    Of several strengths the one of the best mean accuracy over the seeds, on training images that are not among the
+    shots, is taken for each number of shots. Raises UserError for a class with fewer images than the shots.
+    """
+    check_shots(train.labels, names, shots)
+    return [_of_shots(train, evaluation, len(names), number, seeds, strengths) for number in shots]
+
+
+def check_shots(labels: np.ndarray, names: Sequence[str], shots: Sequence[int]) -> None:
+    """Raise UserError unless every class has enough training images."""
+    counts = np.bincount(labels, minlength=len(names))
+    rarest = int(np.argmin(counts))
+    if shots and counts[rarest] < max(shots):
+        enough = " ".join(str(number) for number in shots if number <= counts[rarest])
+        raise UserError(
+            f"The class {names[rarest]!r} has {counts[rarest]} training images, fewer than the {max(shots)} shots; "
+            + (f"give --shots {enough}, or more images." if enough else "give it more images.")
+        )
+
+
+def _of_shots(
+    train: Features, evaluation: Features, num_classes: int, shots: int, seeds: int, strengths: Sequence[float]
+) -> dict:
+    chosen = [shots_of(train.labels, num_classes, shots, seed) for seed in range(seeds)]
+    solved = [LeastSquares(train.values[rows], train.labels[rows], num_classes) for rows in chosen]
+    l2 = strengths[0]
+    if len(strengths) > 1:
+        held_out = [_held_out(train, rows, seed) for seed, rows in enumerate(chosen)]
+        means = [
+            np.mean([solution.accuracy(rest, strength) for solution, rest in zip(solved, held_out, strict=True)])
+            for strength in strengths
+        ]
+        l2 = strengths[int(np.argmax(means))]
+    accuracies = [solution.accuracy(evaluation, l2) for solution in solved]
+    return {
+        "shots": shots,
+        "l2": l2,
+        "accuracies": accuracies,
+        "mean": float(np.mean(accuracies)),
+        "std": float(np.std(accuracies)),
+    }
+
+
+def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
+    """Training images that are not among the shots."""
+    rest = np.setdiff1d(np.arange(len(train.labels)), rows)
+    if not len(rest):
+        raise UserError("All training images are among the shots, so none is left to choose a strength on; give --l2.")
+    if len(rest) > _SELECTION:
+        rest = np.sort(np.random.default_rng(seed).choice(rest, _SELECTION, replace=False))
+    return Features(train.values[rest], train.labels[rest])
+
+
+def fewshot(arguments: FewshotOptions) -> list[dict]:
+    """Measure, write fewshot.json and fewshot.md, and return the rows."""
+    if not arguments.shots or min(arguments.shots) < 1 or arguments.seeds < 1:
+        raise UserError("--shots and --seeds take numbers from 1, such as --shots 1 5 10 25 --seeds 3.")
+    if not 0.0 < arguments.l2 < np.inf:
+        raise UserError(f"--l2 must be a positive number, but is {arguments.l2}.")
+    features = open_features(arguments)
+    strengths = SWEPT if arguments.sweep else (arguments.l2,)
+    rows = few_shot(
+        features.train,
+        features.evaluation,
+        features.names,
+        shots=arguments.shots,
+        seeds=arguments.seeds,
+        strengths=strengths,
+    )
+    header = ("shots", *(f"seed {seed}" for seed in range(arguments.seeds)), "mean", "std", "L2")
+    table = [
+        (
+            str(row["shots"]),
+            *(f"{value:.4f}" for value in (*row["accuracies"], row["mean"], row["std"])),
+            f"{row['l2']:g}",
+        )
+        for row in rows
+    ]
+    write_report("fewshot", "Few-shot linear accuracy", arguments, features, header, table, {"results": rows})
+    return rows

@@ -1,0 +1,76 @@
+"""scikit-learn's logistic regression on features, with a strength of the penalty that was chosen."""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import sklearn.exceptions
+import sklearn.linear_model
+import sklearn.model_selection
+import sklearn.pipeline
+import sklearn.preprocessing
+
+from keras_vit import UserError
+from training.options.probes import LinearProbeOptions
+from training.probes.features import Features, open_features
+from training.probes.report import write_report
+
+_HELD_OUT = 0.1
+
+
+def linear_probe(
+    train: Features, evaluation: Features, strengths: Sequence[float], *, max_iterations: int = 1000
+) -> dict:
+    """`accuracy` on the evaluation features, the `c` taken, `iterations`, `converged`, and what was `tried`."""
+    tried = []
+    if len(strengths) > 1:
+        counts = np.bincount(train.labels)
+        if min(counts[counts > 0]) < 2 or len(train.labels) * _HELD_OUT < np.count_nonzero(counts):
+            raise UserError(
+                f"The {len(train.labels)} training images are too few to hold a tenth of them out in every class, on "
+                "which --c is chosen; give one --c."
+            )
+        rows, held_out = sklearn.model_selection.train_test_split(
+            np.arange(len(train.labels)), test_size=_HELD_OUT, stratify=train.labels, random_state=0
+        )
+        for c in strengths:
+            probe, _ = _fitted(train.values[rows], train.labels[rows], c, max_iterations)
+            accuracy = probe.score(train.values[held_out], train.labels[held_out])
+            tried.append({"c": c, "held_out_accuracy": float(accuracy)})
+    best = max(tried, key=lambda row: row["held_out_accuracy"])["c"] if tried else strengths[0]
+    probe, converged = _fitted(train.values, train.labels, best, max_iterations)
+    return {
+        "accuracy": float(probe.score(evaluation.values, evaluation.labels)),
+        "c": best,
+        "iterations": int(max(probe[-1].n_iter_)),
+        "converged": converged,
+        "tried": tried,
+    }
+
+
+def _fitted(
+    values: np.ndarray, labels: np.ndarray, c: float, max_iterations: int
+) -> tuple[sklearn.pipeline.Pipeline, bool]:
+    """Standardisation and logistic regression, and whether its solver came to an end."""
+    probe = sklearn.pipeline.make_pipeline(
+        sklearn.preprocessing.StandardScaler(),
+        sklearn.linear_model.LogisticRegression(C=c, max_iter=max_iterations),
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", sklearn.exceptions.ConvergenceWarning)
+        probe.fit(values.astype(np.float64), labels)
+    return probe, not any(issubclass(warning.category, sklearn.exceptions.ConvergenceWarning) for warning in told)
+
+
+def probe(arguments: LinearProbeOptions) -> dict:
+    """Measure, write linear_probe.json and linear_probe.md, and return the numbers."""
+    if not arguments.c or not all(0.0 < c < np.inf for c in arguments.c):
+        raise UserError("--c takes positive numbers, such as --c 0.1 1 10.")
+    if arguments.max_iterations < 1:
+        raise UserError(f"--max-iterations must be at least 1, but is {arguments.max_iterations}.")
+    features = open_features(arguments)
+    found = linear_probe(features.train, features.evaluation, arguments.c, max_iterations=arguments.max_iterations)
+    header = ("accuracy", "C", "iterations", "converged")
+    row = (f"{found['accuracy']:.4f}", f"{found['c']:g}", str(found["iterations"]), str(found["converged"]).lower())
+    write_report("linear_probe", "Logistic regression", arguments, features, header, [row], {"results": found})
+    return found

@@ -1,0 +1,57 @@
+"""The vote of the nearest neighbours among features; `knn.py` has its sources."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import sklearn.neighbors
+
+from keras_vit import UserError
+from training.options.probes import KnnOptions
+from training.probes.features import Features, open_features
+from training.probes.report import write_report
+
+
+def nearest_neighbors(
+    train: Features,
+    evaluation: Features,
+    num_classes: int,
+    *,
+    neighbors: Sequence[int] = (1, 10, 20, 100),
+    temperature: float = 0.07,
+) -> list[dict]:
+    """Accuracy on the evaluation features for each number of neighbours: `neighbors`, `accuracy`."""
+    if max(neighbors) > len(train.labels):
+        raise UserError(
+            f"There are {len(train.labels)} training images, fewer than {max(neighbors)} neighbours; "
+            "give smaller --neighbors."
+        )
+    index = sklearn.neighbors.NearestNeighbors(n_neighbors=max(neighbors), metric="cosine").fit(train.values)
+    distances, rows = index.kneighbors(evaluation.values)  # (n, most neighbours), the nearest first
+    # The nearest has weight 1: exp(1 / temperature) itself may overflow.
+    votes = np.exp((distances[:, :1] - distances) / temperature)
+    found = []
+    for number in neighbors:
+        scores = np.zeros((len(rows), num_classes))
+        np.add.at(scores, (np.arange(len(rows))[:, None], train.labels[rows[:, :number]]), votes[:, :number])
+        found.append({"neighbors": number, "accuracy": float(np.mean(scores.argmax(-1) == evaluation.labels))})
+    return found
+
+
+def knn(arguments: KnnOptions) -> list[dict]:
+    """Measure, write knn.json and knn.md, and return the rows."""
+    if not arguments.neighbors or min(arguments.neighbors) < 1:
+        raise UserError("--neighbors takes numbers from 1, such as --neighbors 1 10 20.")
+    if not 0.0 < arguments.temperature < np.inf:
+        raise UserError(f"--temperature must be a positive number, but is {arguments.temperature}.")
+    features = open_features(arguments)
+    rows = nearest_neighbors(
+        features.train,
+        features.evaluation,
+        len(features.names),
+        neighbors=arguments.neighbors,
+        temperature=arguments.temperature,
+    )
+    table = [(str(row["neighbors"]), f"{row['accuracy']:.4f}") for row in rows]
+    numbers = {"temperature": arguments.temperature, "results": rows}
+    write_report("knn", "Nearest neighbours", arguments, features, ("neighbours", "accuracy"), table, numbers)
+    return rows

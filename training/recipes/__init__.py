@@ -1,0 +1,1 @@
+"""What a training run is, and the named ones. Start reading at `recipe.py`."""

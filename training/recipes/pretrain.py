@@ -1,0 +1,378 @@
+"""Named recipes for training from scratch: the papers', and small ones for our own data.
+
+Vision Transformer: "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 3. AugReg: "How to train your ViT"
+(2106.10270) and big_vision `configs/vit_i1k.py`, `vit_i21k.py`. Better baseline: "Better plain ViT baselines for
+ImageNet-1k" (2205.01580), big_vision `configs/vit_s16_i1k.py`. BiT: "Big Transfer" (1912.11370) section 3.3. ViT_C:
+"Early Convolutions Help Transformers See Better" (2106.14881) section 5.4.
+"""
+
+import dataclasses
+import re
+
+from keras_vit import MODELS, UserError, ViTConfig
+from keras_vit.errors import nearest
+from training.recipes.recipe import PretrainRecipe, Recipe, Target
+from training.recipes.schedules import Schedule
+
+__all__ = ["RECIPES", "PretrainRecipe", "Recipe", "augreg", "find_recipe"]
+
+_SMALL = {
+    # scikit-learn's handwritten digits, 8x8 pixels: the demo. Dropout and shifts, for 1,437 are few.
+    "digits": PretrainRecipe(
+        model=ViTConfig(
+            patch_size=4,
+            hidden_size=96,
+            num_layers=4,
+            num_heads=3,
+            mlp_dim=384,
+            classifier="gap",
+            dropout_rate=0.1,
+        ),
+        image_size=(8, 8),
+        channels=1,
+        epochs=80,
+        batch_size=32,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=100),
+        weight_decay=0.05,
+        label_smoothing=0.1,
+        shift=1,
+    ),
+    # The 7,850-parameter ViT of a well-known MNIST exercise: 15 epochs, about 96 % there with plain Adam.
+    "mnist-notes": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=16, num_layers=2, num_heads=2, mlp_dim=64),
+        image_size=(28, 28),
+        channels=1,
+        epochs=15,
+        batch_size=128,
+        learning_rate=5e-3,
+        schedule=Schedule(warmup_steps=500),
+    ),
+    # A pure ViT for 28x28 grey images, made for two CPU cores. Patches of 7 rather than 4 pixels give 16 tokens instead
+    # of 49: in the same time the network can be wider and see more epochs, which Fashion-MNIST repays.
+    "mnist-small": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
+        image_size=(28, 28),
+        channels=1,
+        epochs=14,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=468),
+        weight_decay=0.05,
+        label_smoothing=0.1,
+        shift=1,
+    ),
+    # `mnist-small` without labels, to be fine-tuned; grey patches have 8 mean colours.
+    "mnist-masked-patch": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
+        image_size=(28, 28),
+        channels=1,
+        target="patch-4x4",
+        epochs=5,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=468),
+        weight_decay=0.05,
+    ),
+    # What the studies vary: so small that dozens of runs end on a CPU.
+    "study-small": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=64, num_layers=4, num_heads=4, mlp_dim=128),
+        image_size=(28, 28),
+        channels=1,
+        steps=1000,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=100),
+        weight_decay=0.05,
+    ),
+    # A folder of photographs of your own, on a CPU or any GPU.
+    "photos-small": PretrainRecipe(
+        model=ViTConfig(
+            patch_size=8,
+            hidden_size=192,
+            num_layers=6,
+            num_heads=3,
+            mlp_dim=384,
+            classifier="gap",
+            stochastic_depth_rate=0.1,
+        ),
+        image_size=(64, 64),
+        channels=3,
+        resize="crop",
+        epochs=100,
+        batch_size=64,
+        learning_rate=1e-3,
+        schedule=Schedule(warmup_steps=50),
+        weight_decay=0.05,
+        label_smoothing=0.1,
+        inception_crop=True,
+        flip=True,
+    ),
+}
+# The same for a few hundred photographs, seen as often as to need everything against learning them by heart.
+_SMALL["photos-small-strong"] = dataclasses.replace(
+    _SMALL["photos-small"],
+    epochs=300,
+    randaugment_layers=2,
+    randaugment_magnitude=10.0,
+    random_erasing=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+)
+
+
+def _table_3(name: str, epochs: int, learning_rate: float, *, weight_decay: float, dropout: float) -> PretrainRecipe:
+    """A row of Table 3: Adam with decay, a linear end of 0, no clipping. The paper does not name the loss."""
+    model = MODELS[name]
+    if isinstance(model, ViTConfig):  # a head of one hidden layer while pre-training (section 3.1)
+        model = dataclasses.replace(model, dropout_rate=dropout, representation_size=model.hidden_size)
+    return PretrainRecipe(
+        model=model,
+        image_size=(224, 224),
+        epochs=epochs,
+        batch_size=4096,
+        learning_rate=learning_rate,
+        schedule=Schedule("linear", 10_000, linear_end=0.0),
+        weight_decay=weight_decay,
+        clip_norm=None,
+        resize="resize-small",
+        crop_from=256,
+        inception_crop=True,
+        flip=True,
+    )
+
+
+# recipe: (model, epochs, peak learning rate); the R.x. are BiT's ResNets trained as the ViTs are.
+_JFT = {
+    "vit-b16-jft": ("ViT-B_16", 7, 8e-4),
+    "vit-b32-jft": ("ViT-B_32", 7, 8e-4),
+    "vit-l32-jft": ("ViT-L_32", 7, 6e-4),
+    "vit-l16-jft": ("ViT-L_16", 7, 4e-4),
+    "vit-l16-jft-14ep": ("ViT-L_16", 14, 4e-4),
+    "vit-h14-jft": ("ViT-H_14", 14, 3e-4),
+    "r50x1-jft": ("BiT-R50x1", 7, 1e-3),
+    "r50x2-jft": ("BiT-R50x2", 7, 1e-3),
+    "r101x1-jft": ("BiT-R101x1", 7, 8e-4),
+    "r152x1-jft": ("BiT-R152x1", 7, 6e-4),
+    "r152x2-jft": ("BiT-R152x2", 7, 6e-4),
+    "r50-vit-b16-jft": ("R50+ViT-B_16", 7, 8e-4),
+    "r50-vit-b32-jft": ("R50+ViT-B_32", 7, 8e-4),
+    "r50-vit-l32-jft": ("R50+ViT-L_32", 7, 2e-4),
+    "r50-vit-l16-jft": ("R50+ViT-L_16", 7, 4e-4),
+    "r50-vit-l16-jft-14ep": ("R50+ViT-L_16", 14, 4e-4),
+}
+_I21K = {
+    "vit-b16-i21k": ("ViT-B_16", 90, 1e-3),
+    "vit-b32-i21k": ("ViT-B_32", 90, 1e-3),
+    "vit-l16-i21k": ("ViT-L_16", 30, 1e-3),
+    "vit-l16-i21k-90ep": ("ViT-L_16", 90, 1e-3),
+    "vit-l32-i21k": ("ViT-L_32", 30, 1e-3),
+    "vit-l32-i21k-90ep": ("ViT-L_32", 90, 1e-3),
+}
+_I1K = {
+    "vit-b16-i1k": ("ViT-B_16", 300, 3e-3),
+    "vit-b32-i1k": ("ViT-B_32", 300, 3e-3),
+    "vit-l16-i1k": ("ViT-L_16", 300, 3e-3),
+    "vit-l32-i1k": ("ViT-L_32", 300, 3e-3),
+}
+_TABLE_3 = {name: _table_3(*row, weight_decay=0.1, dropout=0.0) for name, row in _JFT.items()}
+_TABLE_3 |= {name: _table_3(*row, weight_decay=0.03, dropout=0.1) for name, row in _I21K.items()}
+_TABLE_3 |= {  # cosine, and clipped: the caption says so of the ImageNet runs alone
+    name: dataclasses.replace(
+        _table_3(*row, weight_decay=0.3, dropout=0.1), schedule=Schedule("cosine", 10_000), clip_norm=1.0
+    )
+    for name, row in _I1K.items()
+}
+
+# augmentation: (RandAugment operations, their magnitude, mixup). light1 changes images all the same.
+_AUGMENTATIONS = {
+    "none": (0, 0.0, 0.0),
+    "light1": (2, 0.0, 0.0),
+    "light2": (2, 10.0, 0.2),
+    "medium1": (2, 15.0, 0.2),
+    "medium2": (2, 15.0, 0.5),
+    "strong1": (2, 20.0, 0.5),
+    "strong2": (2, 20.0, 0.8),
+}
+# model: (official name, big_vision's augmentation for ImageNet-1k, and for ImageNet-21k)
+_AUGREG = {
+    "ti16": ("ViT-Ti_16", "light1", "none"),
+    "s32": ("ViT-S_32", "medium1", "none"),
+    "s16": ("ViT-S_16", "medium2", "light1"),
+    "b32": ("ViT-B_32", "medium2", "light2"),
+    "b16": ("ViT-B_16", "medium2", "light2"),
+    "l16": ("ViT-L_16", "medium2", "medium2"),
+}
+_AUGREG_NAME = re.compile(
+    rf"augreg-(?P<model>{'|'.join(_AUGREG)})-(?P<data>i1k|i21k)"
+    rf"(-(?P<augmentation>{'|'.join(_AUGMENTATIONS)}))?(?P<regularized>-reg)?(?P<weak>-wd0\.03)?"
+)
+
+
+def augreg(
+    model: str, data: str, augmentation: str | None = None, *, regularized: bool = False, weight_decay: float = 0.1
+) -> PretrainRecipe:
+    """One of the 28 settings of AugReg for a model and a data set.
+
+    Args:
+        model: ti16, s32, s16, b32, b16 or l16.
+        data: i1k or i21k; 300 epochs, of i21k also 30.
+        augmentation: none, light1, light2, medium1, medium2, strong1 or strong2; None for big_vision's choice.
+        regularized: with dropout 0.1 and stochastic depth up to 0.1, or with neither.
+        weight_decay: 0.1 or 0.03, times the learning rate; big_vision's 1e-4 is 0.1 times the peak of 1e-3.
+    """
+    name, *defaults = _AUGREG[model]
+    layers, magnitude, mixup = _AUGMENTATIONS[augmentation or defaults[data == "i21k"]]
+    rate = 0.1 if regularized else 0.0
+    config = dataclasses.replace(MODELS[name], dropout_rate=rate, stochastic_depth_rate=rate)
+    if data == "i1k":
+        config = dataclasses.replace(config, representation_size=config.hidden_size)
+    else:
+        config = dataclasses.replace(config, classifier="gap")
+    return PretrainRecipe(
+        model=config,
+        image_size=(224, 224),
+        epochs=300,
+        batch_size=4096,
+        learning_rate=1e-3,
+        schedule=Schedule("cosine", 10_000),
+        weight_decay=weight_decay,
+        loss="sigmoid",
+        head_bias=-6.9 if data == "i1k" else -10.0,
+        resize="resize-small",
+        crop_from=256,
+        inception_crop=True,
+        flip=True,
+        randaugment_layers=layers,
+        randaugment_magnitude=magnitude,
+        mixup=mixup,
+    )
+
+
+def _better_plain(epochs: int) -> PretrainRecipe:
+    """The better plain ViT-S/16; its authors train on 99 % of the training split."""
+    config = dataclasses.replace(
+        MODELS["ViT-S_16"], classifier="gap", position_embedding="sincos-2d", representation_size=384
+    )
+    return PretrainRecipe(
+        model=config,
+        image_size=(224, 224),
+        epochs=epochs,
+        batch_size=1024,
+        learning_rate=1e-3,
+        schedule=Schedule("cosine", 10_000),
+        weight_decay=0.1,  # big_vision's wd of 1e-4 is not times the learning rate
+        resize="resize-small",
+        crop_from=256,
+        inception_crop=True,
+        flip=True,
+        randaugment_layers=2,
+        randaugment_magnitude=10.0,
+        mixup=0.2,
+    )
+
+
+# data: (epochs, epochs after which the learning rate falls to a tenth)
+_BIT_STAIRS = {"s": (90, (30, 60, 80)), "m": (90, (30, 60, 80)), "l": (40, (10, 23, 30, 37))}
+
+
+def _big_transfer(name: str, data: str) -> PretrainRecipe:
+    """BiT-S, -M or -L: ImageNet, ImageNet-21k or JFT. The paper does not say how the decay meets the momentum."""
+    epochs, stairs = _BIT_STAIRS[data]
+    return PretrainRecipe(
+        model=MODELS[name],
+        image_size=(224, 224),
+        epochs=epochs,
+        batch_size=4096,
+        learning_rate=0.03 * 4096 / 256,
+        schedule=Schedule("stair", 5000, stairs=tuple(epoch / epochs for epoch in stairs)),
+        optimizer="sgd",
+        weight_decay=1e-4,
+        clip_norm=None,
+        resize="resize-small",
+        crop_from=256,
+        inception_crop=True,
+        flip=True,
+    )
+
+
+def _early_convolutions(name: str) -> PretrainRecipe:
+    """ViT_C. What section 5.4 leaves open is as usual for AdamW there: rate, decay and 100 epochs; warm-up: 5 epochs
+    of ImageNet.
+    """
+    return PretrainRecipe(
+        model=MODELS[name],
+        image_size=(224, 224),
+        epochs=100,
+        batch_size=2048,
+        learning_rate=1e-3,
+        schedule=Schedule("cosine", 5 * (1_281_167 // 2048)),
+        weight_decay=0.24,
+        ema_decay=0.9999,
+        label_smoothing=0.1,
+        resize="resize-small",
+        crop_from=256,
+        inception_crop=True,
+        flip=True,
+        autoaugment=True,
+        mixup=0.8,
+        cutmix=1.0,
+    )
+
+
+def _masked_patch(target: Target, corruption: float = 0.5) -> PretrainRecipe:
+    """Appendix B.1.2; what it does not say, decay and crops, is as in Table 3 for JFT, where it was trained."""
+    return PretrainRecipe(
+        model=MODELS["ViT-B_16"],
+        image_size=(224, 224),
+        target=target,
+        corruption=corruption,
+        steps=1_000_000,
+        batch_size=4096,
+        learning_rate=2e-4,
+        schedule=Schedule("cosine", 10_000),
+        weight_decay=0.1,
+        clip_norm=None,
+        resize="resize-small",
+        crop_from=256,
+        inception_crop=True,
+        flip=True,
+    )
+
+
+RECIPES: dict[str, PretrainRecipe] = {
+    **_SMALL,
+    **_TABLE_3,
+    **{f"augreg-{model}-{data}": augreg(model, data) for model in _AUGREG for data in ("i1k", "i21k")},
+    "vit-s16-i1k-better-plain": _better_plain(90),
+    "vit-s16-i1k-better-plain-150ep": _better_plain(150),
+    "vit-s16-i1k-better-plain-300ep": _better_plain(300),
+    **{
+        f"bit-{data}-{depth.lower()}": _big_transfer(f"BiT-{depth}", data)
+        for data in _BIT_STAIRS
+        for depth in ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4")
+    },
+    "masked-patch": _masked_patch("patch-colour"),
+    "masked-patch-4x4": _masked_patch("patch-4x4"),
+    "masked-patch-pixels": _masked_patch("patch-pixels"),
+    "masked-patch-15-percent": _masked_patch("patch-colour", 0.15),
+    **{f"vit-c-{size.lower()}": _early_convolutions(f"ViT_C-{size}") for size in ("1GF", "4GF", "18GF", "36GF")},
+}
+
+
+def find_recipe(name: str) -> PretrainRecipe:
+    """The recipe of that name, or the AugReg setting, as augreg-b16-i21k-medium2-reg-wd0.03.
+
+    Raises UserError with the nearest names.
+    """
+    if name in RECIPES:
+        return RECIPES[name]
+    if setting := _AUGREG_NAME.fullmatch(name):
+        return augreg(
+            setting["model"],
+            setting["data"],
+            setting["augmentation"],
+            regularized=bool(setting["regularized"]),
+            weight_decay=0.03 if setting["weak"] else 0.1,
+        )
+    raise UserError(f"There is no recipe named {name!r}; the nearest names are {nearest(name, RECIPES)}.")
