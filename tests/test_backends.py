@@ -74,7 +74,7 @@ def test_a_backend_on_which_no_model_can_be_built_is_refused_in_one_sentence(mon
 def test_golden_data_agree_on_jax_with_tensorflow_blocked():
     code = "import sys; sys.modules['tensorflow'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    file = str(pathlib.Path(__file__).with_name("test_parity.py"))
+    file = str(pathlib.Path(__file__).parent / "models" / "test_parity.py")
     arguments = ["-q", "-p", "no:cacheprovider", file]
     done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -134,7 +134,7 @@ for index, config in enumerate(test_saving.CONFORMANCE.values()):
 @pytest.mark.slow
 def test_the_seed_alone_decides_the_initial_weights_in_every_process(tmp_path):
     tests = pathlib.Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    environment = {**os.environ, "PYTHONPATH": f"{tests.parents[1]}{os.pathsep}{tests}"}
     subprocess.run([sys.executable, "-c", _INITIAL, str(tmp_path)], check=True, env=environment, capture_output=True)
     for index, config in enumerate(CONFORMANCE.values()):
         keras.utils.set_random_seed(4)

@@ -162,8 +162,8 @@ def _report(name: str, arguments: StudyOptions, rows: list[dict]) -> None:
     steps, batch = arguments.recipe.steps, arguments.recipe.batch_size
     page = (
         f"# {definition.title}\n\nAfter {definition.source} of arXiv 2010.11929, on {arguments.source.data}: every "
-        f"model from scratch, {steps:,} steps of {batch} images, {arguments.seeds} seeds. Accuracy on all evaluation images, "
-        f"and of least squares on the frozen features of {arguments.shots} training images of each class; means"
+        f"model from scratch, {steps:,} steps of {batch} images, {arguments.seeds} seeds. Accuracy on all evaluation "
+        f"images, and of least squares on the frozen features of {arguments.shots} training images of each class; means"
         + (" and 95 % intervals over the seeds" if arguments.seeds > 1 else "")
         + f".\n\n{table}\n\n![{definition.title}](figure.png)\n"
     )
