@@ -338,7 +338,13 @@ def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
 
 def test_a_saved_model_of_numbers_alone_is_given_numbers(made, few_digits, tmp_path):
     loaded = tf.saved_model.load(made / "served" / "1")
-    tf.saved_model.save(loaded, tmp_path / "numbers", signatures=loaded.signatures["image_tensor"])
+    served = loaded.signatures["image_tensor"]
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 8, 8, 1), tf.float32, name="image")])
+    def of_numbers(image):
+        return {"logits": tf.ensure_shape(served(image=image)["logits"], (None, 10))}
+
+    tf.saved_model.save(loaded, tmp_path / "numbers", signatures=of_numbers)
     expected, _ = _evaluated(made / "run", tmp_path / "run")
     found, _ = _evaluated(tmp_path / "numbers", tmp_path / "report")
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)

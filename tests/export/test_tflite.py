@@ -16,6 +16,7 @@ from export import parity
 from export.tflite import export as tflite_export
 from export.tflite import quantize, tflite_file
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
+from keras_vit.errors import ParityError
 from keras_vit.run_directory import CALIBRATION, Samples
 
 LABELS = ("wren", "ant", "Żubr", "bee", "newt")
@@ -294,7 +295,7 @@ def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, m
     content = phone[1]["float32"][0].read_bytes()
     monkeypatch.setattr(tflite_export, "convert", lambda *_, **__: content)
     monkeypatch.setattr(tflite_export, "run_tflite", lambda file, expected, _: -expected.logits)
-    with pytest.raises(UserError, match="float16 TFLite file disagrees with the model on 24 of 24 images"):
+    with pytest.raises(ParityError, match="float16 TFLite file disagrees with the model on 24 of 24 images"):
         tflite_export.export_tflite(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(UserError, match="--max-disagreement is a share of images, 0 to 1, but is"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
@@ -168,6 +169,20 @@ def _saved_model_directory(path: pathlib.Path) -> pathlib.Path | None:
     return max(versions, key=lambda entry: int(entry.name), default=None)
 
 
+def _tensor_specs(path: pathlib.Path, names) -> dict[str, tuple[dict[str, tf.TensorSpec], dict[str, tf.TensorSpec]]]:
+    """Inputs and outputs of each signature as the file states them; its graph may take any shape and check it then."""
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+
+    def specs(tensors) -> dict[str, tf.TensorSpec]:
+        return {
+            name: tf.TensorSpec(tf.TensorShape(info.tensor_shape), tf.dtypes.as_dtype(info.dtype))
+            for name, info in tensors.items()
+        }
+
+    definitions = {name: value for graph in saved.meta_graphs for name, value in graph.signature_def.items()}
+    return {name: (specs(definitions[name].inputs), specs(definitions[name].outputs)) for name in names}
+
+
 def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
     """By the signature that takes encoded images, unless there is only one that takes numbers."""
     try:
@@ -176,9 +191,8 @@ def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot be loaded as a SavedModel ({reason}); it may be damaged.") from error
     found = {}
-    for function in loaded.signatures.values():
-        inputs = function.structured_input_signature[1]
-        outs = function.structured_outputs
+    for signature, (inputs, outs) in _tensor_specs(path, loaded.signatures).items():
+        function = loaded.signatures[signature]
         output = next(
             (name for name in ("logits", "probabilities") if name in outs and outs[name].shape.rank == 2), None
         )
@@ -186,22 +200,21 @@ def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
             continue
         ((name, spec),) = inputs.items()
         if spec.dtype == tf.string and spec.shape.rank == 1:
-            found.setdefault(_FROM_BYTES, (function, name, spec, output))
+            found.setdefault(_FROM_BYTES, (function, name, spec, output, outs[output].shape[1]))
         elif spec.dtype == tf.float32 and spec.shape.rank == 4 and None not in spec.shape[1:]:
-            found.setdefault(_FROM_TENSOR, (function, name, spec, output))
+            found.setdefault(_FROM_TENSOR, (function, name, spec, output, outs[output].shape[1]))
     if not found:
         raise UserError(
             f"{path} has no signature from images to logits or probabilities, only "
             f"{', '.join(loaded.signatures) or 'none at all'}; export the model by python -m export.saved_model."
         )
     kind = _FROM_BYTES if _FROM_BYTES in found else _FROM_TENSOR
-    function, name, spec, output = found[kind]
+    function, name, spec, output, num_classes = found[kind]
 
     def compute(images: tf.Tensor) -> np.ndarray:
         value = function(**{name: images})[output]
         return (tf.math.log(value) if output == "probabilities" else value).numpy()
 
-    num_classes = function.structured_outputs[output].shape[1]
     if kind == _FROM_BYTES:
         given.refuse(("resize", "crop_from", "value_range"), "a SavedModel that takes image files")
 
