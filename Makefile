@@ -36,6 +36,7 @@ test-slow: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python -m benchmarks

@@ -1,4 +1,4 @@
-"""Fixtures of all tests."""
+"""Fixtures that all tests share."""
 
 import os
 import pathlib
@@ -24,8 +24,8 @@ def _tiny_images() -> np.ndarray:
 
 @pytest.fixture(name="demo_place", scope="session")
 def _demo_place(tmp_path_factory) -> pathlib.Path:
-    """A folder in which the demo has run."""
-    place = tmp_path_factory.mktemp("place")
+    """A directory in which the demo has run."""
+    directory = tmp_path_factory.mktemp("demo")
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
-    subprocess.run([sys.executable, "-m", "training.demo"], cwd=place, env=environment, check=True)
-    return place
+    subprocess.run([sys.executable, "-m", "training.demo"], cwd=directory, env=environment, check=True)
+    return directory

@@ -1,4 +1,4 @@
-"""What tests share: golden data, tiny configurations, random weights."""
+"""Shared by the tests: golden data, tiny configs, random weights. The fixtures are in `conftest.py`."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 GOLDEN = json.loads((FIXTURES / "index.json").read_text())["fixtures"]
 
 
-# Sides, widths and counts are distinct, so that no two axes can be swapped unseen.
+# All sizes are distinct, so that swapped axes cannot go unnoticed.
 TINY = ViTConfig(patch_size=(4, 6), hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
 
 
@@ -24,7 +24,7 @@ TINY_IMAGE = (12, 30)  # 3 rows and 5 columns of patches
 TINY_STEM = ResNetConfig((1, 2), 4, (8, 16), preactivation=False, num_groups=2)
 
 
-# For a process of its own: what an action returns, and by how many bytes the process grew meanwhile.
+# For a separate process: `watched` returns the result of an action, and by how many bytes the process grew during it.
 WATCHED = """
 import threading, time
 
@@ -48,7 +48,7 @@ def watched(action):
 
 
 def randomize(model: keras.Model) -> keras.Model:
-    """Give every weight of a model its own random values; the official initial head would hide everything."""
+    """Give every weight of a model random values; with the official initial head of zeros all logits would be equal."""
     rng = np.random.default_rng(11)
     values = [rng.normal(0.0, 0.3, weight.shape) for weight in model.weights]
     model.set_weights([abs(v) if "variance" in w.path else v for w, v in zip(model.weights, values, strict=True)])
@@ -56,9 +56,9 @@ def randomize(model: keras.Model) -> keras.Model:
 
 
 def official(name: str) -> type:
-    """A message class of TF Serving, from the descriptors in tensorflow-serving-api 2.21.0."""
+    """A message class of TF Serving, from the descriptors of tensorflow-serving-api 2.21.0."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    from tensorflow.core.protobuf import named_tensor_pb2  # noqa: F401  (registers what they build on)
+    from tensorflow.core.protobuf import named_tensor_pb2  # noqa: F401  (registers the messages that they use)
 
     pool = descriptor_pool.Default()
     files = descriptor_pb2.FileDescriptorSet.FromString((FIXTURES / "tensorflow_serving_2.21.0.binpb").read_bytes())

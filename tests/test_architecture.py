@@ -1,4 +1,4 @@
-"""The repository layout: who may import whom, and what no module does."""
+"""The repository layout: which modules may import which, how large folders are, and that imports are silent."""
 
 import ast
 import collections
@@ -12,15 +12,15 @@ import pytest
 import keras_vit.inspection
 
 ROOT = pathlib.Path(__file__).parent.parent
-MODULES = sorted(path for room in ("keras_vit", "training", "export") for path in (ROOT / room).rglob("*.py"))
+MODULES = sorted(path for package in ("keras_vit", "training", "export") for path in (ROOT / package).rglob("*.py"))
 FORBIDDEN = {
     "keras_vit": {"tensorflow", "training", "export", "jax", "torch"},
     "training": {"export"},
     "export": {"training"},
 }
-# The one module that may see both sides.
+# The one module that may import both.
 EXCEPTION = ROOT / "training" / "demo.py"
-# From bottom to top: a module imports its own room and those above it in this list. The longest prefix counts.
+# From bottom to top: a module imports its own folder and those above it in this list. The longest prefix counts.
 FLOORS = (
     "keras_vit.errors",
     "keras_vit.native_stderr",
@@ -32,7 +32,7 @@ FLOORS = (
     "keras_vit.models",
     "keras_vit.checkpoints",
     "keras_vit.inspection",
-    "keras_vit",  # the command that converts
+    "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
     "training.input",
@@ -47,25 +47,25 @@ FLOORS = (
     "export.saved_model",
     "export.tflite",
     "export.onnx",
-    "training",  # the doors
+    "training",  # the commands
 )
 MOST_MODULES = 12
-# The one module of keras_vit that names backends, whose gradients keras.ops does not have; inside functions alone.
+# The one module of keras_vit that imports backends, inside its functions, because keras.ops has no gradients.
 GRADIENTS = ROOT / "keras_vit" / "inspection" / "gradients.py"
 
 
 def dotted(path: pathlib.Path) -> str:
-    """The name of a module, as it is imported."""
+    """The name by which a module is imported."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def imported(path: pathlib.Path) -> set[str]:
-    """Everything that a module imports, lazily and for type checkers too."""
+    """The names that a module imports, including lazy imports and those for type checkers."""
     return imported_by(ast.parse(path.read_text()))
 
 
 def imported_by(tree: ast.AST) -> set[str]:
-    """Names of the modules, and of what is taken from them."""
+    """Modules, and names imported from them."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -76,27 +76,27 @@ def imported_by(tree: ast.AST) -> set[str]:
 
 
 def floor(module: str) -> int:
-    """The place of a module's room in FLOORS."""
-    rooms = [room for room in FLOORS if f"{module}.".startswith(f"{room}.")]
-    return FLOORS.index(max(rooms, key=len))
+    """The index of a module in FLOORS."""
+    prefixes = [prefix for prefix in FLOORS if f"{module}.".startswith(f"{prefix}.")]
+    return FLOORS.index(max(prefixes, key=len))
 
 
 @pytest.fixture(name="graph", scope="module")
 def _graph() -> dict[str, set[str]]:
-    """Each module and the modules that it imports; what a package gives by its own name is not followed."""
+    """Module -> the modules that it imports; names imported from a package itself are not followed."""
     modules = {dotted(path): path for path in MODULES if path.stem != "__init__"}
     return {name: imported(path) & modules.keys() - {name} for name, path in modules.items()}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_packages_import_only_what_they_may_know(path):
+def test_packages_import_only_what_they_may(path):
     if path != EXCEPTION:
-        known = {name.split(".")[0] for name in imported(path)}
+        packages = {name.split(".")[0] for name in imported(path)}
         backends = {"tensorflow", "jax"} if path == GRADIENTS else set()
-        assert not known & FORBIDDEN[path.relative_to(ROOT).parts[0]] - backends
+        assert not packages & FORBIDDEN[path.relative_to(ROOT).parts[0]] - backends
 
 
-def test_no_backend_is_imported_with_the_module_of_gradients():
+def test_importing_the_module_of_gradients_imports_no_backend():
     at_the_top = ast.Module(
         [node for node in ast.parse(GRADIENTS.read_text()).body if not isinstance(node, ast.FunctionDef)], []
     )
@@ -113,18 +113,18 @@ def test_imports_go_down_only(graph):
 
 
 def test_a_folder_has_at_most_a_dozen_modules():
-    doors = {ROOT / "training"}  # a module for each command
+    commands = {ROOT / "training"}  # a module for each command
     sizes = collections.Counter(path.parent for path in MODULES if path.stem not in ("__init__", "__main__"))
-    assert not {folder: size for folder, size in sizes.items() if size > MOST_MODULES and folder not in doors}
+    assert not {folder: size for folder, size in sizes.items() if size > MOST_MODULES and folder not in commands}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_every_module_says_what_it_is(path):
+def test_every_module_has_a_docstring(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
 @pytest.mark.parametrize("package", [keras_vit, keras_vit.inspection], ids=lambda package: package.__name__)
-def test_a_package_gives_all_its_names_and_only_then_imports_keras(package):
+def test_a_package_has_all_its_names_and_imports_keras_only_for_them(package):
     code = f"import {package.__name__} as package, sys; before = 'keras' in sys.modules; listed = dir(package)\n"
     code += f"names = {{}}; exec('from {package.__name__} import *', names); print(before, *listed); print(*names)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -139,7 +139,7 @@ def test_a_package_gives_all_its_names_and_only_then_imports_keras(package):
 def test_importing_everything_prints_nothing():
     modules = [dotted(path) for path in MODULES if path.stem != "__init__"]
     code = "import importlib, sys\nfrom keras_vit.native_stderr import native_stderr_silenced\n"
-    code += "with native_stderr_silenced(): import keras\n"  # whose backend makes remarks of its own
+    code += "with native_stderr_silenced(): import keras\n"  # whose backend prints warnings
     code += "for name in sys.argv[1:]: importlib.import_module(name)"
     done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,5 +1,10 @@
-"""Every command and script of the documentation, as a stranger runs them: in the order of the pages, in one folder."""
+"""The documentation: its commands and scripts run, its links lead somewhere, its paths and names exist.
 
+Commands and scripts run as a new user runs them: in the order of the pages, in one folder.
+"""
+
+import ast
+import functools
 import os
 import pathlib
 import re
@@ -11,29 +16,31 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.test_architecture import FLOORS
 from training.input.sources import digits
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 BLOCKS = [
     (page.name, *block)
     for page in PAGES
     for block in re.findall(r"```(sh|python)\n(.*?)```", page.read_text(), re.DOTALL)
 ]
-# What has tests of its own, or data that are not everywhere.
-ELSEWHERE = ("tfds:", "make demo", "make test", "training.launch")
-# As much as it takes to see that training runs.
-LESS = {
+# Commands with tests of their own, or with data that are not on every machine.
+SKIPPED = ("tfds:", "make demo", "make test", "training.launch")
+# Shorter runs, which show as well that training works.
+SHORTER = {
     "--epochs 20": "--epochs 6",
     "photos-small --data": "photos-small --model.num-layers 2 --data",
     '"ViT-Ti_16"': '"testing"',
-    "float32 float16 int8-dynamic int8-weights int8 int16x8": "float16 int8",  # the README has two others
+    "float32 float16 int8-dynamic int8-weights int8 int16x8": "float16 int8",  # the README has the others
 }
 
 
-@pytest.fixture(name="place", scope="module")
-def _place(demo_place) -> pathlib.Path:
-    """The folder of the demo, with a folder of pictures in two classes."""
+@pytest.fixture(name="directory", scope="module")
+def _directory(demo_place) -> pathlib.Path:
+    """The directory of the demo, with a folder of images in two classes."""
     images = digits().train
     for number in range(160):
         image, label = images.example(tf.constant(number, tf.int64))
@@ -43,8 +50,8 @@ def _place(demo_place) -> pathlib.Path:
     return demo_place
 
 
-def command(line: str, patch: pytest.MonkeyPatch) -> None:
-    """What follows "python", in this process: TensorFlow takes longer to import than most of them to run."""
+def run_command(line: str, patch: pytest.MonkeyPatch) -> None:
+    """Run what follows "python" in this process, because importing TensorFlow takes longer than most commands."""
     flag, module, *arguments = shlex.split(line)
     assert flag == "-m", line
     patch.setattr(sys, "argv", [module, *arguments])
@@ -57,34 +64,89 @@ def command(line: str, patch: pytest.MonkeyPatch) -> None:
             pytest.fail(f"{line} ended with {stop.code}")
 
 
-# What is read first; each command of the others has tests of its own, too.
+# Tested by default; the commands of the other pages also have tests of their own.
 FIRST = ("README.md", "checkpoint.md")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # scripts leave files to be closed
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # scripts leave files open
 @pytest.mark.parametrize("pages", ["first", pytest.param("others", marks=pytest.mark.slow)])
-def test_every_documented_command_and_script_runs_as_written(pages, place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # and as where .venv/bin/activate was sourced
+def test_every_documented_command_and_script_runs_as_written(pages, directory, monkeypatch):
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # as after `source .venv/bin/activate`
     monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     done = set()
     for page, language, block in BLOCKS:
         if (page in FIRST) != (pages == "first"):
             continue
-        for much, less in LESS.items():
-            block = block.replace(much, less)
+        for long, short in SHORTER.items():
+            block = block.replace(long, short)
         if language == "python":
             exec(compile(block, page, "exec"), {"__name__": "__main__"})
             continue
         for line in filter(None, block.splitlines()):
-            if not any(part in line for part in ELSEWHERE) and line not in done:  # some are on two pages
+            if not any(part in line for part in SKIPPED) and line not in done:  # some are on two pages
                 done.add(line)
                 print(page, line)
-                command(line.removeprefix("python "), monkeypatch)
+                run_command(line.removeprefix("python "), monkeypatch)
 
 
 def test_every_link_of_the_documentation_leads_somewhere():
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+    for page in [*PAGES, CONTRIBUTING]:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#]+)\)", prose):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@functools.cache
+def names_of(path: pathlib.Path) -> set[str]:
+    """The functions, classes and variables at the top of a module, and "Class.name" of what is in its classes."""
+
+    def names(body: list[ast.stmt], prefix: str = "") -> set[str]:
+        found = set()
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                found |= names(node.body, f"{node.name}.")
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            found |= {prefix + target.id for target in targets if isinstance(target, ast.Name)}
+        return found
+
+    return names(ast.parse(path.read_text()).body)
+
+
+def code_spans(page: pathlib.Path) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+
+
+def missing(span: str) -> bool:
+    """Whether a code span is a path of this repository, a name in one, or a module to run, that does not exist."""
+    if module := re.match(r"python -m ((?:keras_vit|training|export|benchmarks)[\w.]*)", span):
+        path = ROOT / module[1].replace(".", "/")
+        return not (path.with_suffix(".py").is_file() or (path / "__main__.py").is_file())
+    path, _, name = span.partition(":")
+    if path.endswith(".py") or re.match(r"(keras_vit|training|export|tests|benchmarks|docs)/[\w./-]*$", path):
+        return not (ROOT / path).exists() or (bool(name) and name not in names_of(ROOT / path))
+    return False
+
+
+@pytest.mark.parametrize(
+    "page", [CONTRIBUTING, *PAGES, ROOT / "benchmarks" / "README.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_every_path_and_name_of_the_documentation_exists(page):
+    assert not [span for span in code_spans(page) if missing(span)]
+
+
+@pytest.mark.parametrize(
+    "span", ["keras_vit/gone.py", "training/gone/", "keras_vit/cli.py:gone", "python -m training.gone"]
+)
+def test_a_path_or_name_that_does_not_exist_is_noticed(span):
+    assert missing(span)
+
+
+def test_the_map_has_every_folder_and_the_floors_are_those_of_the_imports():
+    text = CONTRIBUTING.read_text()
+    packages = {path.parent for room in ("keras_vit", "training", "export") for path in (ROOT / room).rglob("*.py")}
+    in_map = set(re.findall(r"^\| `([\w/]+)/` \|", text, re.MULTILINE))
+    assert in_map == {str(path.relative_to(ROOT)) for path in packages} | {"tests", "benchmarks", "docs"}
+    assert tuple(re.search(r"```text\n(keras_vit.*?)```", text, re.DOTALL)[1].split()) == FLOORS
