@@ -17,6 +17,14 @@ def _seeded():
     keras.utils.set_random_seed(7)
 
 
+@pytest.fixture(autouse=True)
+def _op_determinism_ends_with_the_test():
+    """`--deterministic` holds for a process, and XLA is not used with it; there is no public way back."""
+    yield
+    if config := sys.modules.get("tensorflow.python.framework.config"):
+        config.disable_op_determinism()
+
+
 @pytest.fixture(name="tiny_images")
 def _tiny_images() -> np.ndarray:
     return np.random.default_rng(3).uniform(-1.0, 1.0, (5, *TINY_IMAGE, 3)).astype(np.float32)
