@@ -13,8 +13,6 @@ import time
 import keras
 import pytest
 
-import export.saved_model.__main__
-import export.tflite.__main__
 import training.evaluate
 import training.pretrain
 import training.study
@@ -72,10 +70,10 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
             ["--run", "nowhere", "--data", "digits"],
             "There is no file, folder or official checkpoint",
         ),
-        (export.saved_model, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
-        (export.saved_model, ["--run", "nowhere"], "Missing from .* --output"),
-        (export.tflite, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
-        (export.tflite, ["--run", "x", "--output", "x", "--formats", "int3"], "invalid choice 'int3'"),
+        (saved_model, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
+        (saved_model, ["--run", "nowhere"], "Missing from .* --output"),
+        (tflite, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
+        (tflite, ["--run", "x", "--output", "x", "--formats", "int3"], "invalid choice 'int3'"),
     ],
 )
 def test_a_mistake_is_one_sentence(command, arguments, words, tmp_path, monkeypatch):
@@ -137,7 +135,7 @@ def test_an_artifact_that_differs_is_one_sentence_and_no_mistake_of_the_users(ca
 def test_what_a_library_says_is_held_back_unless_the_process_dies_of_it(body, printed):
     script = f"""
 import os
-from keras_vit.quiet import native_stderr_silenced
+from keras_vit.native_stderr import native_stderr_silenced
 with native_stderr_silenced():
     {body}
 os.write(2, b"after\\n")
@@ -165,6 +163,8 @@ def test_importing_the_package_leaves_stderr_and_the_log_level_alone():
     """A script of the user's may want to hear what TensorFlow says; only our commands need not."""
     script = """
 import importlib.machinery, os, sys, types
+from export.saved_model import __main__ as saved_model
+from export.tflite import __main__ as tflite
 import keras_vit
 class Loader:
     def create_module(spec):
@@ -206,8 +206,8 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_pa
         (training.pretrain, PRETRAIN),
         (training.study, ["head", "--data", "digits", "--workdir", "runs/never"]),
         (training.evaluate, ["--run", "nowhere", "--data", "digits"]),
-        (export.saved_model, ["--run", "nowhere", "--output", "x"]),
-        (export.tflite, ["--run", "nowhere", "--output", "x"]),
+        (saved_model, ["--run", "nowhere", "--output", "x"]),
+        (tflite, ["--run", "nowhere", "--output", "x"]),
     ],
 )
 def test_another_backend_is_refused_before_anything_is_done(command, arguments, monkeypatch, tmp_path, capsys):
@@ -291,8 +291,8 @@ def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):
         (training.pretrain, ["--help"], ["RECIPE --data DATA", *RECIPES]),
         (training.pretrain, ["digits", "--help"], ["--learning-rate", "pixels", "(default: 32)"]),
         (training.evaluate, ["--help"], ["--run", "--data", "--output"]),
-        (export.saved_model, ["--help"], ["--run", "--output"]),
-        (export.tflite, ["--help"], ["--formats", "int8-dynamic"]),
+        (saved_model, ["--help"], ["--run", "--output"]),
+        (tflite, ["--help"], ["--formats", "int8-dynamic"]),
     ],
 )
 def test_help_names_options_defaults_and_units(command, arguments, words, capsys):

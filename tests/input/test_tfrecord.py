@@ -136,7 +136,7 @@ def test_bad_records_are_named_when_they_are_met_and_skipped_on_request(tmp_path
         bad_examples_reported(source.train),
     ):
         list(tf.data.Dataset.range(4).map(source.train.example))
-    assert "record 3 of train.tfrecord (Unknown image file format" in str(caught.value)
+    assert "record 3 of train.tfrecord (not JPEG, PNG, BMP" in str(caught.value)
     skipped = open_source(DataOptions(data, on_bad_image="skip"))
     assert skipped.train.num_examples == 2
     assert "Skipped: 2 of 4 images cannot be decoded" in capsys.readouterr().out
