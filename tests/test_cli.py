@@ -16,6 +16,8 @@ import pytest
 import training.evaluate
 import training.pretrain
 import training.study
+from export.saved_model import __main__ as saved_model
+from export.tflite import __main__ as tflite
 from keras_vit import UserError, cli, convert
 from keras_vit.errors import ParityError
 from keras_vit.native_stderr import native_stderr_silenced
