@@ -1,8 +1,8 @@
-# Each target sets up what it needs; a fresh machine has python3 (3.10 to 3.13), venv and make.
+# Each target installs what it needs. Only python3 (3.10 to 3.13), venv and make must be there.
 PYTHON ?= python3
 BIN = .venv/bin
-# A process for every few files, since TensorFlow gives no memory back, two at a time, with one thread for an operation;
-# $$0 is a folder for what failed.
+# Tests run in a new process for every few files, because TensorFlow does not free memory; two processes at a time, with
+# one thread per operation. $$0 is a directory for the output of failed processes.
 PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" "$$@" 2>&1) && echo "$$output" || \
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
 .PHONY: setup demo test test-slow lint bench
@@ -14,9 +14,9 @@ setup: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "Python 3.10 to 3.13 is needed, but $(PYTHON) is $$($(PYTHON) -V); set PYTHON=python3.12 or so." >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-# The pip that comes with Python 3.10 tries versions for half an hour.
+# The pip that comes with Python 3.10 needs half an hour to choose versions.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==25.3
-# Not compiled: that takes a minute, and most of it is never imported.
+# --no-compile saves a minute; most modules are never imported.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
 	@touch $@
 
