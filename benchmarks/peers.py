@@ -225,7 +225,7 @@ def _export_saved_model(case: Case, directory: str) -> None:
 
     labels = pathlib.Path(directory) / "labels.txt"
     labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
-    model = _plain(case, case.precision, for_tensorflow=True)
+    model = _inference_model(case, case.precision, for_tensorflow=True)
     servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
     save(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
 
@@ -234,7 +234,7 @@ def _export_file(case: Case, kind: str, directory: str) -> None:
     from export.onnx import runtimes
 
     labels = [str(number) for number in range(NUM_CLASSES)]
-    runtimes.write(_plain(case, for_onnx=True), kind, pathlib.Path(directory), labels)
+    runtimes.write(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels)
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
@@ -242,7 +242,7 @@ def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
     from export.tflite.quantize import quantize
 
     file = pathlib.Path(directory) / "model.tflite"
-    file.write_bytes(convert(_plain(case)))
+    file.write_bytes(convert(_inference_model(case)))
     if kind is not None:
         file.write_bytes(quantize(file, kind, []))
 
@@ -384,9 +384,9 @@ def _torch_step(case: Case, model, forward, images) -> Call:
     return step
 
 
-def _plain(case: Case, dtype: str = "float32", **options):
+def _inference_model(case: Case, dtype: str = "float32", **options):
     import keras_vit
-    from export.inference_model import plain
+    from export.inference_model import inference_model
 
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
     rng = np.random.default_rng(0)
@@ -394,7 +394,7 @@ def _plain(case: Case, dtype: str = "float32", **options):
         if len(weight.shape) == 1 or not np.any(weight):
             # As trained ones are: what multiplies by one, or adds zero, would be left out of a graph of constants.
             weight.assign_add(rng.normal(0.0, 0.02, weight.shape))
-    return plain(model, dtype, **options)
+    return inference_model(model, dtype, **options)
 
 
 def _images(case: Case) -> np.ndarray:

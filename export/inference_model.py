@@ -24,7 +24,7 @@ def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
     return _rebuilt(model, dtype)
 
 
-def plain(
+def inference_model(
     model: keras.Model,
     dtype: str = "float32",
     *,

@@ -9,7 +9,7 @@ import numpy as np
 import tqdm
 
 from export import fingerprint, parity, report
-from export.inference_model import in_dtype, plain
+from export.inference_model import in_dtype, inference_model
 from export.onnx import runtimes
 from export.onnx.runtimes import FILES, Runner
 from export.options import OnnxFormat, OnnxOptions
@@ -48,7 +48,7 @@ def export_onnx(
         runtimes.require_room(kind, model)
     texts = fingerprint.claim(output, model, labels)
     expected = parity.reference(in_dtype(model, "float32"), preprocessing_of(model), samples)
-    network = plain(model, for_onnx=True)
+    network = inference_model(model, for_onnx=True)
     written, rows, notes = {}, {}, []
     with run_directory.staged(output) as stage:
         for kind in dict.fromkeys(formats):

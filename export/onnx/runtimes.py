@@ -62,7 +62,7 @@ def write(model: keras.Model, kind: OnnxFormat, directory: pathlib.Path, labels:
     """Write the files of a format for any batch.
 
     Args:
-        model: in float32, from `plain` with `for_onnx`.
+        model: in float32, from `inference_model` with `for_onnx`.
         kind: the format.
         directory: where.
         labels: of the classes; the ONNX file holds them, and the preprocessing, as metadata.

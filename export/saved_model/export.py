@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from export import parity, report
-from export.inference_model import in_dtype, plain
+from export.inference_model import in_dtype, inference_model
 from export.options import Dtype, SavedModelOptions
 from export.saved_model import cpp_loader, warmup
 from export.saved_model.model_card import model_card
@@ -63,7 +63,7 @@ def export_saved_model(
         version = stage / "version"
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(run_directory.labels_text(labels), encoding="utf-8")
-        served = plain(model, dtype, for_tensorflow=True, all_tokens=attention)
+        served = inference_model(model, dtype, for_tensorflow=True, all_tokens=attention)
         constants = has_constants(served)
         _write(served, labels, labels_file, version, attention=attention, xla=xla)
         del served

@@ -76,7 +76,7 @@ def signatures(
     """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
 
     Args:
-        model: with logits of all labels, from `plain`.
+        model: with logits of all labels, from `inference_model`.
         labels: (K,) strings, a part of what is saved.
         attention: whether the attention probabilities are wanted, too. UserError where the model has none.
         xla: whether XLA compiles the network; image files are decoded outside.

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from export import fingerprint, parity, report
-from export.inference_model import in_dtype, plain
+from export.inference_model import in_dtype, inference_model
 from export.options import TFLiteFormat, TFLiteOptions
 from export.saved_model.export import save
 from export.source import Provenance, check_classifier, open_source, read_folder
@@ -114,12 +114,12 @@ def _file_name(kind: TFLiteFormat, ending: str = "") -> str:
 def convert(
     model: keras.Model, *, uint8_input: bool = False, dynamic_batch: bool = False, all_tokens: bool = False
 ) -> bytes:
-    """The model as a float32 TFLite file, of batch 1 unless any batch is wanted, in the form of `plain`.
+    """The model as a float32 TFLite file, of batch 1 unless any batch is wanted, in the form of `inference_model`.
 
     Goes through a SavedModel: a concrete function converted directly keeps its variables outside, and the file would
     have no weights.
     """
-    preprocessing, network = preprocessing_of(model), plain(model, all_tokens=all_tokens)
+    preprocessing, network = preprocessing_of(model), inference_model(model, all_tokens=all_tokens)
     shape = (None if dynamic_batch else 1, *preprocessing.image_size, preprocessing.channels)
     spec = tf.TensorSpec(shape, tf.uint8 if uint8_input else tf.float32, name="image")
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import keras_vit
 from export import fingerprint, parity
-from export.inference_model import plain
+from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
 from export.onnx import export as onnx_export
 from export.onnx import runtimes
@@ -96,7 +96,7 @@ def test_the_file_of_requirements_pins_every_package_exactly():
 def test_the_rebuilt_model_is_the_model(name):
     model = build(name)
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
-    rebuilt = plain(model, for_onnx=True)
+    rebuilt = inference_model(model, for_onnx=True)
     np.testing.assert_allclose(rebuilt.predict_on_batch(images), model.predict_on_batch(images), atol=1e-5)
     assert [layer.name for layer in rebuilt.layers] == [layer.name for layer in model.layers]
 
@@ -108,13 +108,13 @@ def test_the_rebuilt_model_has_no_complementary_error_function():
 
     model = build("gap, exact GELU")
     assert "Erfc" in operators(model)
-    assert operators(plain(model, for_onnx=True)) >= {"Erf"}
-    assert "Erfc" not in operators(plain(model, for_onnx=True))
-    assert "Erfc" in operators(plain(model))  # other exports keep TensorFlow's own
+    assert operators(inference_model(model, for_onnx=True)) >= {"Erf"}
+    assert "Erfc" not in operators(inference_model(model, for_onnx=True))
+    assert "Erfc" in operators(inference_model(model))  # other exports keep TensorFlow's own
 
 
 def test_the_padding_before_a_pooling_is_nearly_zero():
-    layer = plain(build("bit"), for_onnx=True).get_layer("resnet.root_block.pool_padding")
+    layer = inference_model(build("bit"), for_onnx=True).get_layer("resnet.root_block.pool_padding")
     padded = np.asarray(layer(np.full((1, 2, 2, 1), -1.0, np.float32)))[0, :, :, 0]
     assert padded[0, 0] == np.float32(1e-30)
     np.testing.assert_array_equal(np.pad([[-1.0, -1.0], [-1.0, -1.0]], 1), padded.round(6))
@@ -211,7 +211,7 @@ def test_a_padding_with_exact_zeros_before_a_pooling_would_be_lost(tmp_path):
     """If this fails, ONNX Runtime no longer needs `_NearlyZeroPadding`."""
     need("onnx")
     model = build("bit")
-    runtimes.write(plain(model), "onnx", tmp_path, LABELS)
+    runtimes.write(inference_model(model), "onnx", tmp_path, LABELS)
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
     logits = runtimes.open_file(tmp_path / "model.onnx", "onnx")(images)
     assert np.abs(logits - model.predict_on_batch(images)).max() > 1e-4
