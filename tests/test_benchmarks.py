@@ -7,9 +7,9 @@ import math
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import contest, gpu
+from benchmarks import comparison, gpu
 from benchmarks.case import Case
-from benchmarks.contest import Result, flops, hold
+from benchmarks.comparison import Result, compare, flops
 from export.inference_model import inference_model
 from keras_vit import MODELS, UserError, build
 from keras_vit.models.attention import DotProductAttention
@@ -19,7 +19,7 @@ TINY = Case("inference", "testing", 2, size=32, threads=1)
 
 
 def test_everyone_runs_in_turn_and_who_cannot_is_reported():
-    ours, missing, limit = hold(TINY, ["keras_vit", "keras_hub", "matrix_product"], rounds=3)
+    ours, missing, limit = compare(TINY, ["keras_vit", "keras_hub", "matrix_product"], rounds=3)
     assert (len(ours.seconds), len(limit.seconds)) == (3, 3)
     assert ours.failure is limit.failure is None
     assert min(*ours.seconds, ours.first_call, ours.prepare) > 0
@@ -33,7 +33,7 @@ def test_everyone_runs_in_turn_and_who_cannot_is_reported():
 
 @pytest.mark.slow
 def test_a_training_step_of_ours_is_one():
-    (ours,) = hold(Case("training", "testing", 4, size=32, precision="bfloat16", threads=1), ["keras_vit"], rounds=2)
+    (ours,) = compare(Case("training", "testing", 4, size=32, precision="bfloat16", threads=1), ["keras_vit"], rounds=2)
     assert ours.failure is None
     assert len(ours.seconds) == 2
 
@@ -41,7 +41,7 @@ def test_a_training_step_of_ours_is_one():
 @pytest.mark.slow
 def test_who_is_killed_between_two_rounds_is_reported_and_stops_nobody():
     with contextlib.ExitStack() as stack:
-        victim = contest.PeerProcess("matrix_product", TINY, stack)
+        victim = comparison.PeerProcess("matrix_product", TINY, stack)
         victim.run()
         victim.process.kill()
         victim.process.wait()
@@ -88,7 +88,7 @@ def test_a_table_compares_with_ours_and_with_the_limit():
 
 def test_results_are_written_after_every_case(tmp_path, monkeypatch, capsys):
     result = Result("keras_vit", (0.1,), 1.0, 0.5, 10**9)
-    monkeypatch.setattr(command, "hold", lambda case, peers, rounds: [result])
+    monkeypatch.setattr(command, "compare", lambda case, peers, rounds: [result])
     command.main(["--cases", "phone", "--rounds", "1", "--output", str(tmp_path / "speed")])
     told = json.loads((tmp_path / "speed" / "results.json").read_text())
     assert told["cases"][0]["results"][0]["seconds"] == [0.1]
@@ -108,30 +108,30 @@ def test_what_cannot_be_compared_is_refused(options, words):
 def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(monkeypatch):
     tried = []
 
-    def hold_up_to_32(case, peers, rounds):
+    def compare_up_to_32(case, peers, rounds):
         tried.append(case.batch)
         return [Result(peers[0], (0.5,) if case.batch <= 32 else (), 1.0, 0.5, 0, None if case.batch <= 32 else "OOM")]
 
-    monkeypatch.setattr(gpu, "hold", hold_up_to_32)
+    monkeypatch.setattr(gpu, "compare", compare_up_to_32)
     case, result = gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "keras_vit_jax", 1)
     assert (tried, case.batch, result.failure) == ([128, 64, 32], 32, None)
 
 
 def test_on_a_gpu_where_no_batch_fits_the_reason_is_told(monkeypatch):
-    monkeypatch.setattr(gpu, "hold", lambda case, peers, rounds: [Result(peers[0], (), 0.0, 0.0, 0, "OOM")])
+    monkeypatch.setattr(gpu, "compare", lambda case, peers, rounds: [Result(peers[0], (), 0.0, 0.0, 0, "OOM")])
     case, result = gpu.largest(Case("training", "ViT-S_16", 32, device="gpu"), "keras_vit_jax", 1)
     assert (case.batch, result.failure) == (8, "OOM")
 
 
 def test_on_a_gpu_rates_are_compared_whatever_the_batches(tmp_path, monkeypatch, capsys):
-    def hold_one(case, peers, rounds):
+    def compare_one(case, peers, rounds):
         if peers[0] == "transformers_compiled":
             return [Result(peers[0], (), 0.0, 0.0, 0, "OutOfMemory")]
         return [
             Result(peers[0], (case.batch / {"keras_vit_jax": 3000, "timm_compiled": 2000}.get(peers[0], 1),), 1, 1, 0)
         ]
 
-    monkeypatch.setattr(gpu, "hold", hold_one)
+    monkeypatch.setattr(gpu, "compare", compare_one)
     options = ["--models", "ViT-S_16", "--sizes", "224", "--tasks", "inference", "--output", str(tmp_path / "gpu")]
     gpu.main(options)
     text = (tmp_path / "gpu/results.md").read_text()
