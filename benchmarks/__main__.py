@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from benchmarks.case import Case
-from benchmarks.comparison import LIMIT, OURS, Result, compare, flops, rate
+from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
 from keras_vit import UserError, cli, run_directory
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
@@ -62,21 +62,21 @@ def comparisons(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
             for model in arguments.models:
                 for batch in arguments.batches:
                     case = Case("inference", model, batch, precision=precision, threads=arguments.threads)
-                    found.append((case, (OURS, *artifacts, *_OTHERS)))
+                    found.append((case, (REFERENCE, *artifacts, *_OTHERS)))
         elif name in ("training", "training-bfloat16"):
             for model in arguments.models:
                 case = Case("training", model, 16, precision=precision, threads=arguments.threads)
-                found.append((case, (OURS, *_OTHERS)))
+                found.append((case, (REFERENCE, *_OTHERS)))
         elif name == "families":
             for model in ("BiT-R50x1", "R50+ViT-B_16"):
-                found.append((Case("inference", model, 8, threads=arguments.threads), (OURS, *_ARTIFACTS, "timm")))
+                found.append((Case("inference", model, 8, threads=arguments.threads), (REFERENCE, *_ARTIFACTS, "timm")))
         elif name == "phone":
             case = Case("inference", "ViT-Ti_16", 1, threads=1)
             found.append((case, ("keras_vit_saved_model", "keras_vit_tflite", "keras_vit_tflite_int8")))
         else:
             for size in (384, 1024):
                 case = Case("inference", "ViT-S_16", 1, size, threads=arguments.threads)
-                found.append((case, (OURS, "keras_vit_chunked", "keras_hub")))
+                found.append((case, (REFERENCE, "keras_vit_chunked", "keras_hub")))
     return found
 
 
@@ -86,7 +86,7 @@ def table(case: Case, results: Sequence[Result]) -> list[str]:
     own = next(result for result in results if result.peer != LIMIT)
     lines = [f"## {case.title}", "", f"{flops(case) / 1e9:,.1f} GFLOP a call.", ""]
     lines += [
-        "| | ms, median (least to most) | images/s | ours is | GFLOP/s | of the limit | prepare, s | first, s | MB |",
+        "| | ms, median (least to most) | images/s | relative | GFLOP/s | of the limit | prepare, s | first, s | MB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
@@ -96,10 +96,10 @@ def table(case: Case, results: Sequence[Result]) -> list[str]:
         speed, spread = rate(result, case), f"{1e3 * min(result.seconds):.1f} to {1e3 * max(result.seconds):.1f}"
         limit = f"{speed / rate(done[LIMIT], case):.0%}" if LIMIT in done else ""
         images = "" if result.peer == LIMIT else f"{case.batch / result.median:.2f}"
-        ours = f"{result.median / own.median:.2f}x" if own.failure is None and result.peer != LIMIT else ""
+        relative = f"{result.median / own.median:.2f}x" if own.failure is None and result.peer != LIMIT else ""
         lines.append(
-            f"| {result.peer} | {1e3 * result.median:.1f} ({spread}) | {images} | {ours} | {speed / 1e9:.0f} | {limit} "
-            f"| {result.prepare:.1f} | {result.first_call:.2f} | {result.peak_bytes / 1e6:.0f} |"
+            f"| {result.peer} | {1e3 * result.median:.1f} ({spread}) | {images} | {relative} | {speed / 1e9:.0f} "
+            f"| {limit} | {result.prepare:.1f} | {result.first_call:.2f} | {result.peak_bytes / 1e6:.0f} |"
         )
     return [*lines, ""]
 

@@ -16,12 +16,12 @@ from benchmarks.case import NUM_CLASSES, Case
 from benchmarks.peers import SIDE
 from keras_vit import MODELS, ViTConfig
 
-OURS, LIMIT = "keras_vit", "matrix_product"
+REFERENCE, LIMIT = "keras_vit", "matrix_product"
 # A training step is a forward pass and two products more for each of its products, of the same size.
 _PASSES = {"inference": 1, "training": 3}
 # Peers whose last block computes only the class token, because the head reads no other token.
 _ARTIFACTS = ("saved_model", "onnx", "openvino", "tflite", "tflite_int8")
-_CLASS_TOKEN_ONLY = {"inference": [f"keras_vit_{artifact}" for artifact in _ARTIFACTS], "training": [OURS]}
+_CLASS_TOKEN_ONLY = {"inference": [f"keras_vit_{artifact}" for artifact in _ARTIFACTS], "training": [REFERENCE]}
 
 
 @dataclasses.dataclass(frozen=True)

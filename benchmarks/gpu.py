@@ -19,8 +19,8 @@ from benchmarks.case import Case, Task
 from benchmarks.comparison import LIMIT, Result, compare, rate
 from keras_vit import UserError, cli, run_directory
 
-_OURS = "keras_vit_jax"
-_PEERS = (_OURS, "timm_compiled", "transformers_compiled")
+_REFERENCE = "keras_vit_jax"
+_PEERS = (_REFERENCE, "timm_compiled", "transformers_compiled")
 # First batch of ViT-S_16 at 224 pixels. Larger models and sizes start with a smaller batch of about as many tokens x D.
 _FIRST_BATCH = {"inference": 2048, "training": 1024}
 _RELATIVE_SIZE = {"ViT-S_16": 1, "ViT-B_16": 2, "ViT-L_16": 4}
@@ -61,7 +61,7 @@ def largest(case: Case, peer: str, rounds: int) -> tuple[Case, Result]:
 
 def rows(found: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
     """Markdown: one row per peer, compared with this project and with the matrix product."""
-    own = next((case.batch / r.median for case, r in found if r.peer == _OURS and r.failure is None), None)
+    own = next((case.batch / r.median for case, r in found if r.peer == _REFERENCE and r.failure is None), None)
     lines = []
     for case, result in found:
         head = f"| {case.model} | {case.size} | {case.task} | {result.peer} |"
@@ -70,10 +70,10 @@ def rows(found: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
             continue
         images = case.batch / result.median
         spread = f"{case.batch / max(result.seconds):,.0f} to {case.batch / min(result.seconds):,.0f}"
-        ours = f"{own / images:.2f}x" if own is not None else ""
+        relative = f"{own / images:.2f}x" if own is not None else ""
         speed = rate(result, case)
         share = f"{speed / limit:.0%}" if limit else ""
-        lines.append(f"{head} {case.batch} | {images:,.0f} ({spread}) | {ours} | {speed / 1e12:.0f} | {share} |")
+        lines.append(f"{head} {case.batch} | {images:,.0f} ({spread}) | {relative} | {speed / 1e12:.0f} | {share} |")
     return lines
 
 
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
     head = f"{_gpu()}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
     lines = [
         f"# Speed on a GPU\n\n{head}\n",
-        "| model | px | task | | batch | images/s, median (least to most) | ours is | TFLOP/s | of the limit |",
+        "| model | px | task | | batch | images/s, median (least to most) | relative time | TFLOP/s | of the limit |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
@@ -102,9 +102,7 @@ def main(arguments: Sequence[str]) -> None:
                 pairs = [*found, (case, limit)]
                 cases += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
                 document = json.dumps({"machine": head, "cases": cases}, indent=1)
-                with run_directory.staged(
-                    output
-                ) as stage:  # after every case, so that an interrupted run keeps its results
+                with run_directory.staged(output) as stage:  # after every case, for interrupted runs
                     (stage / "results.json").write_text(document + "\n", encoding="utf-8")
                     (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
