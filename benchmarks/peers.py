@@ -219,14 +219,14 @@ def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
 
 
 def _export_saved_model(case: Case, directory: str) -> None:
-    from export.saved_model.export import save
+    from export.files import save_module
     from export.saved_model.signatures import Servable, signatures
 
     labels = pathlib.Path(directory) / "labels.txt"
     labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
     model = _inference_model(case, case.precision, for_tensorflow=True)
     servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
-    save(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
+    save_module(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
 
 
 def _export_file(case: Case, kind: str, directory: str) -> None:

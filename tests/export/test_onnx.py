@@ -1,4 +1,4 @@
-"""ONNX files and OpenVINO IR: the model in every form, free of the known traps, and not kept where it differs."""
+"""ONNX and OpenVINO files: equality with the model, known problems of the converters, and errors if they differ."""
 
 import dataclasses
 import json
@@ -64,7 +64,7 @@ def _installed(monkeypatch):
     monkeypatch.setattr(runtimes, "require_packages", lambda formats: None)
 
 
-# What needs no further packages
+# Tests without the packages
 
 
 def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
@@ -76,10 +76,10 @@ def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
     with pytest.raises(UserError) as caught:
         onnx.main([*command, "onnx", "openvino"])
     assert str(caught.value) == (
-        "An export as onnx and openvino needs tf2onnx, openvino, not installed here; run "
+        "An export as onnx and openvino needs tf2onnx, openvino, which is not installed; run "
         "`pip install -r export/requirements-onnx.txt`."
     )
-    with pytest.raises(UserError, match="An export as onnx needs tf2onnx, not installed"):
+    with pytest.raises(UserError, match="An export as onnx needs tf2onnx, which is not installed"):
         onnx.main([*command, "onnx"])
     assert list(tmp_path.iterdir()) == []
 
@@ -142,7 +142,7 @@ def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("installed")
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     model = build()
-    with pytest.raises(UserError, match="--formats takes at least one of onnx, openvino, but none is given"):
+    with pytest.raises(UserError, match="--formats takes at least one of onnx, openvino, but got none"):
         onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", [])
     with pytest.raises(UserError, match="there are 2 labels"):
         onnx_export.export_onnx(model, ("a", "b"), samples_of(model), tmp_path / "x")
@@ -156,7 +156,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.xml", "model.bin", "model-int8.tflite"])
-def test_a_directory_with_files_of_an_unknown_model_is_refused(name, tmp_path):
+def test_a_directory_with_exports_of_another_model_is_refused(name, tmp_path):
     model = build()
     (tmp_path / "model.keras").write_bytes(b"a run may hold its exports")
     assert fingerprint.claim(tmp_path, model, LABELS)["labels.txt"].split() == list(LABELS)
@@ -165,7 +165,7 @@ def test_a_directory_with_files_of_an_unknown_model_is_refused(name, tmp_path):
         fingerprint.claim(tmp_path, model, LABELS)
 
 
-# What needs them
+# Tests with the packages
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -199,11 +199,11 @@ def test_a_model_of_mixed_precision_is_exported_in_float32(kind, tmp_path):
     assert found.max_abs_diff <= 1e-4
 
 
-def test_an_operator_that_onnx_does_not_know_is_noticed(tmp_path):
+def test_an_unsupported_operator_is_detected(tmp_path):
     """tf2onnx writes it under TensorFlow's name, and only logs that."""
     need("onnx")
     model = build("gap, exact GELU")
-    with pytest.raises(ParityError, match=r"operators that ONNX does not know \(Erfc\), so it was not kept"):
+    with pytest.raises(ParityError, match=r"operators that ONNX does not support \(Erfc\), so it was not kept"):
         runtimes.write(model, "onnx", tmp_path, LABELS)
 
 
@@ -317,11 +317,13 @@ def test_files_of_two_models_are_never_mixed(tmp_path):
     onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path)  # the same once more
 
 
-def test_openvino_by_itself_may_compute_in_less_precision_and_the_report_says_so(tmp_path, monkeypatch):
+def test_the_report_notes_a_lower_default_precision_of_openvino(tmp_path, monkeypatch):
     need("openvino")
     model = build()
     monkeypatch.setattr(
-        runtimes, "own_precision", lambda file: ("bf16", lambda images: np.eye(7, dtype=np.float32)[[3] * len(images)])
+        runtimes,
+        "default_precision",
+        lambda file: ("bf16", lambda images: np.eye(7, dtype=np.float32)[[3] * len(images)]),
     )
     onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, ["openvino"])
     [note] = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["notes"]
@@ -329,7 +331,7 @@ def test_openvino_by_itself_may_compute_in_less_precision_and_the_report_says_so
     assert note in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
-def test_the_command_prints_its_table_and_nothing_else_and_tells_nobody(tmp_path):
+def test_the_command_prints_only_its_table_and_sends_no_telemetry(tmp_path):
     need("onnx")
     need("openvino")
     run, home, model = tmp_path / "run", tmp_path / "home", build("gap, exact GELU")
