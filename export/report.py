@@ -108,7 +108,7 @@ def write_formats(
     title: str,
     origin: Provenance,
     expected: parity.Reference,
-    formats: Mapping[str, Mapping[str, Any]],
+    formats: Mapping[Any, Mapping[str, Any]],
     *,
     facts: Mapping[str, Any],
     columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
@@ -182,7 +182,7 @@ def measurements(
     }
 
 
-def format_table(files: Mapping[str, tuple[pathlib.Path, parity.Parity]], sizes: Mapping[str, int]) -> str:
+def format_table(files: Mapping[Any, tuple[pathlib.Path, parity.Parity]], sizes: Mapping[Any, int]) -> str:
     """The file of each format and its differences from the Keras model, for the terminal.
 
     Args:
@@ -197,7 +197,7 @@ def format_table(files: Mapping[str, tuple[pathlib.Path, parity.Parity]], sizes:
     return parity.as_table(rows, ("format", "file", "bytes", "max |logit diff|", "agreement", "accuracy"))
 
 
-def _row(cells: Iterable[str]) -> str:
+def _row(cells: Iterable[object]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -1,5 +1,6 @@
 """Exports a model as ONNX and OpenVINO files, and verifies them against the Keras model."""
 
+import functools
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -153,12 +154,13 @@ def _report(
         expected,
         rows,
         facts={"notes": notes},
-        columns={
-            f"max diff, batch {size}": lambda row, size=size: f"{row['max_abs_diff_by_batch'][str(size)]:.3g}"
-            for size in _BATCHES
-        },
+        columns={f"max diff, batch {size}": functools.partial(_difference, str(size)) for size in _BATCHES},
         panels={f"{kind}: operators": row["operators"] for kind, row in rows.items()},
     )
+
+
+def _difference(size: str, row: Mapping[str, Any]) -> str:
+    return f"{row['max_abs_diff_by_batch'][size]:.3g}"
 
 
 def summary(written: Mapping[OnnxFormat, tuple[pathlib.Path, parity.Parity]]) -> str:

@@ -140,6 +140,4 @@ def _type_of(number: int) -> tuple[np.dtype, str]:
     for dtype, (candidate, field) in _DTYPES.items():
         if candidate == number:
             return dtype, field
-    raise ValueError(
-        f"A tensor has the type {number}, which is none of {[supported for supported, _ in _DTYPES.values()]}."
-    )
+    raise ValueError(f"A tensor has the type {number}, which is none of {[code for code, _ in _DTYPES.values()]}.")
