@@ -1,9 +1,9 @@
-"""Speed beside the peers, in one run: `make bench`, or a part of it:
+"""Compares the speed of this project with other libraries. `make bench` runs all cases; this command runs some:
 
     python -m benchmarks --cases inference --models ViT-B_16 --rounds 9 --output speed
 
-Everyone has a process of its own and the same number of threads, and they run in turn, one call each; the product of
-two large matrices, which nobody can beat, runs among them. Writes results.json and results.md.
+Each peer has its own process and the same number of threads. The peers run in turn, one call each. The product of two
+large matrices runs too, as the limit of the machine. The command writes results.json and results.md.
 """
 
 import dataclasses
@@ -15,31 +15,31 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from benchmarks.case import Case
-from benchmarks.contest import LIMIT, OURS, Result, flops, hold, rate
+from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
 from keras_vit import UserError, cli, run_directory
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
 _ALL: tuple[Cases, ...] = get_args(Cases)
 
 _VITS = ("ViT-Ti_16", "ViT-S_16", "ViT-B_16")
-_FORMS = ("keras_vit_saved_model", "keras_vit_onnx", "keras_vit_openvino")
+_ARTIFACTS = ("keras_vit_saved_model", "keras_vit_onnx", "keras_vit_openvino")
 _OTHERS = ("keras_hub", "transformers", "transformers_compiled", "timm")
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Images per second beside the peers, on this machine."""
+    """Compare images per second with other libraries on this machine."""
 
     cases: tuple[Cases, ...] = _ALL
-    """What to measure."""
+    """Cases to measure."""
     models: tuple[str, ...] = ("ViT-B_16",)
-    """Plain Vision Transformers for inference and training."""
+    """Vision Transformers for inference and training."""
     batches: tuple[int, ...] = (1, 8)
-    """Images of a call, for inference."""
+    """Images per call, for inference."""
     rounds: int = 9
-    """Timed calls of each, in turn."""
+    """Timed calls of each peer, in turn."""
     threads: int = 2
-    """That everyone is given."""
+    """Threads of each peer."""
     output: pathlib.Path = pathlib.Path("benchmark-results")
     """Directory for results.json and results.md."""
 
@@ -52,41 +52,41 @@ class Arguments:
             raise UserError(f"There is no comparison for {unknown[0]!r}; --models takes {', '.join(_VITS)}.")
 
 
-def contests(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
-    """Every case that is asked for, with those who take part in it, ours first."""
+def comparisons(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
+    """Each requested case with its peers; the first peer is this project."""
     found = []
     for name in arguments.cases:
         precision = "bfloat16" if name.endswith("bfloat16") else "float32"
         if name in ("inference", "bfloat16"):
-            forms = _FORMS if precision == "float32" else _FORMS[:1]
+            artifacts = _ARTIFACTS if precision == "float32" else _ARTIFACTS[:1]
             for model in arguments.models:
                 for batch in arguments.batches:
                     case = Case("inference", model, batch, precision=precision, threads=arguments.threads)
-                    found.append((case, (OURS, *forms, *_OTHERS)))
+                    found.append((case, (REFERENCE, *artifacts, *_OTHERS)))
         elif name in ("training", "training-bfloat16"):
             for model in arguments.models:
                 case = Case("training", model, 16, precision=precision, threads=arguments.threads)
-                found.append((case, (OURS, *_OTHERS)))
+                found.append((case, (REFERENCE, *_OTHERS)))
         elif name == "families":
             for model in ("BiT-R50x1", "R50+ViT-B_16"):
-                found.append((Case("inference", model, 8, threads=arguments.threads), (OURS, *_FORMS, "timm")))
+                found.append((Case("inference", model, 8, threads=arguments.threads), (REFERENCE, *_ARTIFACTS, "timm")))
         elif name == "phone":
             case = Case("inference", "ViT-Ti_16", 1, threads=1)
             found.append((case, ("keras_vit_saved_model", "keras_vit_tflite", "keras_vit_tflite_int8")))
         else:
             for size in (384, 1024):
                 case = Case("inference", "ViT-S_16", 1, size, threads=arguments.threads)
-                found.append((case, (OURS, "keras_vit_chunked", "keras_hub")))
+                found.append((case, (REFERENCE, "keras_vit_chunked", "keras_hub")))
     return found
 
 
 def table(case: Case, results: Sequence[Result]) -> list[str]:
-    """Markdown: a line for each, as fast as ours and as what the machine can do."""
+    """Markdown table: one row per peer, compared with this project and with the limit of the machine."""
     done = {result.peer: result for result in results if result.failure is None}
     own = next(result for result in results if result.peer != LIMIT)
     lines = [f"## {case.title}", "", f"{flops(case) / 1e9:,.1f} GFLOP a call.", ""]
     lines += [
-        "| | ms, median (least to most) | images/s | ours is | GFLOP/s | of the limit | prepare, s | first, s | MB |",
+        "| | ms, median (least to most) | images/s | relative | GFLOP/s | of the limit | prepare, s | first, s | MB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
@@ -96,16 +96,16 @@ def table(case: Case, results: Sequence[Result]) -> list[str]:
         speed, spread = rate(result, case), f"{1e3 * min(result.seconds):.1f} to {1e3 * max(result.seconds):.1f}"
         limit = f"{speed / rate(done[LIMIT], case):.0%}" if LIMIT in done else ""
         images = "" if result.peer == LIMIT else f"{case.batch / result.median:.2f}"
-        ours = f"{result.median / own.median:.2f}x" if own.failure is None and result.peer != LIMIT else ""
+        relative = f"{result.median / own.median:.2f}x" if own.failure is None and result.peer != LIMIT else ""
         lines.append(
-            f"| {result.peer} | {1e3 * result.median:.1f} ({spread}) | {images} | {ours} | {speed / 1e9:.0f} | {limit} "
-            f"| {result.prepare:.1f} | {result.first_call:.2f} | {result.peak_bytes / 1e6:.0f} |"
+            f"| {result.peer} | {1e3 * result.median:.1f} ({spread}) | {images} | {relative} | {speed / 1e9:.0f} "
+            f"| {limit} | {result.prepare:.1f} | {result.first_call:.2f} | {result.peak_bytes / 1e6:.0f} |"
         )
     return [*lines, ""]
 
 
 def processor() -> str:
-    """Its name, as Linux tells it."""
+    """Name of the processor."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -119,16 +119,16 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
     output = run_directory.check_output(parsed.output)
     head = f"{processor()}, {parsed.threads} threads, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
-    lines, records = ["# Speed beside the peers", "", head, ""], []
-    for case, peers in contests(parsed):
+    lines, cases = ["# Speed beside the peers", "", head, ""], []
+    for case, peers in comparisons(parsed):
         print(f"{case.title} …", flush=True)
-        results = hold(case, [*peers, LIMIT], parsed.rounds)
+        results = compare(case, [*peers, LIMIT], parsed.rounds)
         shown = table(case, results)
         print("\n".join(shown), flush=True)
         lines += shown
-        records.append({**dataclasses.asdict(case), "results": [dataclasses.asdict(result) for result in results]})
-        document = json.dumps({"machine": head, "cases": records}, indent=1)
-        with run_directory.staged(output) as stage:  # after every case, so that a run cut short has left something
+        cases.append({**dataclasses.asdict(case), "results": [dataclasses.asdict(result) for result in results]})
+        document = json.dumps({"machine": head, "cases": cases}, indent=1)
+        with run_directory.staged(output) as stage:  # after every case, so that an interrupted run keeps its results
             (stage / "results.json").write_text(document + "\n", encoding="utf-8")
             (stage / "results.md").write_text("\n".join(lines), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What is measured: one task on one model, the same for all who take part."""
+"""A benchmark case: one task on one model, the same for all peers."""
 
 import dataclasses
 import json
@@ -11,28 +11,28 @@ Device = Literal["cpu", "gpu"]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A task, and how large."""
+    """A task, a model, and the sizes."""
 
     task: Task
     model: str
     """Official name."""
     batch: int
-    """Images of a call, or of a step."""
+    """Images in a call or a training step."""
     size: int = 224
     """Height and width in pixels."""
     precision: Precision = "float32"
     threads: int = 2
-    """That everyone is given."""
+    """Threads of each peer."""
     device: Device = "cpu"
 
     @property
     def title(self) -> str:
-        """In words, for a table."""
+        """Heading of the table."""
         threads = f", {self.threads} thread{'s' * (self.threads > 1)}"
         return f"{self.model}, {self.task}, batch {self.batch}, {self.size} px, {self.precision}{threads}"
 
     def to_json(self) -> str:
-        """For the command line of another process."""
+        """The case as JSON, for the command line of a peer process."""
         return json.dumps(dataclasses.asdict(self))
 
 

@@ -1,10 +1,10 @@
-"""Speed on one GPU in bfloat16: ours on the JAX backend of Keras beside timm and transformers under torch.compile.
+"""Compares this project on the JAX backend with timm and transformers under torch.compile, on one GPU in bfloat16.
 
     KERAS_BACKEND=jax python -m benchmarks.gpu --output gpu-results
 
-Everyone has the GPU alone, in a process of its own, and the largest batch that fits into its memory, found by halving;
-the product of two large matrices runs before each case. Writes results.json and results.md. Needs JAX and torch, each
-with its GPU build, timm and transformers, but no TensorFlow.
+Each peer runs alone on the GPU, in its own process, with the largest batch that fits into memory, found by halving. The
+product of two large matrices runs before each case. The command writes results.json and results.md. It needs JAX and
+torch, each with its GPU build, timm and transformers, but no TensorFlow.
 """
 
 import dataclasses
@@ -16,52 +16,52 @@ from collections.abc import Sequence
 from typing import get_args
 
 from benchmarks.case import Case, Task
-from benchmarks.contest import LIMIT, Result, hold, rate
+from benchmarks.comparison import LIMIT, Result, compare, rate
 from keras_vit import UserError, cli, run_directory
 
-_OURS = "keras_vit_jax"
-_PEERS = (_OURS, "timm_compiled", "transformers_compiled")
-# Images of ViT-S_16 at 224 pixels to begin with; other models and sizes begin with as many as have no more tokens x D.
+_REFERENCE = "keras_vit_jax"
+_PEERS = (_REFERENCE, "timm_compiled", "transformers_compiled")
+# First batch of ViT-S_16 at 224 pixels. Larger models and sizes start with a smaller batch of about as many tokens x D.
 _FIRST_BATCH = {"inference": 2048, "training": 1024}
-_SHARE = {"ViT-S_16": 1, "ViT-B_16": 2, "ViT-L_16": 4}
+_RELATIVE_SIZE = {"ViT-S_16": 1, "ViT-B_16": 2, "ViT-L_16": 4}
 _SMALLEST_BATCH = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Images per second on one GPU, in bfloat16."""
+    """Compare images per second on one GPU in bfloat16."""
 
-    models: tuple[str, ...] = tuple(_SHARE)
-    """Of ViT-S_16, ViT-B_16 and ViT-L_16."""
+    models: tuple[str, ...] = tuple(_RELATIVE_SIZE)
+    """Models to measure: ViT-S_16, ViT-B_16, ViT-L_16."""
     sizes: tuple[int, ...] = (224, 384)
     """Heights and widths in pixels."""
     tasks: tuple[Task, ...] = get_args(Task)
-    """What to measure."""
+    """Tasks to measure."""
     rounds: int = 20
-    """Timed calls of each."""
+    """Timed calls of each peer."""
     output: pathlib.Path = pathlib.Path("gpu-results")
     """Directory for results.json and results.md."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UserError(f"--rounds must be at least 1, but is {self.rounds}.")
-        unknown = [model for model in self.models if model not in _SHARE]
+        unknown = [model for model in self.models if model not in _RELATIVE_SIZE]
         if unknown:
-            raise UserError(f"There is no comparison for {unknown[0]!r}; --models takes {', '.join(_SHARE)}.")
+            raise UserError(f"There is no comparison for {unknown[0]!r}; --models takes {', '.join(_RELATIVE_SIZE)}.")
 
 
 def largest(case: Case, peer: str, rounds: int) -> tuple[Case, Result]:
-    """The result with the largest batch, from the case's own downwards, that does not fail; else the last failure."""
+    """Halve the batch of the case until it does not fail. Returns the last failure if no batch fits."""
     while True:
-        (result,) = hold(case, [peer], rounds)
+        (result,) = compare(case, [peer], rounds)
         if result.failure is None or case.batch // 2 < _SMALLEST_BATCH:
             return case, result
         case = dataclasses.replace(case, batch=case.batch // 2)
 
 
 def rows(found: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
-    """Markdown: a line for each peer, as fast as ours and as the matrix product."""
-    own = next((case.batch / r.median for case, r in found if r.peer == _OURS and r.failure is None), None)
+    """Markdown: one row per peer, compared with this project and with the matrix product."""
+    own = next((case.batch / r.median for case, r in found if r.peer == _REFERENCE and r.failure is None), None)
     lines = []
     for case, result in found:
         head = f"| {case.model} | {case.size} | {case.task} | {result.peer} |"
@@ -70,10 +70,10 @@ def rows(found: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
             continue
         images = case.batch / result.median
         spread = f"{case.batch / max(result.seconds):,.0f} to {case.batch / min(result.seconds):,.0f}"
-        ours = f"{own / images:.2f}x" if own is not None else ""
+        relative = f"{own / images:.2f}x" if own is not None else ""
         speed = rate(result, case)
         share = f"{speed / limit:.0%}" if limit else ""
-        lines.append(f"{head} {case.batch} | {images:,.0f} ({spread}) | {ours} | {speed / 1e12:.0f} | {share} |")
+        lines.append(f"{head} {case.batch} | {images:,.0f} ({spread}) | {relative} | {speed / 1e12:.0f} | {share} |")
     return lines
 
 
@@ -84,31 +84,31 @@ def main(arguments: Sequence[str]) -> None:
     head = f"{_gpu()}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
     lines = [
         f"# Speed on a GPU\n\n{head}\n",
-        "| model | px | task | | batch | images/s, median (least to most) | ours is | TFLOP/s | of the limit |",
+        "| model | px | task | | batch | images/s, median (least to most) | relative time | TFLOP/s | of the limit |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    records = []
+    cases = []
     for model in parsed.models:
         for size in parsed.sizes:
             for task in parsed.tasks:
-                batch = max(_FIRST_BATCH[task] // (_SHARE[model] * (4 if size > 224 else 1)), _SMALLEST_BATCH)
+                batch = max(_FIRST_BATCH[task] // (_RELATIVE_SIZE[model] * (4 if size > 224 else 1)), _SMALLEST_BATCH)
                 case = Case(task, model, batch, size, "bfloat16", device="gpu")
-                (limit,) = hold(case, [LIMIT], parsed.rounds)
+                (limit,) = compare(case, [LIMIT], parsed.rounds)
                 found = [largest(case, peer, parsed.rounds) for peer in _PEERS]
                 shown = rows(found, 0.0 if limit.failure else rate(limit, case))
                 print("\n".join(shown), flush=True)
                 lines += shown
                 pairs = [*found, (case, limit)]
-                records += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
-                document = json.dumps({"machine": head, "cases": records}, indent=1)
-                with run_directory.staged(output) as stage:  # after every case: a run cut short has left something
+                cases += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
+                document = json.dumps({"machine": head, "cases": cases}, indent=1)
+                with run_directory.staged(output) as stage:  # after every case, for interrupted runs
                     (stage / "results.json").write_text(document + "\n", encoding="utf-8")
                     (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _gpu() -> str:
-    """Its name, as the driver tells it."""
+    """Name of the GPU."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]

@@ -1,11 +1,11 @@
-"""Training images per second of the input pipeline beside a bare loop that does only what cannot be left out.
+"""Compares the input pipeline of training with a minimal tf.data loop, in images per second.
 
     python -m benchmarks.input
 
-JPEGs of 500x375 become 224x224 by Inception crop and flip. The bare loop is tf.data too: read a file, draw a window,
-decode it alone, resize, mirror, batch, normalise. Ours adds the shuffled order that can start anywhere, labels, seeds,
-and rounding to bytes. Rounds alternate, so that both see the same machine; the ratio is what to trust, that of the work
-(images per second of processor time) also where others use the machine.
+JPEGs of 500x375 become 224x224 by Inception crop and flip. The minimal loop reads a file, samples a window, decodes
+only this window, resizes, flips, batches and normalizes. The input pipeline adds a shuffled order that can resume at
+any step, labels, seeds, and rounding to bytes. Rounds alternate, so that both meet the same conditions. The ratios are
+more reliable than the rates; the ratio by processor time is reliable on a shared machine too.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from keras_vit import cli
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Training images per second of the input pipeline beside a bare loop."""
+    """Compare the input pipeline of training with a minimal tf.data loop."""
 
     rounds: int = 9
-    """Timed passes of each, after one untimed."""
+    """Timed passes of each, after one warm-up pass."""
     batches: int = 16
     """Batches of 64 images in each pass."""
     images: int = 256
-    """Different files."""
+    """Number of different files."""
 
 
 def main(arguments: Sequence[str]) -> None:

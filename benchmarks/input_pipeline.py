@@ -1,4 +1,4 @@
-"""The input pipeline and a bare loop, timed in turn on the same made-up photographs."""
+"""Times the input pipeline and a minimal tf.data loop in turn on the same synthetic photographs."""
 
 import itertools
 import pathlib
@@ -23,7 +23,7 @@ _PREPROCESSING = Preprocessing((224, 224))
 
 
 def write_photographs(folder: pathlib.Path, count: int) -> None:
-    """Smooth random pictures with some noise, as large when compressed as photographs are (about 40 kB)."""
+    """Smooth random images with noise. Compressed, they are as large as photographs (about 40 kB)."""
     rng = np.random.default_rng(0)
     for number in range(count):
         coarse = tf.image.resize(rng.uniform(0.0, 255.0, (24, 32, 3)), (375, 500), "bicubic")
@@ -33,8 +33,8 @@ def write_photographs(folder: pathlib.Path, count: int) -> None:
         path.write_bytes(tf.io.encode_jpeg(image, quality=90).numpy())
 
 
-def bare(folder: pathlib.Path) -> tf.data.Dataset:
-    """Endless batches by the fewest operations."""
+def minimal(folder: pathlib.Path) -> tf.data.Dataset:
+    """Endless batches with as few operations as possible."""
 
     def image(path: tf.Tensor) -> tf.Tensor:
         data = tf.io.read_file(path)
@@ -54,15 +54,15 @@ def bare(folder: pathlib.Path) -> tf.data.Dataset:
     return data.map(lambda images: (images - 127.5) / 127.5).prefetch(tf.data.AUTOTUNE)
 
 
-def ours(split: Split) -> tf.data.Dataset:
-    """The batches that training sees."""
+def full(split: Split) -> tf.data.Dataset:
+    """The batches of training."""
     return training_batches(split, _RECIPE, _PREPROCESSING, num_classes=2, seed=0, first_step=0)
 
 
 def rates(data: tf.data.Dataset, batches: int) -> tuple[float, float]:
-    """Images per second, and per second of all cores' work, of some batches after two unmeasured ones.
+    """Images per second, and per second of processor time, after two warm-up batches.
 
-    The iterator is a new one and ends here: left open, it would go on working while others are measured.
+    The iterator is created and closed here. An open iterator would keep prefetching during the next measurement.
     """
     iterator = iter(data)
     for _ in itertools.islice(iterator, 2):
@@ -75,15 +75,15 @@ def rates(data: tf.data.Dataset, batches: int) -> tuple[float, float]:
 
 
 def compare(arguments: Arguments) -> None:
-    """Write the photographs, time everyone, and print the ratios."""
+    """Write the photographs, time all pipelines, and print the ratios."""
     with tempfile.TemporaryDirectory() as directory:
         folder, shards = pathlib.Path(directory) / "photographs", pathlib.Path(directory) / "shards"
         write_photographs(folder, arguments.images)
         shard(ShardOptions(DataOptions(f"folder:{folder}"), str(shards), 2))
         peers = {
-            "bare loop": bare(folder),
-            "folder": ours(open_source(DataOptions(f"folder:{folder}")).train),
-            "tfrecord": ours(open_source(DataOptions(f"tfrecord:{shards}/*.tfrecord")).train),
+            "minimal loop": minimal(folder),
+            "folder": full(open_source(DataOptions(f"folder:{folder}")).train),
+            "tfrecord": full(open_source(DataOptions(f"tfrecord:{shards}/*.tfrecord")).train),
         }
         measured = {name: [] for name in peers}
         for number in range(arguments.rounds + 1):
@@ -92,9 +92,9 @@ def compare(arguments: Arguments) -> None:
                 if number:
                     measured[name].append(found)
     for name, found in measured.items():
-        ratios = np.array(found) / np.array(measured["bare loop"])
+        ratios = np.array(found) / np.array(measured["minimal loop"])
         print(
-            f"{name:10} {statistics.median(rate for rate, _ in found):6.0f} images/s, of the bare loop "
+            f"{name:12} {statistics.median(rate for rate, _ in found):6.0f} images/s, of the minimal loop "
             f"{np.median(ratios[:, 0]):.2f} ({ratios[:, 0].min():.2f} to {ratios[:, 0].max():.2f}); by work "
             f"{np.median(ratios[:, 1]):.2f} ({ratios[:, 1].min():.2f} to {ratios[:, 1].max():.2f})"
         )

@@ -1,8 +1,7 @@
-"""Those who take part: ours in its several forms, and what others have for the same model.
+"""The peers of the comparison: the models and exports of this project, and the same models in other libraries.
 
-Each is a function of a case that prepares everything and returns a call, whose time is taken, of one batch or one
-step. Each runs in a process of its own, and imports its framework itself. All weights are random; that our numbers are
-right is for the tests to show.
+Each peer is a function that takes a case and returns a call of one batch or one training step. Only the call is timed.
+A peer runs in its own process and imports its own framework. All weights are random; the tests check the numbers.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from benchmarks.case import NUM_CLASSES, Case
 
 Call = Callable[[], object]
 
-# Side of the square matrices whose product gives the machine's limit: large enough that nothing else counts.
+# Side of the square matrices whose product is the limit of the machine: large enough to make overhead negligible.
 SIDE = {"cpu": 3072, "gpu": 8192}
 _TIMM = {
     "ViT-Ti_16": "vit_tiny_patch16_{size}",
@@ -50,36 +49,36 @@ def matrix_product(case: Case) -> Call:
 
 
 def keras_vit(case: Case) -> Call:
-    """Our Keras model under a tf.function; in training the step of our trainer."""
+    """The Keras model in a tf.function, or the training step of `training.loop.trainer`."""
     import keras
 
     import keras_vit
 
     _tensorflow_threads(case)
     if case.task == "training":
-        return _our_step(case)
+        return _training_step(case)
     keras.config.set_dtype_policy(case.precision)
-    return _our_forward(case, keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES))
+    return _forward(case, keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES))
 
 
 def keras_vit_chunked(case: Case) -> Call:
-    """The same with the attention of 256 tokens at a time."""
+    """The same with attention in chunks of 256 tokens."""
     import keras_vit
 
     _tensorflow_threads(case)
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
     keras_vit.chunk_attention(model, 256)
-    return _our_forward(case, model)
+    return _forward(case, model)
 
 
-def _our_forward(case: Case, model) -> Call:
+def _forward(case: Case, model) -> Call:
     import tensorflow as tf
 
     forward, images = tf.function(lambda x: model(x, training=False), jit_compile=False), tf.constant(_images(case))
     return lambda: forward(images).numpy()
 
 
-def _our_step(case: Case) -> Call:
+def _training_step(case: Case) -> Call:
     import keras
     import tensorflow as tf
 
@@ -98,9 +97,9 @@ def _our_step(case: Case) -> Call:
 
 
 def keras_vit_jax(case: Case) -> Call:
-    """Our Keras model on the JAX backend of Keras; in training with Keras' AdamW."""
+    """The Keras model on the JAX backend; training uses the AdamW of Keras."""
     os.environ["KERAS_BACKEND"] = "jax"
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")  # nobody else is on the device
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")  # no other process uses the device
     import jax
     import keras
 
@@ -148,7 +147,7 @@ def _jax_step(case: Case, model, weights: list, images) -> Call:
 
 
 def keras_vit_saved_model(case: Case) -> Call:
-    """Our SavedModel, as TF Serving has it, loaded afresh."""
+    """The SavedModel for TF Serving, loaded again."""
     import tensorflow as tf
 
     _tensorflow_threads(case)
@@ -159,16 +158,16 @@ def keras_vit_saved_model(case: Case) -> Call:
 
 
 def keras_vit_onnx(case: Case) -> Call:
-    """Our ONNX file in ONNX Runtime."""
-    return _our_file(case, "onnx")
+    """The ONNX file in ONNX Runtime."""
+    return _exported_file(case, "onnx")
 
 
 def keras_vit_openvino(case: Case) -> Call:
-    """Our OpenVINO file."""
-    return _our_file(case, "openvino")
+    """The OpenVINO file."""
+    return _exported_file(case, "openvino")
 
 
-def _our_file(case: Case, kind: str) -> Call:
+def _exported_file(case: Case, kind: str) -> Call:
     from export.onnx import runtimes
 
     with _exported(_export_file, case, kind) as directory:
@@ -178,27 +177,27 @@ def _our_file(case: Case, kind: str) -> Call:
 
 
 def keras_vit_tflite(case: Case) -> Call:
-    """Our float32 TFLite file in LiteRT, one image at a time."""
-    return _our_tflite(case, None)
+    """The float32 TFLite file in LiteRT, one image at a time."""
+    return _tflite(case, None)
 
 
 def keras_vit_tflite_int8(case: Case) -> Call:
-    """Our TFLite file with weights in 8 bits and activations quantised as they come."""
-    return _our_tflite(case, "int8-dynamic")
+    """The TFLite file with dynamic range quantization: 8-bit weights, activations quantized at run time."""
+    return _tflite(case, "int8-dynamic")
 
 
-def _our_tflite(case: Case, kind: str | None) -> Call:
+def _tflite(case: Case, kind: str | None) -> Call:
     from ai_edge_litert.interpreter import Interpreter
 
     with _exported(_export_tflite, case, kind) as directory:
         content = (directory / "model.tflite").read_bytes()
     interpreter = Interpreter(model_content=content, num_threads=case.threads)
     interpreter.allocate_tensors()
-    given, images = interpreter.get_input_details()[0]["index"], _images(case)
+    index, images = interpreter.get_input_details()[0]["index"], _images(case)
 
     def forward() -> None:
         for image in images:
-            interpreter.set_tensor(given, image[None])
+            interpreter.set_tensor(index, image[None])
             interpreter.invoke()
 
     return forward
@@ -206,9 +205,9 @@ def _our_tflite(case: Case, kind: str | None) -> Call:
 
 @contextlib.contextmanager
 def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
-    """A directory with what `export(*arguments, directory)` writes there, in a process of its own.
+    """A temporary directory with the output of `export(*arguments, directory)`, which runs in its own process.
 
-    What an exporter leaves in memory, gigabytes of it for ONNX, would be there while everyone is timed.
+    The memory of an exporter, gigabytes for ONNX, is thus free while the peers are timed.
     """
     with tempfile.TemporaryDirectory() as directory:
         process = multiprocessing.get_context("spawn").Process(target=export, args=(*arguments, directory))
@@ -220,21 +219,21 @@ def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
 
 
 def _export_saved_model(case: Case, directory: str) -> None:
-    from export.saved_model.export import save
+    from export.files import save_module
     from export.saved_model.signatures import Servable, signatures
 
     labels = pathlib.Path(directory) / "labels.txt"
     labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
-    model = _plain(case, case.precision, for_tensorflow=True)
+    model = _inference_model(case, case.precision, for_tensorflow=True)
     servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
-    save(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
+    save_module(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
 
 
 def _export_file(case: Case, kind: str, directory: str) -> None:
     from export.onnx import runtimes
 
     labels = [str(number) for number in range(NUM_CLASSES)]
-    runtimes.write(_plain(case, for_onnx=True), kind, pathlib.Path(directory), labels)
+    runtimes.write(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels)
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
@@ -242,13 +241,13 @@ def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
     from export.tflite.quantize import quantize
 
     file = pathlib.Path(directory) / "model.tflite"
-    file.write_bytes(convert(_plain(case)))
+    file.write_bytes(convert(_inference_model(case)))
     if kind is not None:
         file.write_bytes(quantize(file, kind, []))
 
 
 def keras_hub(case: Case) -> Call:
-    """The ViT of keras-hub under a tf.function; in training Keras' own step with its AdamW."""
+    """The ViT of keras-hub in a tf.function; training uses `train_on_batch` and the AdamW of Keras."""
     import keras
     import keras_hub
     import tensorflow as tf
@@ -281,7 +280,7 @@ def keras_hub(case: Case) -> Call:
 
 
 def transformers(case: Case) -> Call:
-    """The ViT of transformers on torch, with its fused attention."""
+    """The ViT of transformers on torch, with fused attention."""
     return _torch_call(case, _transformers_model(case), lambda model, images: model(images).logits)
 
 
@@ -293,7 +292,7 @@ def transformers_compiled(case: Case) -> Call:
 
 
 def _transformers_model(case: Case):
-    _torchvision_of_any_build()
+    _define_torchvision_operators()
     from transformers import ViTConfig, ViTForImageClassification
 
     from keras_vit import MODELS
@@ -313,7 +312,7 @@ def _transformers_model(case: Case):
 
 
 def timm(case: Case) -> Call:
-    """The model of timm on torch, with its fused attention."""
+    """The model of timm on torch, with fused attention."""
     return _torch_call(case, _timm_model(case), lambda model, images: model(images))
 
 
@@ -325,14 +324,17 @@ def timm_compiled(case: Case) -> Call:
 
 
 def _timm_model(case: Case):
-    _torchvision_of_any_build()
+    _define_torchvision_operators()
     import timm
 
     return timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
 
 
-def _torchvision_of_any_build() -> None:
-    """Both import torchvision, which fails when its operators are built for another torch; neither uses them here."""
+def _define_torchvision_operators() -> None:
+    """Define stubs of the torchvision operators, which are missing if torchvision was built for another torch.
+
+    timm and transformers import torchvision, but do not use these operators here.
+    """
     import torch
 
     if not hasattr(torch.ops.torchvision, "nms"):
@@ -342,7 +344,7 @@ def _torchvision_of_any_build() -> None:
             library.define(f"_{name}_backward(Tensor x) -> Tensor")
         for name in ("nms", "qnms", "deform_conv2d", "_deform_conv2d_backward"):
             library.define(f"{name}(Tensor x) -> Tensor")
-        _torchvision_of_any_build.library = library  # what it defines goes with it
+        _define_torchvision_operators.library = library  # keeps the definitions alive
 
 
 def _torch_call(case: Case, model, forward) -> Call:
@@ -384,17 +386,17 @@ def _torch_step(case: Case, model, forward, images) -> Call:
     return step
 
 
-def _plain(case: Case, dtype: str = "float32", **options):
+def _inference_model(case: Case, dtype: str = "float32", **options):
     import keras_vit
-    from export.inference_model import plain
+    from export.inference_model import inference_model
 
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
     rng = np.random.default_rng(0)
     for weight in model.weights:
         if len(weight.shape) == 1 or not np.any(weight):
-            # As trained ones are: what multiplies by one, or adds zero, would be left out of a graph of constants.
+            # Otherwise graph optimization would remove multiplications by one and additions of zero.
             weight.assign_add(rng.normal(0.0, 0.02, weight.shape))
-    return plain(model, dtype, **options)
+    return inference_model(model, dtype, **options)
 
 
 def _images(case: Case) -> np.ndarray:

@@ -1,3 +1,3 @@
-"""Deployable artifacts and the proof that each is the model. Start reading at `saved_model.py`."""
+"""Exports models to SavedModel, TFLite, ONNX and OpenVINO, and verifies each export against the Keras model."""
 
-import keras_vit  # noqa: F401  (before tensorflow, whose remarks on loading it keeps from the terminal)
+import keras_vit  # noqa: F401  (before tensorflow: hides the messages of its import)

@@ -1,4 +1,4 @@
-"""Of which model the exported files in a directory are, so that none ever lies beside the labels of another run."""
+"""Fingerprint of an exported model. It prevents exports of different models in one directory."""
 
 import hashlib
 import pathlib
@@ -9,14 +9,14 @@ import keras
 from keras_vit import UserError, run_directory
 from keras_vit.run_directory import LABELS
 
-# Tells of which model the files beside it are.
-_NOTE = "export.sha256"
-# What exports call their files.
+# File with the fingerprint of the exports in its directory.
+_FINGERPRINT = "export.sha256"
+# Names of exported files.
 _FILES = ("model-*.tflite", "model.onnx", "model.xml", "model.bin")
 
 
 def fingerprint(model: keras.Model, labels: Sequence[str]) -> str:
-    """SHA-256 of the weights and the labels: another one for every training."""
+    """SHA-256 of the weights and the labels."""
     digest = hashlib.sha256(run_directory.labels_text(labels).encode())
     for weight in model.weights:
         digest.update(weight.numpy().tobytes())
@@ -24,17 +24,19 @@ def fingerprint(model: keras.Model, labels: Sequence[str]) -> str:
 
 
 def claim(output: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> dict[str, str]:
-    """The text files, by name, that say whose the export in a directory is.
+    """Contents of the fingerprint file and of labels.txt, by file name.
 
-    Raises UserError for a directory with files of another model, which would lie beside the labels of this one.
+    Raises UserError if the output holds exports of another model.
     """
-    texts = {_NOTE: f"{fingerprint(model, labels)}\n", LABELS: run_directory.labels_text(labels)}
-    files = [] if (output / _NOTE).is_file() else sorted(path.name for name in _FILES for path in output.glob(name))
-    there = [name for name in (*texts, *files) if (output / name).is_file()]
-    foreign = [name for name in there if (output / name).read_bytes() != texts.get(name, "").encode()]
+    texts = {_FINGERPRINT: f"{fingerprint(model, labels)}\n", LABELS: run_directory.labels_text(labels)}
+    files = (
+        [] if (output / _FINGERPRINT).is_file() else sorted(path.name for name in _FILES for path in output.glob(name))
+    )
+    existing = [name for name in (*texts, *files) if (output / name).is_file()]
+    foreign = [name for name in existing if (output / name).read_bytes() != texts.get(name, "").encode()]
     if foreign:
         raise UserError(
-            f"{output} already holds the export of another model ({', '.join(foreign)}); give another --output, or "
-            "remove that one."
+            f"{output} already holds the export of another model ({', '.join(foreign)}); pass another --output, or "
+            "remove it."
         )
     return texts

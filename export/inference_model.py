@@ -1,4 +1,4 @@
-"""The model as an artifact needs it: plain convolutions, one dtype, nothing that only training knows."""
+"""The inference model: the model for exports, with baked convolutions, one dtype, and no training-only parts."""
 
 from collections.abc import Collection
 
@@ -14,17 +14,17 @@ from keras_vit.models.layers import StandardizedConv2D, TokenDense, gelu_erf, no
 
 
 def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
-    """The model with all weights and all arithmetic in "float32" or "bfloat16"; itself where it is so already.
+    """The model with all weights and arithmetic in "float32" or "bfloat16"; the model itself if it already is.
 
-    A model trained under a mixed policy has float32 weights and loses nothing in float32. Softmax and the statistics
-    of the norms stay float32 in any case.
+    A model trained in mixed precision has float32 weights, so float32 is exact. Softmax and the statistics of the norms
+    are always float32.
     """
     if all(layer.dtype_policy.name == dtype for layer in model.layers):
         return model
     return _rebuilt(model, dtype)
 
 
-def plain(
+def inference_model(
     model: keras.Model,
     dtype: str = "float32",
     *,
@@ -32,18 +32,18 @@ def plain(
     for_tensorflow: bool = False,
     all_tokens: bool = False,
 ) -> keras.Model:
-    """The model in one dtype with its standardised convolutions baked into plain ones, equal to float rounding.
+    """The model in one dtype, with standardized convolutions as ordinary ones. The outputs are equal up to rounding.
 
-    What its head reads at the class token alone is computed of that token alone: see
+    The layers that the head reads only at the class token compute only this token; see
     `keras_vit.models.build.class_token_only`.
 
     Args:
-        model: any of ours.
+        model: from `keras_vit.build`.
         dtype: "float32" or "bfloat16".
-        for_onnx: write what ONNX and its runtime get wrong in another way: see _ErfDense, _NearlyZeroPadding.
-        for_tensorflow: write norms and attention as what TensorFlow computes in the fewest passes on a CPU: see
+        for_onnx: replace operations that ONNX or ONNX Runtime compute wrongly; see _ErfDense, _NearlyZeroPadding.
+        for_tensorflow: replace norms and attention by forms that TensorFlow computes faster on a CPU; see
             _OnePassNorm, _GroupNormByProducts, _OneProductAttention.
-        all_tokens: compute what no head reads, too, for who wants to see inside.
+        all_tokens: compute all tokens, for intermediate outputs.
     """
     class_token = frozenset() if all_tokens else class_token_only(model)
     rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
@@ -56,9 +56,9 @@ def plain(
 
 
 class _ErfDense(TokenDense):
-    """A dense layer and the exact GELU as 0.5 x (1 + erf(x / sqrt 2)).
+    """A dense layer with exact GELU as 0.5 x (1 + erf(x / sqrt 2)).
 
-    TensorFlow's own goes through erfc, for which ONNX has no operator; tf2onnx writes one all the same.
+    The GELU of TensorFlow uses erfc. ONNX has no such operator, but tf2onnx writes one.
     """
 
     def call(self, tokens):
@@ -67,10 +67,9 @@ class _ErfDense(TokenDense):
 
 
 class _NearlyZeroPadding(keras.layers.ZeroPadding2D):
-    """Zeros around the images of a max pooling, as 1e-30.
+    """Padding before a max pooling with 1e-30 instead of zeros.
 
-    ONNX Runtime (1.31) merges a padding with exact zeros into the pooling behind it, which knows only padding that
-    never is the maximum.
+    ONNX Runtime (1.31) merges padding with exact zeros into the pooling, where padding is never the maximum.
     """
 
     def call(self, images):
@@ -86,15 +85,15 @@ def _is_pool_padding(layer: keras.layers.Layer) -> bool:
 
 
 class _OnePassNorm(keras.layers.LayerNormalization):
-    """LayerNorm of tokens (B, N, D) as what TensorFlow, on a CPU with oneDNN, computes in one pass instead of five.
+    """LayerNorm of tokens (B, N, D) in a form that TensorFlow with oneDNN computes in one pass instead of five.
 
-    Its rewriting of the graph looks for a batch norm of one image whose channels are the tokens, for constants behind
-    it, and for "empty" only once. Another form that it knows has its epsilon replaced by 1e-3. Not rewritten, the
-    statistics are float32 in bfloat16 as well.
+    The graph optimizer matches a batch norm of one image with tokens as channels, constants after it, and one shared
+    tensor "empty". It matches another form too, but replaces its epsilon by 1e-3. Without the optimizer, the statistics
+    of bfloat16 tokens are float32 too.
     """
 
     def set_constants(self, gamma: np.ndarray, beta: np.ndarray) -> None:
-        """Scale and offset (D,)."""
+        """Set the scale and the offset (D,)."""
         self._constants = gamma, beta
 
     def call(self, tokens):
@@ -115,10 +114,9 @@ class _OnePassNorm(keras.layers.LayerNormalization):
 
 
 class _GroupNormByProducts(keras.layers.GroupNormalization):
-    """GroupNorm of feature maps (B, H, W, C) whose means over the pixels are products with constants.
+    """GroupNorm of feature maps (B, H, W, C) with means over the pixels as matrix products.
 
-    TensorFlow is slow to add up pixels and the channels of a group, which are neither its first nor its last axes. The
-    statistics are float32 in bfloat16 as well.
+    TensorFlow is slow at sums over axes other than the first and the last ones. The statistics are always float32.
     """
 
     def call(self, images):
@@ -126,23 +124,23 @@ class _GroupNormByProducts(keras.layers.GroupNormalization):
         x = tf.cast(tf.reshape(images, (-1, pixels, channels)), tf.float32)  # (B, H * W, C)
         over_pixels = tf.fill((tf.shape(x)[0], 1, pixels), 1.0 / pixels)
 
-        def of_groups(means):
-            """Of means of channels (B, 1, C) those of the group of each."""
+        def group_means(means):
+            """Replace means of channels (B, 1, C) by the means of their groups."""
             means = tf.reduce_mean(tf.reshape(means, (-1, self.groups, channels // self.groups)), 2, keepdims=True)
             return tf.reshape(tf.repeat(means, channels // self.groups, axis=2), (-1, 1, channels))
 
-        mean = of_groups(tf.matmul(over_pixels, x))
-        variance = of_groups(tf.matmul(over_pixels, tf.math.squared_difference(x, mean)))
+        mean = group_means(tf.matmul(over_pixels, x))
+        variance = group_means(tf.matmul(over_pixels, tf.math.squared_difference(x, mean)))
         scale = tf.math.rsqrt(variance + self.epsilon) * tf.cast(self.gamma, tf.float32)
         x = x * scale + (tf.cast(self.beta, tf.float32) - scale * mean)
         return tf.cast(tf.reshape(x, tf.shape(images)), self.compute_dtype)
 
 
 class _OneProductAttention(DotProductAttention):
-    """Attention of queries that are scaled already, by the weights that _rebuilt gives the layer before.
+    """Attention with queries scaled by the weights of the layer before, see _rebuilt.
 
-    The key goes into the product as it is, without a transpose of its own. The softmax of bfloat16 is oneDNN's, which
-    computes in float32 inside; where it is not there, TensorFlow's is within 0.5 % of it.
+    The product transposes the key, without a separate operation. The bfloat16 softmax of oneDNN computes in float32;
+    that of TensorFlow without oneDNN is within 0.5 %.
     """
 
     scaled = True
@@ -167,28 +165,28 @@ def _rebuilt(
     for_tensorflow: bool = False,
     class_token: Collection[str] = (),
 ) -> keras.Model:
-    """A copy with layers of the same names, those of `class_token` called on it alone."""
+    """A copy with the same layer names, where the layers in `class_token` compute only the class token."""
     if any(layer.quantization_mode for layer in model.layers):
         raise UserError(
-            f"The model {model.name!r} is quantized by Keras, which no export can keep; export it as it was before "
-            "`quantize`, and let the export quantize it."
+            f"The model {model.name!r} is quantized by Keras, which exports do not support; export the model from "
+            "before `quantize`, and use a quantized format of the export."
         )
     names = {layer.name for layer in model.layers}
 
-    def bakes(layer: keras.layers.Layer) -> bool:
+    def is_baked(layer: keras.layers.Layer) -> bool:
         return bake and isinstance(layer, StandardizedConv2D)
 
     def one_pass(layer: keras.layers.Layer) -> bool:
         return for_tensorflow and _is_norm(layer)
 
     def one_product(layer: keras.layers.Layer) -> bool:
-        # Relative positions read the query, too, and scale it themselves.
+        # Relative positions read the query too, and scale it themselves.
         return for_tensorflow and isinstance(layer, DotProductAttention) and f"{layer.name}.relative" not in names
 
     scaled = {f"{layer.name}.query": layer for layer in model.layers if one_product(layer)}
 
     def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if bakes(layer):
+        if is_baked(layer):
             return keras.layers.Conv2D(
                 layer.filters,
                 layer.kernel_size,
@@ -222,7 +220,7 @@ def _rebuilt(
         weights = [np.asarray(weight.value) for weight in layer.weights]
         if isinstance(layer, TokenDense) and layer.lora_enabled:
             weights = [np.asarray(weight) for weight in (layer.kernel, layer.bias) if weight is not None]
-        if bakes(layer):
+        if is_baked(layer):
             weights = [standardized(layer, weights[0])]
         elif one_pass(layer):
             copy.get_layer(layer.name).set_constants(*weights)
@@ -235,7 +233,7 @@ def _rebuilt(
 
 
 def standardized(layer: StandardizedConv2D, kernel: np.ndarray) -> np.ndarray:
-    """The kernel (h, w, in, out) float32 that the layer convolves with."""
-    centred = kernel - kernel.mean(axis=(0, 1, 2), dtype=np.float64)
-    deviation = np.sqrt(np.mean(np.square(centred), axis=(0, 1, 2)) + layer.variance_epsilon)
-    return (centred / (deviation + layer.deviation_epsilon)).astype(np.float32)
+    """The standardized kernel (h, w, in, out) float32 of a layer."""
+    centered = kernel - kernel.mean(axis=(0, 1, 2), dtype=np.float64)
+    deviation = np.sqrt(np.mean(np.square(centered), axis=(0, 1, 2)) + layer.variance_epsilon)
+    return (centered / (deviation + layer.deviation_epsilon)).astype(np.float32)

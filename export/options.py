@@ -1,12 +1,12 @@
-"""What the exports take; without TensorFlow and Keras, which `--help` need not wait for."""
+"""Options of the export commands. Imports neither TensorFlow nor Keras, so that `--help` is fast."""
 
 import dataclasses
 from typing import Annotated, Literal
 
 import tyro
 
-# Share of images that an artifact with rounded weights may put in another class than the model does. One image always
-# may be: among few, a single picture between two classes says nothing.
+# Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
+# always allowed: in a small set, a single image between two classes means nothing.
 LARGEST_DISAGREEMENT = 0.02
 
 
@@ -19,16 +19,16 @@ class SourceOptions:
     checkpoint: str | None = None
     """Checkpoint file or folder, address, or official name such as augreg:B_16."""
     labels: str | None = None
-    """Text file with a class in each line, in the order of a checkpoint's logits. A run has its own."""
+    """Text file with one class per line, in the order of the logits; for a checkpoint, since a run has its own."""
     images: str | None = None
-    """Folder of image files to check a checkpoint's export on; those in folders named as a class give accuracy, too.
-    Default: 16 made-up pictures. A run has its own."""
+    """Folder of images to verify the export of a checkpoint; images in folders named after a class give the accuracy.
+    Default: 16 random images. A run has its own images."""
     image_size: tuple[int, int] | None = None
-    """Height and width in pixels of a checkpoint's model; default: as stored."""
+    """Height and width in pixels for the model of a checkpoint. Default: as stored."""
     num_heads: int | None = None
-    """Attention heads, where a checkpoint does not tell them."""
+    """Number of attention heads, if the checkpoint does not contain it."""
     num_groups: int | None = None
-    """Groups of GroupNorm, where a checkpoint does not tell them."""
+    """Number of GroupNorm groups, if the checkpoint does not contain it."""
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -36,19 +36,19 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclasses.dataclass(frozen=True)
 class SavedModelOptions:
-    """Export a model as a SavedModel for TF Serving, and check it."""
+    """Export a model as a SavedModel for TF Serving, and verify it."""
 
     source: Annotated[SourceOptions, tyro.conf.arg(name="")]
     output: str
-    """Directory of the model's versions; the next number is added."""
+    """Directory of the versions of the model; the export adds the next version."""
     dtype: Dtype = "float32"
-    """Type of weights and arithmetic. bfloat16 halves the file, and is faster on processors that have it."""
+    """Type of weights and arithmetic. bfloat16 halves the size, and is faster on processors that support it."""
     attention: bool = False
     """Add the signature "attention" with the probabilities of every block."""
     xla: bool = False
-    """Compile the network with XLA when it is first called, for each batch size anew."""
+    """Compile the network with XLA, in the first call with each batch size."""
     max_disagreement: float = LARGEST_DISAGREEMENT
-    """Share of images that bfloat16 may put into another class than the model does; float32 may none."""
+    """Largest share of images with another predicted class than the model, for bfloat16."""
 
 
 TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int8", "int16x8"]
@@ -56,23 +56,23 @@ TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "in
 
 @dataclasses.dataclass(frozen=True)
 class TFLiteOptions:
-    """Export a model as TFLite files, and check them."""
+    """Export a model as TFLite files, and verify them."""
 
     source: Annotated[SourceOptions, tyro.conf.arg(name="")]
     output: str
-    """Directory of the files model-FORMAT.tflite and labels.txt, new or with those of the same model."""
+    """Directory for model-FORMAT.tflite and labels.txt; new, or with exports of the same model."""
     formats: tuple[TFLiteFormat, ...] = ("float32", "int8-dynamic")
-    """What to write."""
+    """Formats to write."""
     uint8_input: bool = False
-    """Take pixels, 0..255, and normalise inside; the files are called model-FORMAT-uint8-input.tflite."""
+    """Take pixels 0..255 and normalize them in the model; the files are named model-FORMAT-uint8-input.tflite."""
     dynamic_batch: bool = False
-    """Take any number of images; the files are called …-dynamic-batch.tflite. Not for int8 and int16x8."""
+    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int8 and int16x8."""
     calibration: str | None = None
-    """Folder of representative images for int8 and int16x8. Default: training images that the run keeps."""
+    """Folder of representative images for int8 and int16x8. Default: training images in the run directory."""
     calibration_images: int = 256
-    """How many of them to use."""
+    """Number of calibration images."""
     max_disagreement: float = LARGEST_DISAGREEMENT
-    """Share of images that a rounded format may put into another class than the model does; float32 may none."""
+    """Largest share of images with another predicted class than the model, for all formats but float32."""
 
 
 OnnxFormat = Literal["onnx", "openvino"]
@@ -80,10 +80,10 @@ OnnxFormat = Literal["onnx", "openvino"]
 
 @dataclasses.dataclass(frozen=True)
 class OnnxOptions:
-    """Export a model as ONNX and OpenVINO files, and check them."""
+    """Export a model as ONNX and OpenVINO files, and verify them."""
 
     source: Annotated[SourceOptions, tyro.conf.arg(name="")]
     output: str
-    """Directory of model.onnx, model.xml with model.bin, and labels.txt, new or with those of the same model."""
+    """Directory for model.onnx, model.xml with model.bin, and labels.txt; new, or with exports of the same model."""
     formats: tuple[OnnxFormat, ...] = ("onnx",)
-    """What to write."""
+    """Formats to write."""

@@ -1,32 +1,53 @@
-"""The verification report of an export: report.json for programs, report.md and report.png for people."""
+"""Reports of the verification of an export: report.json, report.md and report.png, and measurements for them."""
 
 import collections
 import json
 import pathlib
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import keras
 import matplotlib.figure
 import numpy as np
 import tensorflow as tf
 
-# Bars in one panel of the picture.
+from export import parity
+from export.source import Provenance
+
+# Heading, column names, and rows.
+Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
+# Largest number of bars in a panel of report.png.
 _MOST_BARS = 15
+# Timed calls of an artifact, and the seconds that all its calls may take.
+_REPEATS, _LONGEST = 50, 5.0
 
 
 def operator_table(names: Iterable[str]) -> dict[str, int]:
-    """How often each name is there, the most frequent first."""
+    """Number of operators by name, the most frequent first."""
     return dict(sorted(collections.Counter(names).items(), key=lambda item: (-item[1], item[0])))
 
 
-def typical(seconds: Sequence[float]) -> float:
-    """Milliseconds of a call: the lower quartile, for what else the machine does makes calls slower, never faster."""
+def latency(call: Callable[[], object]) -> float:
+    """Milliseconds of a call, see `typical_ms`, after as many warm-up calls."""
+    seconds, end = [], time.perf_counter() + _LONGEST
+    for repeat in range(2 * _REPEATS):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+        if time.perf_counter() > end and repeat >= 2:
+            break
+    return typical_ms(seconds[len(seconds) // 2 :])
+
+
+def typical_ms(seconds: Sequence[float]) -> float:
+    """Lower quartile in milliseconds: other load on the machine makes calls slower, never faster."""
     return float(f"{1e3 * np.quantile(seconds, 0.25):.4g}")
 
 
 def versions() -> dict[str, str]:
-    """What the numbers of a report depend on."""
+    """Versions of the libraries, and the processor."""
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -36,38 +57,38 @@ def versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """In words, with the features that decide the speed of small numbers."""
+    """Name of the processor, with the features that matter for bfloat16 and int8."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return platform.processor() or platform.machine()
     info = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     name = info.get("model name", platform.machine())
-    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd")
+    relevant = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd")
     features = info.get("flags", info.get("Features", "")).split()
-    return ", ".join([name, *(feature for feature in wanted if feature in features)])
+    return ", ".join([name, *(feature for feature in relevant if feature in features)])
 
 
 def write(
     directory: pathlib.Path,
     title: str,
-    facts: Mapping,
-    tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]] = (),
+    facts: Mapping[str, Any],
+    tables: Sequence[Table] = (),
     panels: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
-    """Write the three files.
+    """Write report.json, report.md and report.png.
 
     Args:
-        directory: where.
-        title: of the page.
-        facts: everything, as JSON can hold it.
-        tables: of the page, each with a heading, the names of its columns, and its rows. Without, the facts are one.
-        panels: of the picture, bars by name; without, the latency and the most frequent operators among the facts.
+        directory: for the three files.
+        title: of report.md and report.png.
+        facts: content of report.json. Its "notes" become sentences of report.md.
+        tables: of report.md: heading, column names, and rows. Default: one table of the facts.
+        panels: of report.png: bars by name. Default: the latency and the most frequent operators.
     """
     facts = {**facts, "versions": versions()}
     (directory / "report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     if not tables:
-        tables = [("", ("measure", "value"), [(name, _shown(value)) for name, value in facts.items()])]
+        tables = [("", ("measure", "value"), [(name, _text(value)) for name, value in facts.items()])]
     lines = [f"# {title}", ""]
     for heading, columns, rows in tables:
         lines += [f"## {heading}", ""] if heading else []
@@ -81,22 +102,121 @@ def write(
     _draw(title, panels, directory / "report.png")
 
 
-def _row(cells: Iterable[str]) -> str:
+def write_formats(
+    directory: pathlib.Path,
+    artifact: str,
+    title: str,
+    origin: Provenance,
+    expected: parity.Reference,
+    formats: Mapping[Any, Mapping[str, Any]],
+    *,
+    facts: Mapping[str, Any],
+    columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
+    tables: Sequence[Table] = (),
+    panels: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
+    """Write the report of an export in several formats.
+
+    Args:
+        directory: for the files of `write`.
+        artifact: name of the export.
+        title: of report.md and report.png.
+        origin: of the model.
+        expected: logits of the Keras model.
+        formats: measurements of each format: those of `measurements`, and further ones.
+        facts: further content of report.json.
+        columns: further columns of the table of formats, each with a function from measurements to a cell.
+        tables: further tables.
+        panels: further panels.
+    """
+    header = (
+        "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "1 thread, ms", "2 threads, ms",
+        "operators", *columns,
+    )  # fmt: skip
+    rows = [
+        (kind, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
+         f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *(f"{ms:.3g}" for ms in row["latency_ms"].values()),
+         sum(row["operators"].values()), *(cell(row) for cell in columns.values()))
+        for kind, row in formats.items()
+    ]  # fmt: skip
+    heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
+    common = {
+        "artifact": artifact,
+        "model": origin.name,
+        "images_from": origin.images,
+        "num_images": len(expected.logits),
+        "keras_accuracy": expected.accuracy,
+        "formats": formats,
+    }
+    bars = {
+        "latency of one image on one thread, ms": {
+            kind: row["latency_ms"]["1_threads"] for kind, row in formats.items()
+        },
+        "megabytes": {kind: row["bytes"] / 1e6 for kind, row in formats.items()},
+    }
+    write(directory, title, {**common, **facts}, [(heading, header, rows), *tables], {**bars, **(panels or {})})
+
+
+def measurements(
+    size: int,
+    found: parity.Parity,
+    latency_of: Callable[[int], float],
+    operators: Mapping[str, int],
+    started: float,
+) -> dict[str, Any]:
+    """What the report of any format has.
+
+    Args:
+        size: bytes of the files.
+        found: differences from the Keras model.
+        latency_of: milliseconds of one image on a number of threads.
+        operators: number of operators by name.
+        started: time.perf_counter() at the start of the export.
+    """
+    return {
+        "bytes": size,
+        **parity.as_json(found),
+        "latency_ms": {f"{threads}_threads": latency_of(threads) for threads in (1, 2)},
+        "operators": operators,
+        "export_seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def format_table(files: Mapping[Any, tuple[pathlib.Path, parity.Parity]], sizes: Mapping[Any, int]) -> str:
+    """The file of each format and its differences from the Keras model, for the terminal.
+
+    Args:
+        files: path and differences by format.
+        sizes: bytes by format.
+    """
+    rows = [
+        (kind, str(path), f"{sizes[kind]:,}", f"{found.max_abs_diff:.2g}", f"{found.agreement:.4f}",
+         "" if np.isnan(found.accuracy) else f"{found.accuracy:.4f}")
+        for kind, (path, found) in files.items()
+    ]  # fmt: skip
+    return parity.as_table(rows, ("format", "file", "bytes", "max |logit diff|", "agreement", "accuracy"))
+
+
+def _row(cells: Iterable[object]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _shown(value) -> str:
+def _accuracy(accuracy: float | None) -> str:
+    return "unknown" if accuracy is None else f"{accuracy:.4f}"
+
+
+def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown(part)}" for name, part in value.items())
+        return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_shown(part) for part in value)
-    return "not known" if value is None else str(value)
+        return ", ".join(_text(part) for part in value)
+    return "unknown" if value is None else str(value)
 
 
 def _draw(title: str, panels: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None:
-    """One row of horizontal bars below each other for each panel that has any."""
+    """Draw a bar chart for each panel that is not empty."""
     shown = {name: dict(list(bars.items())[:_MOST_BARS]) for name, bars in panels.items() if bars}
     heights = [1.0 + 0.28 * len(bars) for bars in shown.values()]
     figure = matplotlib.figure.Figure(figsize=(9, 0.5 + sum(heights)), layout="constrained")

@@ -1,16 +1,18 @@
-"""The comparison with the peers: who takes part, in turn, and what is told of it."""
+"""The comparison with other libraries: the rounds, failing peers, and the tables."""
 
 import contextlib
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import contest, gpu
+from benchmarks import comparison, gpu
 from benchmarks.case import Case
-from benchmarks.contest import Result, flops, hold
-from export.inference_model import plain
+from benchmarks.comparison import Result, compare, flops
+from export.inference_model import inference_model
 from keras_vit import MODELS, UserError, build
 from keras_vit.models.attention import DotProductAttention
 from keras_vit.models.complexity import costs
@@ -18,8 +20,8 @@ from keras_vit.models.complexity import costs
 TINY = Case("inference", "testing", 2, size=32, threads=1)
 
 
-def test_everyone_runs_in_turn_and_who_cannot_is_reported():
-    ours, missing, limit = hold(TINY, ["keras_vit", "keras_hub", "matrix_product"], rounds=3)
+def test_peers_run_in_turn_and_a_missing_library_is_reported():
+    ours, missing, limit = compare(TINY, ["keras_vit", "keras_hub", "matrix_product"], rounds=3)
     assert (len(ours.seconds), len(limit.seconds)) == (3, 3)
     assert ours.failure is limit.failure is None
     assert min(*ours.seconds, ours.first_call, ours.prepare) > 0
@@ -32,16 +34,16 @@ def test_everyone_runs_in_turn_and_who_cannot_is_reported():
 
 
 @pytest.mark.slow
-def test_a_training_step_of_ours_is_one():
-    (ours,) = hold(Case("training", "testing", 4, size=32, precision="bfloat16", threads=1), ["keras_vit"], rounds=2)
+def test_a_training_step_runs():
+    (ours,) = compare(Case("training", "testing", 4, size=32, precision="bfloat16", threads=1), ["keras_vit"], rounds=2)
     assert ours.failure is None
     assert len(ours.seconds) == 2
 
 
 @pytest.mark.slow
-def test_who_is_killed_between_two_rounds_is_reported_and_stops_nobody():
+def test_a_peer_killed_between_rounds_is_reported():
     with contextlib.ExitStack() as stack:
-        victim = contest.PeerProcess("matrix_product", TINY, stack)
+        victim = comparison.PeerProcess("matrix_product", TINY, stack)
         victim.run()
         victim.process.kill()
         victim.process.wait()
@@ -52,15 +54,24 @@ def test_who_is_killed_between_two_rounds_is_reported_and_stops_nobody():
     assert result.failure
 
 
-def test_the_work_of_a_call():
+def test_the_parent_process_loads_no_backend():
+    code = "import sys, benchmarks.__main__, benchmarks.gpu; from benchmarks.comparison import *\n"
+    code += "print(flops(Case('inference', 'testing', 1, size=32)), {'keras', 'tensorflow', 'jax'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    operations, modules = done.stdout.split(maxsplit=1)
+    assert int(operations) > 0
+    assert modules.strip() == "set()"
+
+
+def test_flops_of_a_call():
     one = 2 * costs(MODELS["ViT-S_16"], (224, 224), num_classes=1000).multiply_adds
     assert flops(Case("inference", "ViT-S_16", 8)) == 8 * one
     assert flops(Case("training", "ViT-S_16", 1)) == 3 * one
 
 
-def test_what_no_head_reads_is_no_work_of_ours():
+def test_flops_of_an_export_leave_out_unread_tokens():
     def products(model) -> int:
-        """Multiplications and additions, told by the shapes in the graph."""
+        """Multiplications and additions by the shapes in the graph."""
         total = 0
         for layer in model.layers:
             if isinstance(layer, DotProductAttention):
@@ -72,10 +83,10 @@ def test_what_no_head_reads_is_no_work_of_ours():
 
     model = build(MODELS["testing"], image_size=32, num_classes=1000)
     assert flops(TINY, "keras_vit") == flops(TINY) == 2 * products(model)
-    assert flops(TINY, "keras_vit_saved_model") == 2 * products(plain(model)) < flops(TINY)
+    assert flops(TINY, "keras_vit_saved_model") == 2 * products(inference_model(model)) < flops(TINY)
 
 
-def test_a_table_compares_with_ours_and_with_the_limit():
+def test_a_table_compares_with_the_reference_and_the_limit():
     case = Case("inference", "ViT-S_16", 8)
     second = flops(case) / 100e9  # at 100 GFLOP/s
     ours, other = (Result(name, (t, 2 * t, 3 * t), 1.0, 0.5, 10**9) for name, t in
@@ -88,10 +99,10 @@ def test_a_table_compares_with_ours_and_with_the_limit():
 
 def test_results_are_written_after_every_case(tmp_path, monkeypatch, capsys):
     result = Result("keras_vit", (0.1,), 1.0, 0.5, 10**9)
-    monkeypatch.setattr(command, "hold", lambda case, peers, rounds: [result])
+    monkeypatch.setattr(command, "compare", lambda case, peers, rounds: [result])
     command.main(["--cases", "phone", "--rounds", "1", "--output", str(tmp_path / "speed")])
-    told = json.loads((tmp_path / "speed" / "results.json").read_text())
-    assert told["cases"][0]["results"][0]["seconds"] == [0.1]
+    document = json.loads((tmp_path / "speed" / "results.json").read_text())
+    assert document["cases"][0]["results"][0]["seconds"] == [0.1]
     assert "ViT-Ti_16, inference, batch 1, 224 px, float32, 1 thread" in (tmp_path / "speed/results.md").read_text()
     assert "| keras_vit | 100.0 (100.0 to 100.0) |" in capsys.readouterr().out
 
@@ -100,7 +111,7 @@ def test_results_are_written_after_every_case(tmp_path, monkeypatch, capsys):
     ("options", "words"),
     [(["--models", "BiT-R50x1"], "no comparison for 'BiT-R50x1'"), (["--rounds", "0"], "--rounds must be at least 1")],
 )
-def test_what_cannot_be_compared_is_refused(options, words):
+def test_invalid_options_are_refused(options, words):
     with pytest.raises(UserError, match=words):
         command.main(options)
 
@@ -108,30 +119,30 @@ def test_what_cannot_be_compared_is_refused(options, words):
 def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(monkeypatch):
     tried = []
 
-    def hold_up_to_32(case, peers, rounds):
+    def compare_up_to_32(case, peers, rounds):
         tried.append(case.batch)
         return [Result(peers[0], (0.5,) if case.batch <= 32 else (), 1.0, 0.5, 0, None if case.batch <= 32 else "OOM")]
 
-    monkeypatch.setattr(gpu, "hold", hold_up_to_32)
+    monkeypatch.setattr(gpu, "compare", compare_up_to_32)
     case, result = gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "keras_vit_jax", 1)
     assert (tried, case.batch, result.failure) == ([128, 64, 32], 32, None)
 
 
-def test_on_a_gpu_where_no_batch_fits_the_reason_is_told(monkeypatch):
-    monkeypatch.setattr(gpu, "hold", lambda case, peers, rounds: [Result(peers[0], (), 0.0, 0.0, 0, "OOM")])
+def test_on_a_gpu_the_failure_is_reported_if_no_batch_fits(monkeypatch):
+    monkeypatch.setattr(gpu, "compare", lambda case, peers, rounds: [Result(peers[0], (), 0.0, 0.0, 0, "OOM")])
     case, result = gpu.largest(Case("training", "ViT-S_16", 32, device="gpu"), "keras_vit_jax", 1)
     assert (case.batch, result.failure) == (8, "OOM")
 
 
-def test_on_a_gpu_rates_are_compared_whatever_the_batches(tmp_path, monkeypatch, capsys):
-    def hold_one(case, peers, rounds):
+def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, monkeypatch, capsys):
+    def compare_one(case, peers, rounds):
         if peers[0] == "transformers_compiled":
             return [Result(peers[0], (), 0.0, 0.0, 0, "OutOfMemory")]
         return [
             Result(peers[0], (case.batch / {"keras_vit_jax": 3000, "timm_compiled": 2000}.get(peers[0], 1),), 1, 1, 0)
         ]
 
-    monkeypatch.setattr(gpu, "hold", hold_one)
+    monkeypatch.setattr(gpu, "compare", compare_one)
     options = ["--models", "ViT-S_16", "--sizes", "224", "--tasks", "inference", "--output", str(tmp_path / "gpu")]
     gpu.main(options)
     text = (tmp_path / "gpu/results.md").read_text()

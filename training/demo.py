@@ -38,7 +38,8 @@ class Arguments:
 
 def demo(arguments: Arguments) -> dict:
     """Walk the whole way and return the summary."""
-    from export.saved_model.export import directory_bytes, export_saved_model
+    from export.files import directory_bytes
+    from export.saved_model.export import export_saved_model
     from export.tflite.export import export_tflite
     from keras_vit import run_directory
     from training.evaluation.evaluate import evaluate

@@ -1,12 +1,13 @@
-"""A model as an ONNX file and as OpenVINO IR, each checked against the Keras model before it is there.
+"""Exports a model as ONNX and OpenVINO files, and verifies them against the Keras model.
 
     python -m export.onnx --run runs/demo --output portable --formats onnx openvino
 
-Writes model.onnx, or model.xml with model.bin, through Keras' own exporters. Input: image (B, H, W, C) float32 in the
-model's range, any number of them. Output: logits (B, K). All arithmetic is float32. Needs the packages of
+Writes model.onnx, or model.xml with model.bin, with the exporters of Keras. Input: image (B, H, W, C) float32 in the
+value range of the model, with any batch size. Output: logits (B, K). All arithmetic is float32. Needs the packages of
 requirements-onnx.txt.
 """
 
+import pathlib
 from collections.abc import Sequence
 
 from export.options import OnnxOptions
@@ -15,12 +16,24 @@ from keras_vit import cli
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
-    parsed = cli.parse(OnnxOptions, arguments, prog="python -m export.onnx")
+    options = cli.parse(OnnxOptions, arguments, prog="python -m export.onnx")
     cli.require_tensorflow()
 
-    from export.onnx.export import export_command
+    from export.onnx import runtimes
+    from export.onnx.export import export_onnx, summary
+    from export.source import open_source
 
-    export_command(parsed)
+    runtimes.require_packages(options.formats)  # before a large model is loaded
+    source = open_source(**vars(options.source))
+    written = export_onnx(
+        source.model,
+        source.labels,
+        source.samples,
+        pathlib.Path(options.output),
+        options.formats,
+        origin=source.origin,
+    )
+    print(summary(written))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
-"""ONNX and OpenVINO files of a model: written, loaded, and compared with the Keras model before they are there."""
+"""Exports a model as ONNX and OpenVINO files, and verifies them against the Keras model."""
 
+import functools
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import keras
 import numpy as np
 import tqdm
 
 from export import fingerprint, parity, report
-from export.inference_model import in_dtype, plain
+from export.inference_model import in_dtype, inference_model
 from export.onnx import runtimes
 from export.onnx.runtimes import FILES, Runner
-from export.options import OnnxFormat, OnnxOptions
-from export.source import Provenance, check_classifier, open_source
+from export.options import OnnxFormat
+from export.source import Provenance, check_model
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.run_directory import Samples
 
-# In what numbers the first images are given to an artifact, beside the batches of all of them.
+# Further batch sizes to verify, on the first images.
 _BATCHES = (1, 5)
 
 
@@ -31,25 +33,24 @@ def export_onnx(
     *,
     origin: Provenance | None = None,
 ) -> dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]]:
-    """Write each format and return the path that its runtime is given, and its differences from the Keras model.
+    """Write the files of each format. Returns the path of the file to load and its differences from the Keras model.
 
-    Each is loaded afresh and run on all samples, in batches and one by one; the logits must equal the model's to float
-    rounding, else ParityError is raised and nothing is put in place. UserError is raised for an output with files of
+    Each file is loaded again and run on all samples, with several batch sizes. Raises ParityError, and writes nothing,
+    if the logits differ from those of the model by more than rounding. Raises UserError if the output holds files of
     another model. The other arguments are those of the command.
     """
     origin = origin or Provenance()
     if not formats:
-        raise UserError(f"--formats takes at least one of {', '.join(OnnxFormat.__args__)}, but none is given.")
+        raise UserError(f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none.")
     runtimes.require_packages(formats)
-    check_classifier(model)
-    run_directory.check_classes(model, labels)
-    run_directory.check_output(output)
+    check_model(model, labels, output)
     for kind in formats:
-        runtimes.require_room(kind, model)
+        runtimes.check_size(kind, model)
     texts = fingerprint.claim(output, model, labels)
     expected = parity.reference(in_dtype(model, "float32"), preprocessing_of(model), samples)
-    network = plain(model, for_onnx=True)
-    written, rows, notes = {}, {}, []
+    network = inference_model(model, for_onnx=True)
+    written: dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]] = {}
+    rows, notes = {}, []
     with run_directory.staged(output) as stage:
         for kind in dict.fromkeys(formats):
             started = time.perf_counter()
@@ -57,9 +58,9 @@ def export_onnx(
             file = stage / FILES[kind][0]
             found, batches = _verify(file, kind, expected)
             written[kind] = (output / file.name, found)
-            rows[kind] = _facts(file, kind, expected, found, batches, started)
+            rows[kind] = _measurements(file, kind, expected, found, batches, started)
             if kind == "openvino":
-                notes += _of_own_precision(file, expected)
+                notes += _default_precision(file, expected)
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         _report(stage, origin, expected, rows, notes)
@@ -67,17 +68,17 @@ def export_onnx(
 
 
 def _verify(file: pathlib.Path, kind: OnnxFormat, expected: parity.Reference) -> tuple[parity.Parity, dict[str, float]]:
-    """Run a file on all images, and on the first ones in other numbers at a time.
+    """Run a file on all images, and on the first images with the batch sizes of _BATCHES.
 
-    Returns the differences of the first from the Keras model, and the largest of the others by that number. Raises
-    ParityError where one is beyond float rounding.
+    Returns the differences from the Keras model, and the largest difference by batch size. Raises ParityError if a
+    difference is larger than rounding.
     """
     runner = runtimes.open_file(file, kind)
     found = parity.compare(expected, _run(runner, expected, file.name))
     parity.require_equal(f"{kind} file", found)
     first = next(expected.batches())[1]
-    rows = np.arange(max(_BATCHES)) % len(first)  # again from the first one where there are fewer
-    images, differences = first[rows], {}
+    rows = np.arange(max(_BATCHES)) % len(first)  # repeated if there are fewer images
+    images, differences = first[rows], dict[str, float]()
     for size in _BATCHES:
         logits = [runner(images[start : start + size]) for start in range(0, len(images), size)]
         differences[str(size)] = float(np.abs(np.concatenate(logits) - expected.logits[rows]).max())
@@ -90,7 +91,7 @@ def _verify(file: pathlib.Path, kind: OnnxFormat, expected: parity.Reference) ->
 
 
 def _run(runner: Runner, expected: parity.Reference, name: str) -> np.ndarray:
-    """Logits (n, K) of the reference's images."""
+    """Logits (n, K) of the sample images."""
     logits = []
     with tqdm.tqdm(desc=f"Running {name}", total=len(expected.logits), unit="image", disable=None) as progress:
         for _, images in expected.batches():
@@ -99,87 +100,69 @@ def _run(runner: Runner, expected: parity.Reference, name: str) -> np.ndarray:
     return np.concatenate(logits)
 
 
-def _facts(
+def _measurements(
     file: pathlib.Path,
     kind: OnnxFormat,
     expected: parity.Reference,
     found: parity.Parity,
     batches: dict[str, float],
     started: float,
-) -> dict:
+) -> dict[str, Any]:
     image = next(expected.batches())[1][:1]
+
+    def latency(threads: int) -> float:
+        runner = runtimes.open_file(file, kind, threads)
+        return report.latency(lambda: runner(image))
+
     return {
         "files": list(FILES[kind]),
-        "bytes": sum((file.parent / name).stat().st_size for name in FILES[kind]),
-        **parity.as_json(found),
+        **report.measurements(_bytes(file.parent, kind), found, latency, runtimes.operators(file, kind), started),
         "max_abs_diff_by_batch": batches,
-        "latency_ms": {
-            f"{threads}_threads": runtimes.latency(runtimes.open_file(file, kind, threads), image) for threads in (1, 2)
-        },
-        "operators": runtimes.operators(file, kind),
         "packages": runtimes.versions(kind),
-        "export_seconds": round(time.perf_counter() - started, 1),
     }
 
 
-def _of_own_precision(file: pathlib.Path, expected: parity.Reference) -> list[str]:
-    """What OpenVINO's answers are without the request for float32, where they are others on this processor."""
-    name, runner = runtimes.own_precision(file)
+def _bytes(directory: pathlib.Path, kind: OnnxFormat) -> int:
+    return sum((directory / name).stat().st_size for name in FILES[kind])
+
+
+def _default_precision(file: pathlib.Path, expected: parity.Reference) -> list[str]:
+    """A note on the differences with the default precision of OpenVINO, unless it is float32 on this processor."""
+    name, runner = runtimes.default_precision(file)
     if name == "f32":
         return []
     found = parity.compare(expected, _run(runner, expected, f"{file.name} in {name}"))
     return [
-        f"The figures are those of INFERENCE_PRECISION_HINT f32. Without it OpenVINO computes in {name} on this "
+        f"The measurements use INFERENCE_PRECISION_HINT f32. Without it OpenVINO computes in {name} on this "
         f"processor: logits differ from the model's by up to {found.max_abs_diff:.3g}, and {found.agreement:.2%} of "
-        "the images fall into the same class."
+        "the images have the same predicted class."
     ]
 
 
-def _report(stage: pathlib.Path, origin: Provenance, expected: parity.Reference, rows: dict, notes: list[str]) -> None:
-    accuracy = parity.known(parity.accuracy(expected, expected.logits))
-    facts = {
-        "artifact": "ONNX and OpenVINO",
-        "model": origin.name,
-        "images_from": origin.images,
-        "num_images": len(expected.logits),
-        "keras_accuracy": accuracy,
-        "formats": rows,
-        "notes": notes,
-    }
-    columns = ("format", "bytes", "max diff", "mean diff", *(f"max diff, batch {size}" for size in _BATCHES),
-               "agreement", "accuracy", "1 thread, ms", "2 threads, ms", "operators")  # fmt: skip
-    table = [
-        (kind, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-         *(f"{difference:.3g}" for difference in row["max_abs_diff_by_batch"].values()), f"{row['agreement']:.4f}",
-         "not known" if row["accuracy"] is None else f"{row['accuracy']:.4f}",
-         *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()))
-        for kind, row in rows.items()
-    ]  # fmt: skip
-    known = "not known" if accuracy is None else f"{accuracy:.4f}"
-    heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {known}"
-    panels = {
-        "latency of one image on one thread, ms": {kind: row["latency_ms"]["1_threads"] for kind, row in rows.items()},
-        "megabytes": {kind: row["bytes"] / 1e6 for kind, row in rows.items()},
-        **{f"{kind}: operators": row["operators"] for kind, row in rows.items()},
-    }
-    report.write(stage, f"{origin.name} as {' and '.join(rows)}", facts, [(heading, columns, table)], panels)
-
-
-def export_command(arguments: OnnxOptions) -> None:
-    """Open the source, export it and print what came of it."""
-    runtimes.require_packages(arguments.formats)  # before a large model is read
-    source = open_source(arguments.source)
-    written = export_onnx(
-        source.model,
-        source.labels,
-        source.samples,
-        pathlib.Path(arguments.output),
-        arguments.formats,
-        origin=source.origin,
+def _report(
+    stage: pathlib.Path,
+    origin: Provenance,
+    expected: parity.Reference,
+    rows: Mapping[OnnxFormat, Mapping[str, Any]],
+    notes: Sequence[str],
+) -> None:
+    report.write_formats(
+        stage,
+        "ONNX and OpenVINO",
+        f"{origin.name} as {' and '.join(rows)}",
+        origin,
+        expected,
+        rows,
+        facts={"notes": notes},
+        columns={f"max diff, batch {size}": functools.partial(_difference, str(size)) for size in _BATCHES},
+        panels={f"{kind}: operators": row["operators"] for kind, row in rows.items()},
     )
-    rows = [
-        (kind, str(path), f"{found.max_abs_diff:.2g}", f"{found.agreement:.4f}",
-         "" if np.isnan(found.accuracy) else f"{found.accuracy:.4f}")
-        for kind, (path, found) in written.items()
-    ]  # fmt: skip
-    print(parity.as_table(rows, ("format", "file", "max |logit diff|", "agreement", "accuracy")))
+
+
+def _difference(size: str, row: Mapping[str, Any]) -> str:
+    return f"{row['max_abs_diff_by_batch'][size]:.3g}"
+
+
+def summary(written: Mapping[OnnxFormat, tuple[pathlib.Path, parity.Parity]]) -> str:
+    """The result of `export_onnx` as a table for the terminal."""
+    return report.format_table(written, {kind: _bytes(path.parent, kind) for kind, (path, _) in written.items()})

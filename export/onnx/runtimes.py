@@ -1,7 +1,6 @@
-"""ONNX and OpenVINO files: written by Keras' exporters, finished, and run by the runtimes that will run them.
+"""Writes ONNX and OpenVINO files with the exporters of Keras, and runs them in their runtimes.
 
-The packages are those of requirements-onnx.txt. They are imported where they are used, so that the command can say what
-is missing.
+The packages of requirements-onnx.txt are imported inside functions, so that the command can report missing packages.
 """
 
 import contextlib
@@ -12,7 +11,6 @@ import json
 import logging
 import pathlib
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,32 +22,30 @@ from export.options import OnnxFormat
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 
-# Answers (B, H, W, C) float32 with logits (B, K).
+# Takes images (B, H, W, C) float32 and returns logits (B, K).
 Runner = Callable[[np.ndarray], np.ndarray]
 
-# The file that a runtime is given, and all files of the format.
+# Files of each format; a runtime loads the first one.
 FILES: dict[OnnxFormat, tuple[str, ...]] = {"onnx": ("model.onnx",), "openvino": ("model.xml", "model.bin")}
 _PACKAGES: dict[OnnxFormat, tuple[str, ...]] = {"onnx": ("onnx", "onnxruntime", "tf2onnx"), "openvino": ("openvino",)}
 REQUIREMENTS = "export/requirements-onnx.txt"
-# An ONNX file is one protobuf message, of less than 2 GiB; its graph takes some of them.
+# An ONNX file is one protobuf message of less than 2 GiB, which holds the weights and the graph.
 _MOST_WEIGHT_BYTES = 2**31 - 2**24
-# Calls of which the time is taken after as many to warm up, and seconds that they may take in all.
-_REPEATS, _LONGEST = 50, 5.0
 
 
 def require_packages(formats: Sequence[OnnxFormat]) -> None:
-    """Raise UserError where what writes and runs the formats is not installed."""
+    """Raise UserError if a package that writes or runs the formats is not installed."""
     needed = [package for kind in formats for package in _PACKAGES[kind]]
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
         raise UserError(
-            f"An export as {' and '.join(formats)} needs {', '.join(missing)}, not installed here; run "
+            f"An export as {' and '.join(formats)} needs {', '.join(missing)}, which is not installed; run "
             f"`pip install -r {REQUIREMENTS}`."
         )
 
 
-def require_room(kind: OnnxFormat, model: keras.Model) -> None:
-    """Raise UserError for a model that the format cannot hold."""
+def check_size(kind: OnnxFormat, model: keras.Model) -> None:
+    """Raise UserError if the model is too large for the format."""
     weight_bytes = 4 * model.count_params()
     if kind == "onnx" and weight_bytes > _MOST_WEIGHT_BYTES:
         raise UserError(
@@ -59,13 +55,13 @@ def require_room(kind: OnnxFormat, model: keras.Model) -> None:
 
 
 def write(model: keras.Model, kind: OnnxFormat, directory: pathlib.Path, labels: Sequence[str]) -> None:
-    """Write the files of a format for any batch.
+    """Write the files of a format for any batch size.
 
     Args:
-        model: in float32, from `plain` with `for_onnx`.
+        model: in float32, from `inference_model` with `for_onnx`.
         kind: the format.
-        directory: where.
-        labels: of the classes; the ONNX file holds them, and the preprocessing, as metadata.
+        directory: for the files.
+        labels: class names. The ONNX file stores them and the preprocessing as metadata.
     """
     named = keras.Model(model.input, {"logits": model.output})
     image = keras.InputSpec(shape=model.input_shape, dtype="float32", name="image")
@@ -79,17 +75,17 @@ def write(model: keras.Model, kind: OnnxFormat, directory: pathlib.Path, labels:
 
 
 def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> None:
-    """Give an ONNX file its metadata, and its batch a name. Raises ParityError unless it is valid.
+    """Add the metadata and the name of the batch axis to an ONNX file. Raises ParityError unless the file is valid.
 
-    tf2onnx writes an operator that it does not know under TensorFlow's name, and only logs it.
+    tf2onnx writes an unsupported operator under its TensorFlow name, and only logs a message.
     """
     import onnx
 
     written = onnx.load(path)
-    unknown = sorted({node.op_type for node in written.graph.node if not onnx.defs.has(node.op_type, node.domain)})
-    if unknown:
+    unsupported = sorted({node.op_type for node in written.graph.node if not onnx.defs.has(node.op_type, node.domain)})
+    if unsupported:
         raise ParityError(
-            f"The ONNX file has operators that ONNX does not know ({', '.join(unknown)}), so it was not kept."
+            f"The ONNX file has operators that ONNX does not support ({', '.join(unsupported)}), so it was not kept."
         )
     for end in (*written.graph.input, *written.graph.output):
         end.type.tensor_type.shape.dim[0].dim_param = "batch"
@@ -106,9 +102,9 @@ def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> No
 
 
 def open_file(file: pathlib.Path, kind: OnnxFormat, threads: int = 0) -> Runner:
-    """A file, loaded afresh, as a function; 0 threads are as many as the runtime likes.
+    """Load a file as a function from images to logits. With 0 threads the runtime chooses the number.
 
-    OpenVINO computes in float32 here; left to itself it takes bfloat16 where the processor has it.
+    OpenVINO is set to float32. By default it uses bfloat16 if the processor supports it.
     """
     if kind == "onnx":
         import onnxruntime
@@ -123,37 +119,25 @@ def open_file(file: pathlib.Path, kind: OnnxFormat, threads: int = 0) -> Runner:
     return lambda images: compiled({"image": images})["logits"]
 
 
-def own_precision(file: pathlib.Path) -> tuple[str, Runner]:
-    """The arithmetic that OpenVINO takes by itself on this processor ("f32", "bf16", "f16"), and the file run in it."""
+def default_precision(file: pathlib.Path) -> tuple[str, Runner]:
+    """Default precision of OpenVINO on this processor ("f32", "bf16", "f16"), and the file loaded with it."""
     compiled = _openvino().compile_model(str(file), "CPU")
     name = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
     return name, lambda images: compiled({"image": images})["logits"]
 
 
 def _openvino():
-    """OpenVINO without its telemetry, which tells Google Analytics of every import and conversion and keeps a number of
-    its own for it in the home directory.
+    """Import OpenVINO without its telemetry, which reports imports and conversions to Google Analytics and writes an
+    identifier to the home directory.
     """
-    sys.modules.setdefault("openvino_telemetry", None)  # as if it were not installed
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # blocks the import
     import openvino
 
     return openvino
 
 
-def latency(runner: Runner, image: np.ndarray) -> float:
-    """Milliseconds of one image (1, H, W, C), as `report.typical` has it."""
-    seconds, end = [], time.perf_counter() + _LONGEST
-    for repeat in range(2 * _REPEATS):
-        start = time.perf_counter()
-        runner(image)
-        seconds.append(time.perf_counter() - start)
-        if time.perf_counter() > end and repeat >= 2:
-            break
-    return report.typical(seconds[len(seconds) // 2 :])
-
-
 def operators(file: pathlib.Path, kind: OnnxFormat) -> dict[str, int]:
-    """How often each operator is in the file, the most frequent first; constants are not counted."""
+    """Number of operators by name, the most frequent first, without constants."""
     if kind == "onnx":
         import onnx
 
@@ -163,13 +147,13 @@ def operators(file: pathlib.Path, kind: OnnxFormat) -> dict[str, int]:
 
 
 def versions(kind: OnnxFormat) -> dict[str, str]:
-    """The packages that wrote and ran a format."""
+    """Versions of the packages that write and run a format."""
     return {package: importlib.metadata.version(package) for package in _PACKAGES[kind]}
 
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Keras' exporter looks for what NumPy no longer has, and tf2onnx logs what `_finish` finds."""
+    """Hide NumPy deprecation warnings of the Keras exporter, and log messages of tf2onnx, which `_finish` checks."""
     logger = logging.getLogger("tf2onnx")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

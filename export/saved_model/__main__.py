@@ -1,11 +1,12 @@
-"""A model as a SavedModel for TF Serving: OUTPUT/<version>/, checked against the Keras model before it is there.
+"""Exports a model as a SavedModel for TF Serving, and verifies it against the Keras model.
 
     python -m export.saved_model --run runs/demo --output served
 
-The signatures are those of `signatures.py`. Beside them: assets/labels.txt, the requests that warm a server up, a model
-card (README.md) and the verification report (report.md, report.json, report.png).
+Writes the next version, served/<version>/, with the signatures of `signatures.py`, assets/labels.txt, warm-up requests,
+a model card (README.md) and the verification report (report.md, report.json, report.png).
 """
 
+import pathlib
 from collections.abc import Sequence
 
 from export.options import SavedModelOptions
@@ -14,12 +15,27 @@ from keras_vit import cli
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
-    parsed = cli.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
+    options = cli.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
     cli.require_tensorflow()
 
-    from export.saved_model.export import export_command
+    from export import parity
+    from export.saved_model.export import export_saved_model, summary
+    from export.source import open_source
 
-    export_command(parsed)
+    parity.check_share(options.max_disagreement)
+    source = open_source(**vars(options.source))
+    path, found = export_saved_model(
+        source.model,
+        source.labels,
+        source.samples,
+        pathlib.Path(options.output),
+        origin=source.origin,
+        dtype=options.dtype,
+        attention=options.attention,
+        xla=options.xla,
+        max_disagreement=options.max_disagreement,
+    )
+    print(summary(path, found))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Runs a SavedModel as TF Serving does, through TensorFlow's C++ loader, in a process without Python's TensorFlow.
+"""Runs a SavedModel in the C++ loader of TensorFlow, as TF Serving does, without the TensorFlow of Python.
 
     python export/saved_model/cpp_loader.py DIRECTORY THREADS REPEATS FEED OUTPUT IMAGES.npy ANSWER.npy
 
-FEED and OUTPUT are tensor names of a signature, IMAGES float32 (n, H, W, C). Writes the outputs of all images to ANSWER
-and prints, as JSON, the seconds that each of at most REPEATS calls with the first image took. Called by
-`export.saved_model`; imports nothing of this project, so that nothing of TensorFlow is loaded but the library itself.
+FEED and OUTPUT are tensor names of a signature; IMAGES is float32 (n, H, W, C). The script writes the outputs of all
+images to ANSWER, and prints as JSON the seconds of up to REPEATS calls with the first image. `export.saved_model` runs
+it. It imports nothing of this project, so that the C++ library is the only part of TensorFlow in the process.
 """
 
 import ctypes
@@ -16,15 +16,17 @@ import time
 
 import numpy as np
 
-# Of TF_DataType.
-_NUMBERS = {np.dtype(np.float32): 1, np.dtype(np.uint8): 4}
-# Seconds that all timed calls may take together.
+# Values of TF_DataType.
+_DATA_TYPES = {np.dtype(np.float32): 1, np.dtype(np.uint8): 4}
+# Largest total of the timed calls, in seconds.
 _LONGEST = 3.0
 
 
 def library_path() -> pathlib.Path | None:
-    """TensorFlow's C++ library, or None where it has another form than on Linux."""
+    """The C++ library of TensorFlow; None on other platforms than Linux."""
     package = importlib.util.find_spec("tensorflow")
+    if package is None or package.origin is None:
+        return None
     path = pathlib.Path(package.origin).parent / "libtensorflow_cc.so.2"
     return path if path.is_file() else None
 
@@ -34,7 +36,7 @@ class _Output(ctypes.Structure):
 
 
 class Session:
-    """A SavedModel in a session of its own. Raises RuntimeError with TensorFlow's words."""
+    """A SavedModel in a session. Raises RuntimeError with the message of TensorFlow."""
 
     def __init__(self, directory: str, threads: int):
         self._tf = library = ctypes.CDLL(str(library_path()))
@@ -62,31 +64,31 @@ class Session:
         self._check()
 
     def run(self, feed: str, output: str, images: np.ndarray) -> np.ndarray:
-        """One call: float32 or uint8 in, float32 out."""
+        """One call with float32 or uint8 images; the output is float32."""
         library = self._tf
-        given = self._given(images)
-        answer = ctypes.c_void_p()
+        source = self._to_tensor(images)
+        target = ctypes.c_void_p()
         library.TF_SessionRun(
             self._session, None,
-            ctypes.byref(self._tensor(feed)), ctypes.byref(given), 1,
-            ctypes.byref(self._tensor(output)), ctypes.byref(answer), 1,
+            ctypes.byref(self._tensor(feed)), ctypes.byref(source), 1,
+            ctypes.byref(self._tensor(output)), ctypes.byref(target), 1,
             None, 0, None, self._status,
         )  # fmt: skip
-        library.TF_DeleteTensor(given)
+        library.TF_DeleteTensor(source)
         self._check()
-        dimensions = [library.TF_Dim(answer, axis) for axis in range(library.TF_NumDims(answer))]
-        content = ctypes.string_at(library.TF_TensorData(answer), library.TF_TensorByteSize(answer))
-        library.TF_DeleteTensor(answer)
+        dimensions = [library.TF_Dim(target, axis) for axis in range(library.TF_NumDims(target))]
+        content = ctypes.string_at(library.TF_TensorData(target), library.TF_TensorByteSize(target))
+        library.TF_DeleteTensor(target)
         return np.frombuffer(content, np.float32).reshape(dimensions)
 
-    def _given(self, values: np.ndarray) -> ctypes.c_void_p:
-        """A TF_Tensor with a copy of an array."""
+    def _to_tensor(self, values: np.ndarray) -> ctypes.c_void_p:
+        """Copy an array to a TF_Tensor."""
         library, values = self._tf, np.asarray(values, order="C")
         shape = (ctypes.c_int64 * values.ndim)(*values.shape)
         size = ctypes.c_size_t(values.nbytes)
-        given = ctypes.c_void_p(library.TF_AllocateTensor(_NUMBERS[values.dtype], shape, values.ndim, size))
-        ctypes.memmove(library.TF_TensorData(given), values.ctypes.data, values.nbytes)
-        return given
+        tensor = ctypes.c_void_p(library.TF_AllocateTensor(_DATA_TYPES[values.dtype], shape, values.ndim, size))
+        ctypes.memmove(library.TF_TensorData(tensor), values.ctypes.data, values.nbytes)
+        return tensor
 
     def _tensor(self, name: str) -> _Output:
         operation, index = name.split(":")
@@ -98,11 +100,11 @@ class Session:
 
 
 def main(arguments: list[str]) -> None:
-    """See above."""
-    directory, threads, repeats, feed, output, images, answer = arguments
-    images, session = np.load(images), Session(directory, int(threads))
-    np.save(answer, np.concatenate([session.run(feed, output, image[None]) for image in images]))
-    seconds = []
+    """Run the command of the module docstring."""
+    directory, threads, repeats, feed, output, images_file, answer_file = arguments
+    images, session = np.load(images_file), Session(directory, int(threads))
+    np.save(answer_file, np.concatenate([session.run(feed, output, image[None]) for image in images]))
+    seconds: list[float] = []
     while len(seconds) < int(repeats) and sum(seconds) < _LONGEST:
         start = time.perf_counter()
         session.run(feed, output, images[:1])

@@ -1,8 +1,8 @@
-"""Image files inside a served graph: every picture that cannot be one is named, none can take the server's memory.
+"""Decodes image files inside a served graph: reports invalid images by index, and limits their memory.
 
-A decoder's own error names no element of the batch, and a file of some kilobytes can claim gigabytes of pixels. So the
-size that a file claims is read from its header first, and each file is decoded as an element of a tf.data pipeline:
-what fails there is missing from the result, and its number goes into the one error of the request.
+The error of a decoder does not name the element of the batch, and a file of some kilobytes can declare gigabytes of
+pixels. So the graph reads the size from the header first, and decodes each file as an element of a tf.data pipeline.
+Elements that fail are missing from the result, and the error of the request lists their indices.
 """
 
 import struct
@@ -13,45 +13,45 @@ from export import parity
 from keras_vit import Preprocessing
 from keras_vit.files.image_formats import format_list, formats
 
-# Pixels of one picture, of all its frames together: 32 megapixels are 96 MB of bytes and 384 MB while resized.
+# Largest number of pixels of an image, over all frames: 32 megapixels take 96 MB as bytes and 384 MB when resized.
 LARGEST_IMAGE = 32_000_000
-# Scans of a progressive JPEG that cost no more than others; encoders make about ten.
+# Number of scans of a progressive JPEG without extra cost; encoders write about ten.
 _USUAL_SCANS = 32
-# Steps through the blocks of a GIF, about eight for a frame, and parts of a frame's data in a step.
+# Largest number of steps through the blocks of a GIF, about eight per frame, and of sub-blocks per step.
 _GIF_STEPS, _GIF_RUN = 2048, 1024
 
 
 def decode_batch(image_bytes: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
-    """Image files (B,) -> (B, height, width, channels) float32 in the model's range, decoded in parallel.
+    """Decode image files (B,) in parallel to (B, height, width, channels) float32 in the value range of the model.
 
-    An element that is none of the formats, or not of at most LARGEST_IMAGE pixels is INVALID_ARGUMENT with its number.
+    An element of another format, or with more than LARGEST_IMAGE pixels, is INVALID_ARGUMENT with its index.
     """
     shape = (*preprocessing.image_size, preprocessing.channels)
     count = tf.size(image_bytes, out_type=tf.int64)
 
     def decode(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         data = image_bytes[index]
-        pixels = claimed_pixels(data)
+        pixels = header_pixels(data)
         with tf.control_dependencies([tf.debugging.Assert((pixels > 0) & (pixels <= LARGEST_IMAGE), [pixels])]):
             return index, tf.ensure_shape(parity.decode(tf.identity(data), preprocessing), shape)
 
     images = tf.data.Dataset.range(count).map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     images = images.ignore_errors()
     end = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), tf.zeros(shape)))  # for an empty batch
-    numbers, pixels = images.concatenate(end).batch(count + 1).get_single_element()
-    missing = tf.sets.difference(tf.range(count)[None], numbers[None, :-1]).values
+    indices, pixels = images.concatenate(end).batch(count + 1).get_single_element()
+    missing = tf.sets.difference(tf.range(count)[None], indices[None, :-1]).values
     limit = f"no whole {format_list()} of at most {LARGEST_IMAGE // 10**6} megapixels"
-    complaint = tf.strings.format(f"image_bytes{{}}: {limit}", missing)  # image_bytes[3 5]: no whole …
-    with tf.control_dependencies([tf.debugging.Assert(tf.size(missing) == 0, [complaint])]):
+    message = tf.strings.format(f"image_bytes{{}}: {limit}", missing)  # image_bytes[3 5]: no whole …
+    with tf.control_dependencies([tf.debugging.Assert(tf.size(missing) == 0, [message])]):
         return preprocessing.normalize(tf.ensure_shape(tf.identity(pixels[:-1]), (None, *shape)))
 
 
-def claimed_pixels(data: tf.Tensor) -> tf.Tensor:
-    """Pixels that the header of an image file promises, of all frames or passes together.
+def header_pixels(data: tf.Tensor) -> tf.Tensor:
+    """Number of pixels in the header of an image file, over all frames and scans; 0 for an invalid file.
 
-    0 for what is refused: as `keras_vit.files.image_formats.format_problem` does, in a graph.
+    Applies the rules of `keras_vit.files.image_formats.format_problem` in a graph.
     """
-    # The fields are read from the beginning of the file, which is lengthened so that they are there in any case.
+    # Short files are padded, so that all header fields exist.
     header = tf.cast(tf.io.decode_raw(tf.strings.substr(data, 0, 80) + b"\0" * 80, tf.uint8), tf.int64)
     cases = [
         (_begins(data, b"\xff\xd8\xff"), lambda: _jpeg_pixels(data)),
@@ -66,7 +66,7 @@ def claimed_pixels(data: tf.Tensor) -> tf.Tensor:
 
 
 def _begins(data: tf.Tensor, magic: bytes) -> tf.Tensor:
-    # A string shorter than the magic is its own beginning, and another one.
+    # substr of a shorter string returns the string, which differs from the magic.
     return tf.equal(tf.strings.substr(data, 0, len(magic)), magic)
 
 
@@ -75,21 +75,21 @@ def _little_endian(header: tf.Tensor, position: int, size: int = 4) -> tf.Tensor
 
 
 def _big_endian(header: tf.Tensor, position: int) -> tf.Tensor:
-    """An int32 as PNG has it, at most 2**31 - 1; beyond it, -1."""
+    """A 4-byte integer of a PNG, at most 2**31 - 1; a negative number if it is larger."""
     value = tf.reduce_sum(header[position : position + 4] * [2**24, 2**16, 2**8, 1])
     return tf.where(value < 2**31, value, -LARGEST_IMAGE - 1)
 
 
 def _jpeg_pixels(data: tf.Tensor) -> tf.Tensor:
-    """Of a progressive file with more passes than cameras and encoders make, those of all passes beyond."""
+    """Width x height, multiplied for progressive files with more scans than encoders write."""
     sides = tf.cast(tf.image.extract_jpeg_shape(data), tf.int64)
     content = tf.io.decode_raw(data, tf.uint8)
-    scans = tf.math.count_nonzero((content[:-1] == 0xFF) & (content[1:] == 0xDA))  # never within coded pixels
+    scans = tf.math.count_nonzero((content[:-1] == 0xFF) & (content[1:] == 0xDA))  # never inside entropy-coded data
     return sides[0] * sides[1] * tf.maximum(scans // _USUAL_SCANS, 1)
 
 
 def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
-    """0 for what TensorFlow would read wrongly: palettes that are no ramp of greys, compression, unusual masks."""
+    """0 for files that TensorFlow decodes wrongly: palettes other than a gray ramp, compression, unusual masks."""
     first_pixel, header_bytes = _little_endian(header, 10), _little_endian(header, 14)
     bits, compression = _little_endian(header, 28, 2), _little_endian(header, 30)
     start = tf.minimum(14 + header_bytes, tf.cast(tf.strings.length(data), tf.int64))
@@ -98,16 +98,16 @@ def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
     palette = tf.reshape(palette[: tf.size(palette) // 4 * 4], (-1, 4))[: length // 4, :3]
     ramp = tf.reduce_all(tf.cast(palette, tf.int32) == tf.range(tf.shape(palette)[0])[:, None])
     usual = tf.reduce_all(header[54:66] == list(struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)))
-    colour = ((bits == 24) | (bits == 32)) & ((compression == 0) | ((compression == 3) & usual))
-    plain = (header_bytes >= 40) & (colour | ((bits <= 8) & (compression == 0) & ramp))
+    color = ((bits == 24) | (bits == 32)) & ((compression == 0) | ((compression == 3) & usual))
+    supported = (header_bytes >= 40) & (color | ((bits <= 8) & (compression == 0) & ramp))
     width, height = (
         tf.cast(tf.bitcast(tf.cast(_little_endian(header, at), tf.uint32), tf.int32), tf.int64) for at in (18, 22)
     )
-    return tf.where(plain, tf.abs(width * height), 0)
+    return tf.where(supported, tf.abs(width * height), 0)
 
 
 def _webp_pixels(header: tf.Tensor) -> tf.Tensor:
-    """0 for an animation, whose frames TensorFlow 2.21 writes beyond the memory of the first."""
+    """0 for an animation, because TensorFlow 2.21 overflows the buffer of its first frame."""
 
     def is_kind(kind: bytes) -> tf.Tensor:
         return tf.reduce_all(header[12:16] == list(kind))
@@ -128,10 +128,10 @@ def _webp_pixels(header: tf.Tensor) -> tf.Tensor:
 
 
 def _gif_pixels(data: tf.Tensor) -> tf.Tensor:
-    """Walks the blocks of a GIF: its decoder reads every frame, each of whatever size, though only one is wanted.
+    """Sum over all frames of a GIF, because the decoder reads all frames even if only the first one is used.
 
-    0 for one whose first frame does not fill it, and for one of more blocks than `_GIF_STEPS`. Neighbouring parts of
-    the same length, as every encoder makes of a frame, are one step.
+    0 if the first frame does not cover the canvas, or if there are more blocks than `_GIF_STEPS`. Consecutive
+    sub-blocks of the same length, as encoders write them, are one step.
     """
     content = tf.io.decode_raw(data, tf.uint8)
     length = tf.size(content, out_type=tf.int64)
@@ -142,25 +142,25 @@ def _gif_pixels(data: tf.Tensor) -> tf.Tensor:
     def side(position: tf.Tensor) -> tf.Tensor:
         return at(position) + 256 * at(position + 1)
 
-    def colours(position: tf.Tensor) -> tf.Tensor:
-        """Bytes of the colour table that the flags at this position announce."""
+    def color_table(position: tf.Tensor) -> tf.Tensor:
+        """Bytes of the color table, from the flags at this position."""
         flags = at(position)
         return tf.where(flags >= 128, 3 * tf.bitwise.left_shift(tf.constant(2, tf.int64), flags % 8), 0)
 
-    def behind_parts(position: tf.Tensor) -> tf.Tensor:
-        """Where the first part of another length than that at the position is, looking _GIF_RUN parts ahead."""
+    def skip_sub_blocks(position: tf.Tensor) -> tf.Tensor:
+        """Position of the first sub-block with another length, at most _GIF_RUN sub-blocks ahead."""
         stride = 1 + at(position)
-        lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # of a known rank
-        other = tf.cast(lengths, tf.int64) != stride - 1
-        equal = tf.where(tf.reduce_any(other), tf.argmax(other), tf.size(lengths, out_type=tf.int64))
+        lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # static rank
+        differs = tf.cast(lengths, tf.int64) != stride - 1
+        equal = tf.where(tf.reduce_any(differs), tf.argmax(differs), tf.size(lengths, out_type=tf.int64))
         return position + tf.where(stride > 1, equal * stride, 1)
 
     def step(position: tf.Tensor, inside: tf.Tensor, pixels: tf.Tensor, count: tf.Tensor):
-        """One block, or parts of a block's data; `inside` is whether parts follow."""
+        """One block, or several sub-blocks; `inside` tells whether sub-blocks follow."""
         kind = at(position)
         frame, extension = ~inside & tf.equal(kind, 0x2C), ~inside & tf.equal(kind, 0x21)
-        after = tf.cond(inside, lambda: behind_parts(position), lambda: tf.where(extension, position + 2, length))
-        after = tf.where(frame, position + 11 + colours(position + 9), after)
+        after = tf.cond(inside, lambda: skip_sub_blocks(position), lambda: tf.where(extension, position + 2, length))
+        after = tf.where(frame, position + 11 + color_table(position + 9), after)
         width, height = side(position + 5), side(position + 7)
         fits = (width <= screen[0]) & (height <= screen[1])
         fills = tf.equal(side(position + 1) + side(position + 3), 0) & (width == screen[0]) & (height == screen[1])
@@ -176,6 +176,6 @@ def _gif_pixels(data: tf.Tensor) -> tf.Tensor:
 
     zero = tf.constant(0, tf.int64)
     screen = side(zero + 6), side(zero + 8)
-    start = 13 + colours(zero + 10)
+    start = 13 + color_table(zero + 10)
     walk = (start, tf.constant(False), zero, zero)
     return tf.while_loop(lambda position, *_: position < length, step, walk)[2]

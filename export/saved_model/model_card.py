@@ -1,4 +1,4 @@
-"""The model card of a SavedModel: what it is, on what it was trained, what goes in and out, how it is served."""
+"""The model card of a SavedModel: architecture, training data, signatures, and serving."""
 
 import dataclasses
 import json
@@ -29,13 +29,13 @@ with GrpcClient("localhost:8500", "NAME") as client:
     [ranking] = client.classify([pathlib.Path("picture.jpg").read_bytes()])
 print(ranking[0].label, ranking[0].score)
 """
-# What becomes of files: see keras_vit/files/image_formats.py.
-_FILES = """Files are {}, of an animated GIF the first frame, no animated WebP (and no WebP at all where the server's \
-TensorFlow is older than 2.21). The EXIF orientation is not applied: a photograph must be turned before it is sent. \
-What is transparent in a GIF is black."""
+# Rules for image files: see keras_vit/files/image_formats.py.
+_FILES = """Image files are {}. Of an animated GIF the first frame is used. Animated WebP is not supported, and WebP \
+not at all by servers with TensorFlow before 2.21. The EXIF orientation is not applied: rotate photographs before \
+sending them. Transparent pixels of a GIF are black."""
 _ALPHA = {
-    "white": "Other transparent pictures are put on white.",
-    None: "The alpha of other transparent pictures is dropped, whatever colours are under it.",
+    "white": "Other transparent images are blended with white.",
+    None: "The alpha channel of other images is dropped.",
 }
 
 
@@ -49,11 +49,11 @@ def model_card(
     """README.md of an exported version.
 
     Args:
-        model: as it was before the export.
-        labels: names of the classes.
-        origin: where the model is from.
-        facts: of the verification report.
-        interface: signature, input or output, name, type and shape of every tensor.
+        model: the Keras model.
+        labels: class names.
+        origin: of the model.
+        facts: content of the verification report.
+        interface: signature, side (input or output), name, type and shape of each tensor.
     """
     settings = origin.config.get("settings", {})
     config, preprocessing = config_of(model), preprocessing_of(model)
@@ -65,10 +65,10 @@ def model_card(
         "Origin": origin.name,
         "Training": _training(settings),
         "Data": f"{_data(settings)}; {len(labels)} classes: {shown}",
-        "Last metrics of training": _numbers(origin.metrics) or "not known",
+        "Last metrics of training": _numbers(origin.metrics) or "unknown",
         "Measured on this artifact": f"{_measured(facts)} ({facts['num_images']:,} {origin.images})",
         "Preprocessing": _preprocessing(preprocessing),
-        "License": "not stated; fill in that of the weights and of the data",
+        "License": "not specified; add the license of the weights and of the data",
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
     }
     lines = [f"# {model.name}: {len(labels)} classes", "", "| | |", "|---|---|"]
@@ -77,10 +77,10 @@ def model_card(
     lines += ["| signature | | tensor | type | shape |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in interface]
     lines += ["", f"{_FILES.format(format_list())} {_ALPHA[preprocessing.background]}", ""]
-    lines += ["An image that cannot be decoded is INVALID_ARGUMENT and named by its number in the batch.", ""]
-    lines += ["## Serving", "", "From the folder above this one:", "", "```text", _SERVING.rstrip(), "```", ""]
-    lines += ["By gRPC, from a checkout of the project that made this:", "", "```text", _GRPC.rstrip(), "```", ""]
-    lines += ["What was checked before this version was put here: [report](report.md).", ""]
+    lines += ["An image that cannot be decoded is INVALID_ARGUMENT with its index in the batch.", ""]
+    lines += ["## Serving", "", "In the parent directory:", "", "```text", _SERVING.rstrip(), "```", ""]
+    lines += ["By gRPC, with a checkout of the project:", "", "```text", _GRPC.rstrip(), "```", ""]
+    lines += ["Verification of this version: [report](report.md).", ""]
     return "\n".join(lines)
 
 
@@ -89,14 +89,14 @@ def _cell(text: str) -> str:
 
 
 def _differing(config) -> str:
-    """The fields that are not their defaults."""
+    """Fields that differ from their defaults."""
     fields = {field.name: field.default for field in dataclasses.fields(config)}
     return ", ".join(f"{name} {value}" for name, value in vars(config).items() if value != fields.get(name))
 
 
 def _training(settings: Mapping) -> str:
     if not settings:
-        return "not known"
+        return "unknown"
     recipe = settings.get("recipe")
     flat = _numbers(recipe if isinstance(recipe, Mapping) else {})
     return f"{settings.get('command', '')} {settings.get('recipe_name', '')}: {flat}".strip()
@@ -105,22 +105,22 @@ def _training(settings: Mapping) -> str:
 def _data(settings: Mapping) -> str:
     source, images = settings.get("source"), settings.get("images")
     if not isinstance(source, Mapping):
-        return "not known"
+        return "unknown"
     counts = f", {_numbers(images)} images" if isinstance(images, Mapping) else ""
-    return f"{source.get('data', 'not known')}{counts}"
+    return f"{source.get('data', 'unknown')}{counts}"
 
 
-def _numbers(record: Mapping) -> str:
-    """The plain values of a record."""
+def _numbers(values: Mapping) -> str:
+    """Numbers and strings as text."""
     return ", ".join(
         f"{name} {value if not isinstance(value, float) else format(value, '.6g')}"
-        for name, value in record.items()
+        for name, value in values.items()
         if isinstance(value, int | float | str)
     )
 
 
 def _measured(facts: Mapping) -> str:
-    accuracy = "accuracy not known" if facts["accuracy"] is None else f"accuracy {facts['accuracy']:.4f}"
+    accuracy = "accuracy unknown" if facts["accuracy"] is None else f"accuracy {facts['accuracy']:.4f}"
     return f"{accuracy}, largest difference of a logit from the Keras model {facts['max_abs_diff']:.2g}"
 
 
@@ -129,9 +129,9 @@ def _preprocessing(preprocessing: Preprocessing) -> str:
     to = f"to {height} x {width}"
     resize = {
         "stretch": f"stretched {to} (bilinear)",
-        "crop": f"cut to the central window of this aspect and resized {to} (bilinear, antialiased)",
-        "resize-small": f"resized to a smaller side of {preprocessing.crop_from} (mean of areas), the centre cut {to}",
+        "crop": f"center crop of this aspect ratio, resized {to} (bilinear, antialiased)",
+        "resize-small": f"smaller side resized to {preprocessing.crop_from} (area), center crop {to}",
     }[preprocessing.resize]
-    colour = {1: "grey", 3: "RGB"}.get(preprocessing.channels, f"{preprocessing.channels} channels")
+    color = {1: "gray", 3: "RGB"}.get(preprocessing.channels, f"{preprocessing.channels} channels")
     low, high = (json.dumps(end) for end in preprocessing.value_range)
-    return f"{colour}, {resize}, 0..255 to {low}..{high}; of files inside the graph"
+    return f"{color}, {resize}, 0..255 to {low}..{high}; for image files, inside the graph"

@@ -1,21 +1,21 @@
-"""The signatures of a SavedModel: which named tensors TF Serving takes and gives.
+"""The signatures of a SavedModel: the named inputs and outputs for TF Serving.
 
-K classes, B images, any number of them, none included, H x W the model's image size, C its channels:
+K classes, B images (0 or more), image size H x W with C channels:
 
-    serving_default     image_bytes (B,) image files of any size, decoded, resized and normalised in the
-                        graph as evaluation does -> probabilities (B, K), and of the five likeliest classes, likeliest
-                        first: classes (B, 5) int32, labels (B, 5) their names, scores (B, 5) their probabilities
+    serving_default     image_bytes (B,) image files of any size, decoded, resized and normalized in the graph as in
+                        evaluation -> probabilities (B, K), and the top 5 classes: classes (B, 5) int32, labels (B, 5)
+                        their names, scores (B, 5) their probabilities
     image_tensor        image (B, H, W, C) float32 in the model's range -> logits (B, K), probabilities (B, K)
     image_tensor_uint8  image (B, H, W, C) uint8, 0..255 -> the same
-    features            image_bytes (B,) -> features (B, D), what the head reads ("pre_logits")
-    attention           image_bytes (B,) -> attention_0 … (B, heads, N, N), softmax probabilities; on request
-    classify            inputs (B,) serialised tf.Example with the file in "image/encoded" -> classes (B, 5) names,
-                        scores (B, 5), which are the names that TF Serving's Classify calls want
+    features            image_bytes (B,) -> features (B, D), the input of the head ("pre_logits")
+    attention           image_bytes (B,) -> attention_0 … (B, heads, N, N), softmax probabilities; optional
+    classify            inputs (B,) serialized tf.Example with the file in "image/encoded" -> classes (B, 5) names,
+                        scores (B, 5), the names that the Classify API of TF Serving requires
 
-A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not compare the shape of what they are given
-with that of a signature, and TensorFlow's kernels for convolutions abort the process when the rank is another one. So
-the graphs take tensors of any shape and check the shape first (`tf.ensure_shape`). If the graph stated the shape of its
-inputs, the optimiser could remove the check as always true; `describe` writes the shapes into the signatures alone.
+A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not compare the shape of an input with the
+signature, and the convolution kernels of TensorFlow abort the process if the rank is wrong. So the graphs accept any
+shape and check it first (`tf.ensure_shape`). With shapes in the graph, the optimizer could remove this check as always
+true. So `describe` writes the shapes only to the signatures.
 """
 
 import math
@@ -30,17 +30,17 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from export.saved_model.image_decoding import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
 
-# Of how many classes the likeliest are named.
+# Number of top classes.
 _TOP = 5
 _MOST_CONSTANT_BYTES = 2**28
-# The feature of a tf.Example that holds an image file, as everywhere in TensorFlow's data sets and models.
+# Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
 ENCODED = "image/encoded"
 
 
 class Servable(tf.Module):
-    """What a SavedModel holds beside its signatures: the bare variables where it has any, and the labels.
+    """The content of a SavedModel besides its signatures: variables, if any, and labels.
 
-    Tracking the Keras model as well would store every weight twice.
+    Tracking the Keras model too would store each weight twice.
     """
 
     def __init__(self, model: keras.Model, labels: Sequence[str], labels_file: str):
@@ -51,18 +51,18 @@ class Servable(tf.Module):
 
 
 def has_constants(model: keras.Model) -> bool:
-    """Whether the weights of a model are constants in the graph of a SavedModel: in bfloat16, up to 256 MiB of them.
+    """Whether a SavedModel stores the weights as constants in the graph: bfloat16 weights of up to 256 MiB.
 
-    oneDNN's products want bfloat16 weights in another order, into which TensorFlow brings constants once, variables at
-    every call. For that each signature that is called takes seconds at first, and memory: the first one some eighteen
-    times that of the weights, each other one four times. So large models have variables.
+    The bfloat16 products of oneDNN need reordered weights. TensorFlow reorders constants once, but variables in each
+    call. Constants make the first call of a signature slow, by seconds, and take memory: about eighteen times the size
+    of the weights for the first signature, four times for each further one. So large models keep variables.
     """
     weights = [weight for weight in model.weights if weight.dtype == "bfloat16"]
     return 0 < sum(2 * math.prod(weight.shape) for weight in weights) <= _MOST_CONSTANT_BYTES
 
 
 def attention_names(model: keras.Model) -> list[str]:
-    """The attention probabilities that `keras_vit.intermediates` has of a model. UserError when there are none."""
+    """Names of the attention probabilities in `keras_vit.intermediates`. Raises UserError if there are none."""
     config = config_of(model)
     if not isinstance(config, ViTConfig):
         raise UserError(f"The model {model.name!r} is a ResNet without attention blocks; leave --attention out.")
@@ -76,10 +76,10 @@ def signatures(
     """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
 
     Args:
-        model: with logits of all labels, from `plain`.
-        labels: (K,) strings, a part of what is saved.
-        attention: whether the attention probabilities are wanted, too. UserError where the model has none.
-        xla: whether XLA compiles the network; image files are decoded outside.
+        model: classifier, from `inference_model`.
+        labels: (K,) strings, tracked by the saved object.
+        attention: whether to add the attention probabilities. Raises UserError if the model has none.
+        xla: whether XLA compiles the network. Image files are decoded outside of it.
     """
     preprocessing = preprocessing_of(model)
     shape = (*preprocessing.image_size, preprocessing.channels)
@@ -119,8 +119,8 @@ def signatures(
     @tf.function(input_signature=[any_examples])
     def classify(inputs):
         parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
-        answer = serving_default(parsed[ENCODED])
-        return {"classes": answer["labels"], "scores": answer["scores"]}
+        outputs = serving_default(parsed[ENCODED])
+        return {"classes": outputs["labels"], "scores": outputs["scores"]}
 
     functions = {
         "serving_default": serving_default,
@@ -138,25 +138,24 @@ def signatures(
 
 
 def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
-    """The model at inference, float32 in and out whatever it computes in."""
+    """The model at inference, with float32 inputs and outputs for any compute dtype."""
     compute = tf.dtypes.as_dtype(model.layers[0].compute_dtype)
 
     @tf.function(jit_compile=xla or None, input_signature=[images])
     def run(image):
-        answer = model(tf.cast(image, compute), training=False)
-        return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), answer)
+        outputs = model(tf.cast(image, compute), training=False)
+        return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), outputs)
 
     if not has_constants(model):
         return run
     traced = run.get_concrete_function()
-    # Inside the function: as what it captures they would be constants to TF Serving, but not to who loads it in Python.
+    # Constants inside the function. Captured tensors would be constants in TF Serving, but not when loaded in Python.
     frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False)
     return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
 
 
 def describe(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
-    """Write into the signatures of a SavedModel what its graphs do not say: the shapes that they take, and that
-    "classify" is for TF Serving's Classify calls.
+    """Add input shapes to the signatures of a SavedModel, and the method name of the Classify API to "classify".
 
     Args:
         directory: of the SavedModel.

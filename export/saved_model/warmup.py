@@ -1,7 +1,7 @@
-"""The requests that TF Serving plays through a new version before it takes traffic: assets.extra of a SavedModel.
+"""Warm-up requests of a SavedModel, which TF Serving runs before a new version takes traffic.
 
-TensorFlow builds its kernels and reserves memory at the first call of each signature, so without them the first users
-of every version wait. Format: TFRecord of tensorflow.serving.PredictionLog.
+TensorFlow creates kernels and allocates memory in the first call of each signature. Without warm-up requests the first
+users of a version have to wait. Format: TFRecord of tensorflow.serving.PredictionLog in assets.extra.
 """
 
 import pathlib
@@ -18,13 +18,13 @@ FILE = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
 
 
 def write_requests(directory: pathlib.Path, signatures: Mapping, image_file: bytes, image_shape: Sequence[int]) -> None:
-    """Write one request for each of the signatures, those of a loaded SavedModel: the image file, or a black image.
+    """Write one request per signature.
 
     Args:
         directory: of the SavedModel.
-        signatures: concrete functions by name.
-        image_file: for signatures that take files.
-        image_shape: (H, W, C) for the others.
+        signatures: concrete functions of the loaded SavedModel by name.
+        image_file: input of signatures that take image files.
+        image_shape: (H, W, C) of the black image for the other signatures.
     """
     path = directory / FILE
     path.parent.mkdir(exist_ok=True)
@@ -49,23 +49,25 @@ def _request(name: str, function, image_file: bytes, image_shape: Sequence[int])
 
 
 def replay(directory: pathlib.Path, signatures: Mapping) -> list[str]:
-    """Read the file back and call what it asks for. Returns the signatures in their order.
+    """Read the requests and call their signatures. Returns the names of the signatures.
 
-    Raises ParityError unless every one of the signatures is there and answers.
+    Raises ParityError unless there is one request per signature and each call succeeds.
     """
     names = []
     for name, argument, value in _read(directory):
-        answer = signatures[name](**{argument: tf.constant(value)})
-        if not all(len(tensor) == 1 for tensor in answer.values()):
-            raise ParityError(f"The warm-up request of {name} was not answered for one image, so it was not kept.")
+        outputs = signatures[name](**{argument: tf.constant(value)})
+        if not all(len(tensor) == 1 for tensor in outputs.values()):
+            raise ParityError(f"The warm-up request of {name} did not return one result, so the export was discarded.")
         names.append(name)
     if sorted(names) != sorted(signatures):
-        raise ParityError(f"The warm-up requests are of {names}, not of {sorted(signatures)}, so they were not kept.")
+        raise ParityError(
+            f"The warm-up requests are for {names}, not for {sorted(signatures)}, so the export was discarded."
+        )
     return names
 
 
 def _read(directory: pathlib.Path) -> Iterator[tuple[str, str, np.ndarray | list[bytes]]]:
-    """Signature, argument and value of each request."""
+    """Signature, argument name and value of each request."""
     for record in tf.data.TFRecordDataset(str(directory / FILE)).as_numpy_iterator():
         log = PredictionLog.FromString(record)
         if log.HasField("classify_log"):

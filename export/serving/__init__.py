@@ -1,1 +1,1 @@
-"""What stands around a served model: the server's configuration (`kit.py`) and a client (`client/`)."""
+"""TF Serving: the server configuration (`kit.py`) and clients (`client/`)."""

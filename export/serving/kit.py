@@ -1,10 +1,10 @@
-"""A folder with all that serves a model by TF Serving: the server's configuration, a compose file, a client.
+"""Writes a folder for serving a model with TF Serving: server configuration, compose file, and client.
 
     python -m export.serving.kit --models served --name digits --output kit
 
-The folder above the versions is mounted, so a version that is added later is found by the server once models.config
-names it; the server reads the file again every minute. Clients that ask for a label ("stable") move from version to
-version by a change of that file alone, and back.
+The compose file mounts the directory of all versions. To serve a version that is added later, list it in models.config;
+the server reads the file every minute. Clients that use a label ("stable") switch to another version when the label
+moves in this file.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from keras_vit import UserError, cli, run_directory
 
-# Version of the server: that of the TensorFlow which wrote the models, or a later one.
+# Image of the server; its version must not be older than the TensorFlow that wrote the models.
 _IMAGE = "tensorflow/serving:${TF_SERVING_VERSION:-latest}"
 _POLL_SECONDS = 60
 _CLIENT = pathlib.Path(__file__).parent / "client"
@@ -23,10 +23,10 @@ _CLIENT = pathlib.Path(__file__).parent / "client"
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Write what serves the versions of a model by TF Serving."""
+    """Write a folder for serving a model with TF Serving."""
 
     models: str
-    """Directory of the model's versions, the --output of `python -m export.saved_model`."""
+    """Directory of the versions of the model, the --output of `python -m export.saved_model`."""
     name: str
     """Name of the model in requests."""
     output: str
@@ -36,21 +36,21 @@ class Arguments:
     canary: int | None = None
     """Version with the label "canary"; default: none."""
     max_batch_size: int = 32
-    """Images that the server computes together, of however many requests."""
+    """Largest number of images in a batch, over all requests."""
     batch_timeout_ms: float = 2.0
-    """Milliseconds that a request waits for others."""
+    """Milliseconds to wait for further requests of a batch."""
     threads: int = 2
-    """Batches that are computed at once, one per core of the server or so."""
+    """Number of parallel batches, about one per core of the server."""
 
 
 def write_kit(arguments: Arguments) -> pathlib.Path:
-    """Write the folder and return its path. Raises UserError for versions that are not there and for a wrong name."""
+    """Write the folder and return its path. Raises UserError for missing versions and for an invalid name."""
     models, output = pathlib.Path(arguments.models), run_directory.check_output(arguments.output)
     versions = _versions(models)
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", arguments.name) or not arguments.name.strip("."):
         raise UserError(f"--name takes letters, digits, '_', '.' and '-', but is {arguments.name!r}.")
     if output.exists() and any(output.iterdir()):
-        raise UserError(f"{output} is not empty; give a new --output.")
+        raise UserError(f"{output} is not empty; pass a new --output.")
     if arguments.max_batch_size < 1 or arguments.threads < 1 or not 0 <= arguments.batch_timeout_ms < 10_000:
         raise UserError("--max-batch-size and --threads must be at least 1, --batch-timeout-ms from 0 to 10000.")
     labels = {"stable": versions[-1] if arguments.stable is None else arguments.stable}
@@ -59,7 +59,7 @@ def write_kit(arguments: Arguments) -> pathlib.Path:
     for label, version in labels.items():
         if version not in versions:
             raise UserError(
-                f"--{label} is {version}, but {models} has the versions {', '.join(map(str, versions))}; give one of "
+                f"--{label} is {version}, but {models} has the versions {', '.join(map(str, versions))}; pass one of "
                 "them."
             )
     with run_directory.staged(output) as stage:
@@ -79,7 +79,7 @@ def write_kit(arguments: Arguments) -> pathlib.Path:
 
 def _versions(models: pathlib.Path) -> list[int]:
     if not models.is_dir():
-        raise UserError(f"There is no directory {str(models)!r}; give the --output of `python -m export.saved_model`.")
+        raise UserError(f"There is no directory {str(models)!r}; pass the --output of `python -m export.saved_model`.")
     found = sorted(int(path.parent.name) for path in models.glob("*/saved_model.pb") if path.parent.name.isdecimal())
     if not found:
         raise UserError(f"{models} has no version of a model, such as {models / '1'}; export one there first.")
@@ -87,7 +87,7 @@ def _versions(models: pathlib.Path) -> list[int]:
 
 
 def models_config(name: str, labels: Mapping[str, int]) -> str:
-    """tensorflow.serving.ModelServerConfig as text: the versions that have a label, and which has which."""
+    """tensorflow.serving.ModelServerConfig as text: the versions with a label, and the labels."""
     specific = "".join(f"        versions: {version}\n" for version in sorted(set(labels.values())))
     named = "".join(
         f'    version_labels {{\n      key: "{label}"\n      value: {version}\n    }}\n'
@@ -102,7 +102,7 @@ def models_config(name: str, labels: Mapping[str, int]) -> str:
 
 
 def batching_config(max_batch_size: int, timeout_micros: int, threads: int) -> str:
-    """tensorflow.serving.BatchingParameters as text; the queue holds a second's worth of full batches per thread."""
+    """tensorflow.serving.BatchingParameters as text; the queue holds 16 batches per thread."""
     values = {
         "max_batch_size": max_batch_size,
         "batch_timeout_micros": timeout_micros,
@@ -141,9 +141,9 @@ services:
 
 
 def _yaml_text(text: str) -> str:
-    """A text in double quotes for the YAML of a compose file, where "$" begins a variable. UserError for no text."""
+    """Quote a string for the YAML of a compose file. Raises UserError if it is not printable."""
     if not text.isprintable():
-        raise UserError(f"{text!r} has characters that a compose file cannot hold; give the models another path.")
+        raise UserError(f"{text!r} has characters that a compose file cannot hold; move the models to another path.")
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return f'"{escaped}"'
 
@@ -157,8 +157,9 @@ def _readme(name: str, labels: Mapping[str, int]) -> str:
 docker compose up
 ```
 
-serves {served}, by REST on port 8501 and by gRPC on port 8500. Another version: put it beside the others, name it in
-models.config under `specific` and give it a label; the server reads the file again every {_POLL_SECONDS} seconds.
+serves {served}, by REST on port 8501 and by gRPC on port 8500. To serve another version, copy it to the directory of
+versions, list it in models.config under `specific` and add a label. The server reads the file every {_POLL_SECONDS}
+seconds.
 
 ```text
 from client import RestClient, Version
@@ -168,11 +169,11 @@ with RestClient("http://localhost:8501", "{name}", version=Version(label="stable
 print(ranking[0].label, ranking[0].score)
 ```
 
-The client needs NumPy and protobuf, and grpcio for `GrpcClient`; not TensorFlow.
+The client needs NumPy and protobuf, and grpcio for `GrpcClient`, but not TensorFlow.
 
-Requests are computed together (batching.config). An image that cannot be decoded is an error of the whole batch, thus
-also of requests of others that were waiting with it. Where images come from strangers, decode them before, or leave
-`--enable_batching` out of compose.yaml.
+The server batches requests (batching.config). An image that cannot be decoded fails the batch, including the requests
+of other users in it. If images come from untrusted users, decode them first, or remove `--enable_batching` from
+compose.yaml.
 """
 
 

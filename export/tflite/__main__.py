@@ -1,12 +1,13 @@
-"""A model as TFLite files for phones and small boards, each checked against the Keras model before it is there.
+"""Exports a model as TFLite files for mobile devices, and verifies each file against the Keras model.
 
     python -m export.tflite --run runs/demo --output phone --formats float32 int8-dynamic
 
-Input: image (1, H, W, C) float32 in the model's range, or uint8 pixels with --uint8-input. Output: logits (1, K). Batch
-is fixed to 1, so that no shape is computed on the device. The formats are described in `quantize.py`. Every file holds
-its labels and its normalisation as TFLite Metadata.
+Input: image (1, H, W, C) float32 in the value range of the model, or uint8 pixels with --uint8-input. Output: logits
+(1, K). The batch is fixed to 1, so that the device computes no shapes. `quantize.py` describes the formats. Each file
+stores its labels and its normalization as TFLite Metadata.
 """
 
+import pathlib
 from collections.abc import Sequence
 
 from export.options import TFLiteOptions
@@ -15,12 +16,33 @@ from keras_vit import cli
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
-    parsed = cli.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
+    options = cli.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
     cli.require_tensorflow()
 
-    from export.tflite.export import export_command
+    from export import parity
+    from export.source import open_source
+    from export.tflite.export import export_tflite, read_calibration, summary
+    from export.tflite.quantize import STATIC
 
-    export_command(parsed)
+    parity.check_share(options.max_disagreement)
+    source, calibration = open_source(**vars(options.source)), None
+    if any(kind in STATIC for kind in options.formats):
+        calibration = read_calibration(
+            options.source.run, options.calibration, options.calibration_images, source.labels
+        )
+    written = export_tflite(
+        source.model,
+        source.labels,
+        source.samples,
+        pathlib.Path(options.output),
+        options.formats,
+        calibration=calibration,
+        origin=source.origin,
+        uint8_input=options.uint8_input,
+        dynamic_batch=options.dynamic_batch,
+        max_disagreement=options.max_disagreement,
+    )
+    print(summary(written))
 
 
 if __name__ == "__main__":

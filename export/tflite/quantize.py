@@ -1,18 +1,19 @@
-"""The formats of a TFLite file, each made of one in float32.
+"""Quantizes a float32 TFLite file to the other formats.
 
-    float32       as the model
+    float32       not quantized
     float16       weights in half precision, arithmetic in float32
-    int8-dynamic  weights in 8 bits, one scale for each output channel; each product in 8 bits, with activations
-                  quantised as they come; everything else float32
+    int8-dynamic  dynamic range quantization: weights in 8 bits with one scale per output channel, matrix products in 8
+                  bits with activations quantized at run time, everything else in float32
     int8-weights  the same weights, arithmetic in float32
-    int8          weights and the inputs and outputs of products in 8 bits, with ranges fixed beforehand
-    int16x8       the same with inputs and outputs in 16 bits, for processors that have such products
+    int8          static quantization: weights, and inputs and outputs of matrix products, in 8 bits with calibrated
+                  ranges
+    int16x8       the same with inputs and outputs in 16 bits, for processors that support such products
 
-Quantising everything ("full int8") makes a Vision Transformer slower than float32, and its classes worse: LayerNorm,
-the residual stream and the softmax are memory traffic, not arithmetic, and need their precision. So in int8 and int16x8
-the products with weights alone are integers (FULLY_CONNECTED, CONV_2D).
-Ranges are the true extremes over the calibration images. The library's own moving average of extremes clips the rare
-large activations that carry the class, which is the greater part of its error (docs/phone.md has figures).
+Quantizing all operators ("full int8") makes a Vision Transformer slower than float32, and less accurate: LayerNorm, the
+residual stream and the softmax are limited by memory bandwidth and need the precision. So int8 and int16x8 quantize
+only the products with weights (FULLY_CONNECTED, CONV_2D).
+Ranges are the extremes over all calibration images. The moving average of the library clips rare large activations that
+matter for the class, which causes most of its error (docs/phone.md has measurements).
 """
 
 import contextlib
@@ -28,27 +29,34 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
 from export.options import TFLiteFormat
 
-# Formats whose ranges come from calibration images, with the bits of their activations.
-STATIC = {"int8": 8, "int16x8": 16}
-# Bytes of a weight, as a share of float32's.
-WEIGHT_SHARE = {"float32": 1.0, "float16": 0.5} | dict.fromkeys(TFLiteFormat.__args__[2:], 0.25)
+# Formats with ranges from calibration images, and the bits of their activations.
+STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
+# Size of a weight relative to float32.
+WEIGHT_SHARE: dict[TFLiteFormat, float] = {
+    "float32": 1.0,
+    "float16": 0.5,
+    "int8-dynamic": 0.25,
+    "int8-weights": 0.25,
+    "int8": 0.25,
+    "int16x8": 0.25,
+}
 
 _PRODUCTS = (qtyping.TFLOperationName.FULLY_CONNECTED, qtyping.TFLOperationName.CONV_2D)
 _SIGNATURE, _INPUT = "serving_default", "image"
 
 
 def quantize(float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence[np.ndarray]) -> bytes:
-    """The content of a file in another format than float32.
+    """Content of the file in another format than float32.
 
     Args:
-        float_file: of batch 1, or of any batch where the format needs no calibration.
+        float_file: float32 file with batch 1, or with a dynamic batch if the format needs no calibration.
         kind: the format.
-        calibration: inputs of the model, each (1, H, W, C), for the formats in STATIC; others do not look at them.
+        calibration: inputs (1, H, W, C) of the model, for the formats in STATIC.
     """
-    chosen = _recipe(kind)
-    ranges = _ranges(float_file, chosen, calibration) if kind in STATIC else None
+    settings = _recipe(kind)
+    ranges = _ranges(float_file, settings, calibration) if kind in STATIC else None
     with _silenced():
-        return bytes(quantizer.Quantizer(str(float_file), chosen).quantize(ranges).quantized_model)
+        return bytes(quantizer.Quantizer(str(float_file), settings).quantize(ranges).quantized_model)
 
 
 def _recipe(kind: TFLiteFormat) -> list[dict]:
@@ -71,10 +79,10 @@ def _recipe(kind: TFLiteFormat) -> list[dict]:
     return manager.get_quantization_recipe()
 
 
-def _ranges(float_file: pathlib.Path, chosen: list[dict], calibration: Sequence[np.ndarray]) -> dict:
-    """Tensor name -> least and largest value over all calibration images."""
+def _ranges(float_file: pathlib.Path, settings: list[dict], calibration: Sequence[np.ndarray]) -> dict:
+    """Minimum and maximum of each tensor over all calibration images, by tensor name."""
     manager = recipe_manager.RecipeManager()
-    manager.load_quantization_recipe(chosen)
+    manager.load_quantization_recipe(settings)
     with _silenced():
         found = calibrator.Calibrator(float_file.read_bytes(), qsv_update_func=qsv_utils.min_max_update)
         found.calibrate({_SIGNATURE: [{_INPUT: image} for image in calibration]}, manager)
@@ -84,12 +92,13 @@ def _ranges(float_file: pathlib.Path, chosen: list[dict], calibration: Sequence[
 def layer_errors(
     float_file: pathlib.Path, file: pathlib.Path, images: Sequence[np.ndarray], layers: Sequence[str]
 ) -> dict[str, float]:
-    """What each layer's results are off by in another format: noise as a share of the signal's power, worst first.
+    """Ratio of noise to signal power of each layer in a quantized file, the worst layer first.
 
     Args:
-        float_file, file: the same model in two formats.
-        images: inputs, each (1, H, W, C).
-        layers: names of the model's layers; what the converter did not name after one of them is left out.
+        float_file: the model in float32.
+        file: the quantized model.
+        images: inputs (1, H, W, C).
+        layers: names of the layers of the model. Tensors with other names are left out.
     """
     ratio = validation_utils.ValidationErrorMetric.SNR
     with _silenced():
@@ -97,9 +106,9 @@ def layer_errors(
             {_SIGNATURE: [{_INPUT: image} for image in images]}, [ratio], num_threads=2
         )
     found = compared.get_signature_comparison_result(_SIGNATURE)
-    errors = {}
+    errors: dict[str, float] = {}
     for tensor, values in {**found.intermediate_tensors, **found.output_tensors}.items():
-        # Of what is fused the names are joined by ";"; a name is model/layer/operator, layers numbered once more.
+        # A fused tensor joins names by ";". A name is model/layer/operator, with a number appended to the layer.
         scopes = [scope for name in tensor.split(";") for scope in name.split("/")[1:2]]
         layer = next(
             (name for scope in scopes for name in (scope, re.sub(r"_\d+$", "", scope)) if name in layers), None
@@ -111,7 +120,7 @@ def layer_errors(
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """The library reports at length, and its interpreter warns of the memory that calibration is known to take."""
+    """Hide the output of the library, and the warning of its interpreter on the memory of calibration."""
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with quiet[0], quiet[1], warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

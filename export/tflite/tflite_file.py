@@ -1,10 +1,9 @@
-"""What a finished TFLite file holds and does: standard metadata inside it, its operators, its answers, its speed."""
+"""TFLite files: their metadata, operators, outputs, and latency."""
 
 import concurrent.futures
 import io
 import os
 import pathlib
-import time
 import zipfile
 from collections.abc import Sequence
 
@@ -18,17 +17,15 @@ from export import parity, report
 from keras_vit import Preprocessing, run_directory
 from keras_vit.native_stderr import native_stderr_silenced
 
-# Calls of which the time is taken after as many to warm up, and seconds that they may take in all.
-_REPEATS, _LONGEST = 50, 5.0
-# Interpreters that answer side by side.
+# Largest number of interpreters in parallel.
 _MOST_WORKERS = 4
-# How phones' libraries find the metadata of a file (tflite-support, metadata_schema.fbs 1.0).
+# TFLite Metadata (tflite-support, metadata_schema.fbs 1.0).
 _METADATA, _IDENTIFIER, _PARSER = "TFLITE_METADATA", b"M001", "1.0.0"
-_RGB, _GREY, _AXIS_LABELS, _IMAGE, _NORMALIZATION = 1, 2, 2, 2, 1
+_RGB, _GRAYSCALE, _AXIS_LABELS, _IMAGE, _NORMALIZATION = 1, 2, 2, 2, 1
 
 
 class _AlignedBuilder(flatbuffers.Builder):
-    """Python's writer knows no `force_align`: the weights' bytes would begin anywhere, where kernels want 16 bytes."""
+    """Aligns byte vectors to 16 bytes, as kernels need. The Python library does not support `force_align`."""
 
     def StartVector(self, elemSize, numElems, alignment):  # noqa: N802, N803  (flatbuffers' names)
         return super().StartVector(elemSize, numElems, 16 if elemSize == 1 else alignment)
@@ -37,18 +34,19 @@ class _AlignedBuilder(flatbuffers.Builder):
 def with_metadata(
     content: bytes, name: str, description: str, labels: Sequence[str], preprocessing: Preprocessing, raw_pixels: bool
 ) -> bytes:
-    """A TFLite file with TFLite Metadata: what the image is, how it is normalised, and labels.txt as attached file.
+    """Add TFLite Metadata to a file: the image size, its normalization, and labels.txt as an associated file.
 
     Args:
         content: of the file.
-        name, description: of the model, for people.
-        labels: of the classes.
+        name: of the model.
+        description: of the model.
+        labels: class names.
         preprocessing: of the model.
-        raw_pixels: whether the input is 0..255 and normalised inside.
+        raw_pixels: whether the input is 0..255 and the model normalizes it.
     """
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     for buffer in model.buffers:
-        if buffer.offset > 1:  # the quantiser may write weights behind the flatbuffer
+        if buffer.offset > 1:  # the quantizer may write weights after the flatbuffer
             buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
             buffer.offset = buffer.size = 0
     buffer = schema.BufferT()
@@ -61,14 +59,14 @@ def with_metadata(
     builder = _AlignedBuilder(len(content) + 2**20)
     builder.Finish(model.Pack(builder), b"TFL3")
     stream = io.BytesIO(bytes(builder.Output()))
-    with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as attached:
-        when = zipfile.ZipInfo(run_directory.LABELS)  # of no date, so that the same model gives the same file
-        attached.writestr(when, run_directory.labels_text(labels))
+    with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
+        entry_info = zipfile.ZipInfo(run_directory.LABELS)  # without a date, for identical files from identical models
+        archive.writestr(entry_info, run_directory.labels_text(labels))
     return stream.getvalue()
 
 
 def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pixels: bool) -> bytes:
-    """ModelMetadata of metadata_schema.fbs: the numbers are the places of its fields."""
+    """ModelMetadata of metadata_schema.fbs; the integer keys are the positions of its fields."""
     builder = flatbuffers.Builder(1024)
     lows, highs = (np.asarray(end) for end in preprocessing.channel_ranges())
     deviation = np.ones(1) if raw_pixels else 255.0 / (highs - lows)
@@ -80,32 +78,32 @@ def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pix
     builder.PrependUint32Slot(0, width, 0)
     builder.PrependUint32Slot(1, height, 0)
     size = builder.EndObject()
-    image = _table(builder, {1: size}, {0: _GREY if preprocessing.channels == 1 else _RGB})
+    image = _table(builder, {1: size}, {0: _GRAYSCALE if preprocessing.channels == 1 else _RGB})
     content = _table(builder, {1: image}, {0: _IMAGE})
     text = {
         word: builder.CreateString(word)
         for word in (name, description, "image", "logits", run_directory.LABELS, _PARSER)
     }
     about_input = builder.CreateString(
-        "pixels 0..255" if raw_pixels else f"pixels 0..255 normalised to {preprocessing.value_range}"
+        "pixels 0..255" if raw_pixels else f"pixels 0..255 normalized to {preprocessing.value_range}"
     )
-    about_output = builder.CreateString("a logit for each class, in the order of the labels")
+    about_output = builder.CreateString("one logit per class, in the order of the labels")
     labels = _table(builder, {0: text[run_directory.LABELS]}, {2: _AXIS_LABELS})
-    given = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})
-    answer = _table(builder, {0: text["logits"], 1: about_output, 6: _offsets(builder, [labels])})
-    graph = _table(builder, {2: _offsets(builder, [given]), 3: _offsets(builder, [answer])})
+    image_info = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})
+    logits_info = _table(builder, {0: text["logits"], 1: about_output, 6: _offsets(builder, [labels])})
+    graph = _table(builder, {2: _offsets(builder, [image_info]), 3: _offsets(builder, [logits_info])})
     model = _table(builder, {0: text[name], 1: text[description], 3: _offsets(builder, [graph]), 7: text[_PARSER]})
     builder.Finish(model, _IDENTIFIER)
     return bytes(builder.Output())
 
 
 def _table(builder: flatbuffers.Builder, offsets: dict[int, int], numbers: dict[int, int] | None = None) -> int:
-    """A table of other objects and of small numbers, by the places of their fields."""
+    """A flatbuffer table of offsets and bytes, by the positions of their fields."""
     builder.StartObject(8)
-    for place, offset in offsets.items():
-        builder.PrependUOffsetTRelativeSlot(place, offset, 0)
-    for place, number in (numbers or {}).items():
-        builder.PrependUint8Slot(place, number, 0)
+    for position, offset in offsets.items():
+        builder.PrependUOffsetTRelativeSlot(position, offset, 0)
+    for position, number in (numbers or {}).items():
+        builder.PrependUint8Slot(position, number, 0)
     return builder.EndObject()
 
 
@@ -121,35 +119,35 @@ def _floats(builder: flatbuffers.Builder, values: np.ndarray) -> int:
 
 
 def interpreter(file: pathlib.Path, threads: int) -> Interpreter:
-    """A fresh interpreter with its tensors, for one image."""
+    """A new interpreter with allocated tensors for one image."""
     made = Interpreter(model_path=str(file), num_threads=threads)
     details = made.get_input_details()[0]
-    made.resize_tensor_input(details["index"], [1, *details["shape"][1:]])  # of a file for any batch
-    with native_stderr_silenced():  # it announces its delegate
+    made.resize_tensor_input(details["index"], [1, *details["shape"][1:]])  # the file may have a dynamic batch
+    with native_stderr_silenced():  # it prints the name of its delegate
         made.allocate_tensors()
     return made
 
 
 def run(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> np.ndarray:
-    """Logits (n, K) of the reference's images, one by one, through fresh interpreters side by side."""
+    """Logits (n, K) of the sample images, one image at a time in parallel interpreters."""
     count = len(expected.logits)
     workers = min(_MOST_WORKERS, os.cpu_count() or 1, count)
     logits = np.empty(expected.logits.shape, np.float32)
     progress = tqdm.tqdm(desc=f"Running {file.name}", total=count, unit="image", disable=None)
     interpreters = [interpreter(file, 1) for _ in range(workers)]
 
-    def answer(worker: int, first: int, images: np.ndarray) -> None:
-        given, wanted = (details[0]["index"] for details in _ends(interpreters[worker]))
+    def run_worker(worker: int, first: int, images: np.ndarray) -> None:
+        source, target = (details[0]["index"] for details in _ends(interpreters[worker]))
         for index in range(worker, len(images), workers):
-            interpreters[worker].set_tensor(given, images[index : index + 1])
+            interpreters[worker].set_tensor(source, images[index : index + 1])
             interpreters[worker].invoke()
-            logits[first + index] = interpreters[worker].get_tensor(wanted)[0]
+            logits[first + index] = interpreters[worker].get_tensor(target)[0]
             progress.update()
 
     first = 0
     with progress, concurrent.futures.ThreadPoolExecutor(workers) as pool:
         for _, images in expected.batches(raw_pixels=raw_pixels):
-            list(pool.map(lambda worker, first=first, images=images: answer(worker, first, images), range(workers)))
+            list(pool.map(lambda worker, first=first, images=images: run_worker(worker, first, images), range(workers)))
             first += len(images)
     return logits
 
@@ -159,26 +157,19 @@ def _ends(of: Interpreter) -> tuple[list[dict], list[dict]]:
 
 
 def latency(file: pathlib.Path, threads: int) -> float:
-    """Milliseconds of one image, as `report.typical` has it."""
+    """Milliseconds of one image, see `report.latency`."""
     made = interpreter(file, threads)
     details = made.get_input_details()[0]
     made.set_tensor(details["index"], np.zeros([1, *details["shape"][1:]], details["dtype"]))
-    seconds, end = [], time.perf_counter() + _LONGEST
-    for repeat in range(2 * _REPEATS):
-        start = time.perf_counter()
-        made.invoke()
-        seconds.append(time.perf_counter() - start)
-        if time.perf_counter() > end and repeat >= 2:
-            break
-    return report.typical(seconds[len(seconds) // 2 :])
+    return report.latency(made.invoke)
 
 
 def operators(file: pathlib.Path) -> dict[str, int]:
-    """How often each operator is in the file, the most frequent first."""
-    plain = Interpreter(model_path=str(file), experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
-    return report.operator_table(operator["op_name"] for operator in plain._get_ops_details())
+    """Number of operators by name, the most frequent first."""
+    reference = Interpreter(model_path=str(file), experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
+    return report.operator_table(operator["op_name"] for operator in reference._get_ops_details())
 
 
 def partitions(file: pathlib.Path) -> int:
-    """Into how many pieces XNNPACK takes the graph; each boundary costs a copy."""
+    """Number of partitions of the graph that XNNPACK runs; each boundary costs a copy."""
     return sum(operator["op_name"] == "DELEGATE" for operator in interpreter(file, 1)._get_ops_details())

@@ -1,4 +1,4 @@
-"""Artifacts: equal to the model after a fresh load, free of the known traps, and not kept when they differ."""
+"""SavedModel and TFLite exports: equality with the model after loading, and errors if they differ."""
 
 import collections
 import dataclasses
@@ -118,7 +118,7 @@ def _operators_on_the_device(path: pathlib.Path) -> collections.Counter:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_served_model_is_run_in_as_few_passes_as_tensorflow_knows(dtype, samples, tmp_path):
+def test_a_served_model_uses_fused_operators(dtype, samples, tmp_path):
     model = build()
     path, _ = saved_model_export.export_saved_model(model, LABELS, samples, tmp_path, dtype=dtype, max_disagreement=1.0)
     found = _operators_on_the_device(path)
@@ -201,17 +201,17 @@ def test_a_model_with_large_logits_is_exported(samples, tmp_path, monkeypatch):
     assert found.max_abs_diff > 1e-4
 
 
-def test_an_export_that_is_overtaken_takes_the_next_version(samples, tmp_path, monkeypatch):
+def test_a_concurrent_export_takes_the_next_version(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     verify = saved_model_export._verify
 
-    def overtaken(*given):
+    def concurrent(*arguments):
         for number in ("1", "2"):
             (tmp_path / number).mkdir()
             (tmp_path / number / "saved_model.pb").write_text("of the other export")
-        return verify(*given)
+        return verify(*arguments)
 
-    monkeypatch.setattr(saved_model_export, "_verify", overtaken)
+    monkeypatch.setattr(saved_model_export, "_verify", concurrent)
     path, _ = saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path)
     assert path == tmp_path / "3"
     assert tf.saved_model.contains_saved_model(path)
@@ -219,7 +219,7 @@ def test_an_export_that_is_overtaken_takes_the_next_version(samples, tmp_path, m
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["1", "2", "3"]
 
 
-def test_two_that_take_a_version_at_once_get_two(tmp_path, monkeypatch):
+def test_two_exports_never_take_the_same_version(tmp_path, monkeypatch):
     """The number is chosen and taken in two steps; here, the other one comes in between every time."""
     listing, late = pathlib.Path.iterdir, [1, 2]
 
@@ -239,7 +239,7 @@ def test_two_that_take_a_version_at_once_get_two(tmp_path, monkeypatch):
     assert [entry.name for entry in listing(path)] == ["mine"]
 
 
-def test_a_not_a_number_is_a_difference(samples):
+def test_nan_is_a_difference(samples):
     model = build()
     expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
     with pytest.raises(ParityError, match="differ"):
@@ -266,7 +266,7 @@ def operators(path) -> set[str]:
     return {operator["op_name"] for operator in interpreter._get_ops_details()}
 
 
-def test_a_phone_needs_no_flex_no_custom_and_no_shape_operator(samples, tmp_path):
+def test_a_tflite_file_has_no_flex_custom_or_shape_operators(samples, tmp_path):
     path, _ = tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])["float32"]
     found = operators(path)
     assert "FULLY_CONNECTED" in found
@@ -286,16 +286,16 @@ def test_int8_is_smaller_and_agrees(samples, tmp_path):
     assert 0 < difference.max_abs_diff < 0.5
 
 
-def test_a_file_without_its_weights_is_noticed(tmp_path):
+def test_a_file_without_its_weights_is_detected(tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"0" * 1000)
     with pytest.raises(ParityError, match="too few for its weights"):
-        tflite_export._require_weights(tmp_path / "x.tflite", 100_000, 1.0)
+        tflite_export._check_weights(tmp_path / "x.tflite", 100_000, 1.0)
 
 
-def test_a_file_that_was_not_quantised_is_noticed(tmp_path):
+def test_a_file_that_was_not_quantized_is_detected(tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"0" * 10_000_000)
-    with pytest.raises(ParityError, match="weights were not quantised"):
-        tflite_export._require_weights(tmp_path / "x.tflite", 10_000_000, 0.25)
+    with pytest.raises(ParityError, match="weights were not quantized"):
+        tflite_export._check_weights(tmp_path / "x.tflite", 10_000_000, 0.25)
 
 
 def test_labels_of_another_number_are_refused(samples, tmp_path):
@@ -317,12 +317,12 @@ def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
 
 
 def test_no_format_is_refused(samples, tmp_path):
-    with pytest.raises(UserError, match="--formats takes at least one of float32, float16, .*, but none is given"):
+    with pytest.raises(UserError, match="--formats takes at least one of float32, float16, .*, but got none"):
         tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "phone", [])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(UserError, match=f"{tmp_path} cannot be written; give another --output"):
         run_directory.check_output(tmp_path / "a" / "b")
@@ -336,9 +336,9 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
 
     other = build()
     other.get_layer("head").set_weights([2 * weight for weight in other.get_layer("head").get_weights()])
-    for stranger, labels in ((other, LABELS), (model, LABELS[::-1])):
+    for other_model, labels in ((other, LABELS), (model, LABELS[::-1])):
         with pytest.raises(UserError, match="phone already holds the export of another model .export.sha256"):
-            tflite_export.export_tflite(stranger, labels, samples, phone, ["float32"])
+            tflite_export.export_tflite(other_model, labels, samples, phone, ["float32"])
     assert {path.name: path.read_bytes() for path in phone.iterdir()} == before
 
     tflite_export.export_tflite(build(), LABELS, samples, phone, ["float32", "int8-dynamic"])
@@ -459,10 +459,13 @@ def test_the_command_prints_its_table_and_nothing_else(run, tmp_path):
     ("resize", "crop_from", "sentence"),
     [
         ("stretch", None, "RGB, stretched to 16 x 24 (bilinear)"),
-        ("crop", None, "RGB, cut to the central window of this aspect and resized to 16 x 24 (bilinear, antialiased)"),
-        ("resize-small", 30, "RGB, resized to a smaller side of 30 (mean of areas), the centre cut to 16 x 24"),
+        ("crop", None, "RGB, center crop of this aspect ratio, resized to 16 x 24 (bilinear, antialiased)"),
+        ("resize-small", 30, "RGB, smaller side resized to 30 (area), center crop to 16 x 24"),
     ],
 )
-def test_a_card_states_how_pictures_are_resized(resize, crop_from, sentence):
+def test_a_model_card_describes_the_preprocessing(resize, crop_from, sentence):
     preprocessing = keras_vit.Preprocessing((16, 24), resize=resize, crop_from=crop_from)
-    assert model_card._preprocessing(preprocessing) == f"{sentence}, 0..255 to -1.0..1.0; of files inside the graph"
+    assert (
+        model_card._preprocessing(preprocessing)
+        == f"{sentence}, 0..255 to -1.0..1.0; for image files, inside the graph"
+    )

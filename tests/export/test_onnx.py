@@ -1,4 +1,4 @@
-"""ONNX files and OpenVINO IR: the model in every form, free of the known traps, and not kept where it differs."""
+"""ONNX and OpenVINO files: equality with the model, known problems of the converters, and errors if they differ."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import keras_vit
 from export import fingerprint, parity
-from export.inference_model import plain
+from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
 from export.onnx import export as onnx_export
 from export.onnx import runtimes
@@ -64,7 +64,7 @@ def _installed(monkeypatch):
     monkeypatch.setattr(runtimes, "require_packages", lambda formats: None)
 
 
-# What needs no further packages
+# Tests without the packages
 
 
 def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
@@ -76,10 +76,10 @@ def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
     with pytest.raises(UserError) as caught:
         onnx.main([*command, "onnx", "openvino"])
     assert str(caught.value) == (
-        "An export as onnx and openvino needs tf2onnx, openvino, not installed here; run "
+        "An export as onnx and openvino needs tf2onnx, openvino, which is not installed; run "
         "`pip install -r export/requirements-onnx.txt`."
     )
-    with pytest.raises(UserError, match="An export as onnx needs tf2onnx, not installed"):
+    with pytest.raises(UserError, match="An export as onnx needs tf2onnx, which is not installed"):
         onnx.main([*command, "onnx"])
     assert list(tmp_path.iterdir()) == []
 
@@ -96,7 +96,7 @@ def test_the_file_of_requirements_pins_every_package_exactly():
 def test_the_rebuilt_model_is_the_model(name):
     model = build(name)
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
-    rebuilt = plain(model, for_onnx=True)
+    rebuilt = inference_model(model, for_onnx=True)
     np.testing.assert_allclose(rebuilt.predict_on_batch(images), model.predict_on_batch(images), atol=1e-5)
     assert [layer.name for layer in rebuilt.layers] == [layer.name for layer in model.layers]
 
@@ -108,13 +108,13 @@ def test_the_rebuilt_model_has_no_complementary_error_function():
 
     model = build("gap, exact GELU")
     assert "Erfc" in operators(model)
-    assert operators(plain(model, for_onnx=True)) >= {"Erf"}
-    assert "Erfc" not in operators(plain(model, for_onnx=True))
-    assert "Erfc" in operators(plain(model))  # other exports keep TensorFlow's own
+    assert operators(inference_model(model, for_onnx=True)) >= {"Erf"}
+    assert "Erfc" not in operators(inference_model(model, for_onnx=True))
+    assert "Erfc" in operators(inference_model(model))  # other exports keep TensorFlow's own
 
 
 def test_the_padding_before_a_pooling_is_nearly_zero():
-    layer = plain(build("bit"), for_onnx=True).get_layer("resnet.root_block.pool_padding")
+    layer = inference_model(build("bit"), for_onnx=True).get_layer("resnet.root_block.pool_padding")
     padded = np.asarray(layer(np.full((1, 2, 2, 1), -1.0, np.float32)))[0, :, :, 0]
     assert padded[0, 0] == np.float32(1e-30)
     np.testing.assert_array_equal(np.pad([[-1.0, -1.0], [-1.0, -1.0]], 1), padded.round(6))
@@ -142,7 +142,7 @@ def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("installed")
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     model = build()
-    with pytest.raises(UserError, match="--formats takes at least one of onnx, openvino, but none is given"):
+    with pytest.raises(UserError, match="--formats takes at least one of onnx, openvino, but got none"):
         onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", [])
     with pytest.raises(UserError, match="there are 2 labels"):
         onnx_export.export_onnx(model, ("a", "b"), samples_of(model), tmp_path / "x")
@@ -156,7 +156,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.xml", "model.bin", "model-int8.tflite"])
-def test_a_directory_with_files_of_an_unknown_model_is_refused(name, tmp_path):
+def test_a_directory_with_exports_of_another_model_is_refused(name, tmp_path):
     model = build()
     (tmp_path / "model.keras").write_bytes(b"a run may hold its exports")
     assert fingerprint.claim(tmp_path, model, LABELS)["labels.txt"].split() == list(LABELS)
@@ -165,7 +165,7 @@ def test_a_directory_with_files_of_an_unknown_model_is_refused(name, tmp_path):
         fingerprint.claim(tmp_path, model, LABELS)
 
 
-# What needs them
+# Tests with the packages
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -199,11 +199,11 @@ def test_a_model_of_mixed_precision_is_exported_in_float32(kind, tmp_path):
     assert found.max_abs_diff <= 1e-4
 
 
-def test_an_operator_that_onnx_does_not_know_is_noticed(tmp_path):
+def test_an_unsupported_operator_is_detected(tmp_path):
     """tf2onnx writes it under TensorFlow's name, and only logs that."""
     need("onnx")
     model = build("gap, exact GELU")
-    with pytest.raises(ParityError, match=r"operators that ONNX does not know \(Erfc\), so it was not kept"):
+    with pytest.raises(ParityError, match=r"operators that ONNX does not support \(Erfc\), so it was not kept"):
         runtimes.write(model, "onnx", tmp_path, LABELS)
 
 
@@ -211,7 +211,7 @@ def test_a_padding_with_exact_zeros_before_a_pooling_would_be_lost(tmp_path):
     """If this fails, ONNX Runtime no longer needs `_NearlyZeroPadding`."""
     need("onnx")
     model = build("bit")
-    runtimes.write(plain(model), "onnx", tmp_path, LABELS)
+    runtimes.write(inference_model(model), "onnx", tmp_path, LABELS)
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
     logits = runtimes.open_file(tmp_path / "model.onnx", "onnx")(images)
     assert np.abs(logits - model.predict_on_batch(images)).max() > 1e-4
@@ -317,11 +317,13 @@ def test_files_of_two_models_are_never_mixed(tmp_path):
     onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path)  # the same once more
 
 
-def test_openvino_by_itself_may_compute_in_less_precision_and_the_report_says_so(tmp_path, monkeypatch):
+def test_the_report_notes_a_lower_default_precision_of_openvino(tmp_path, monkeypatch):
     need("openvino")
     model = build()
     monkeypatch.setattr(
-        runtimes, "own_precision", lambda file: ("bf16", lambda images: np.eye(7, dtype=np.float32)[[3] * len(images)])
+        runtimes,
+        "default_precision",
+        lambda file: ("bf16", lambda images: np.eye(7, dtype=np.float32)[[3] * len(images)]),
     )
     onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, ["openvino"])
     [note] = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["notes"]
@@ -329,7 +331,7 @@ def test_openvino_by_itself_may_compute_in_less_precision_and_the_report_says_so
     assert note in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
-def test_the_command_prints_its_table_and_nothing_else_and_tells_nobody(tmp_path):
+def test_the_command_prints_only_its_table_and_sends_no_telemetry(tmp_path):
     need("onnx")
     need("openvino")
     run, home, model = tmp_path / "run", tmp_path / "home", build("gap, exact GELU")

@@ -1,4 +1,4 @@
-"""What TF Serving would have: every signature by every loader, warmed up, and not to be felled by any picture."""
+"""SavedModels as TF Serving runs them: signatures, loaders, warm-up requests, and invalid inputs."""
 
 import io
 import json
@@ -20,6 +20,7 @@ from tensorflow.python.tools import saved_model_cli
 
 import keras_vit
 from export import parity
+from export.files import directory_bytes
 from export.saved_model import export as saved_model_export
 from export.saved_model import image_decoding, warmup
 from export.saved_model.export import export_saved_model
@@ -67,7 +68,7 @@ def _expected(served, samples) -> parity.Reference:
     return parity.reference(served[0], keras_vit.preprocessing_of(served[0]), samples)
 
 
-def test_bytes_of_any_format_and_size_share_a_batch(served, samples, expected):
+def test_a_batch_may_mix_formats_and_sizes(served, samples, expected):
     answer = served[2].signatures["serving_default"](image_bytes=tf.constant(samples.encoded))
     probabilities = tf.nn.softmax(expected.logits).numpy()
     np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
@@ -146,7 +147,7 @@ def test_the_report_has_the_cpp_loaders_numbers_and_the_card_everything_else(ser
     assert report["num_images"] == 9
     assert report["accuracy"] == report["keras_accuracy"]
     assert report["max_abs_diff"] <= 1e-5
-    assert report["bytes"] <= saved_model_export.directory_bytes(served[1])
+    assert report["bytes"] <= directory_bytes(served[1])
     assert report["operators"]["DecodeImage"] == 1  # all signatures share one function that decodes
     assert (served[1] / "report.png").read_bytes().startswith(b"\x89PNG")
     assert "| max_abs_diff |" in (served[1] / "report.md").read_text()
@@ -159,7 +160,7 @@ def test_the_report_has_the_cpp_loaders_numbers_and_the_card_everything_else(ser
         assert words in card
 
 
-def test_a_library_that_computes_something_else_is_noticed(served, expected, monkeypatch):
+def test_different_logits_of_the_cpp_loader_are_detected(served, expected, monkeypatch):
     other = parity.Reference(expected.samples, expected.preprocessing, expected.logits + 1.0)
     answers = []
 
@@ -221,13 +222,13 @@ def test_the_warm_up_requests_are_official_and_replay(served, samples):
     assert sorted(replayed) == sorted(served[2].signatures)
 
 
-def test_a_signature_without_its_warm_up_request_is_noticed(served, tmp_path):
+def test_a_missing_warm_up_request_is_detected(served, tmp_path):
     warmup.write_requests(tmp_path, {"features": served[2].signatures["features"]}, b"no image", (*SIZE, 3))
     with pytest.raises(tf.errors.InvalidArgumentError):
         warmup.replay(tmp_path, served[2].signatures)
     with tf.io.TFRecordWriter(str(tmp_path / warmup.FILE)):
         pass
-    with pytest.raises(ParityError, match=r"warm-up requests are of \[\], not of \['attention', 'classify'"):
+    with pytest.raises(ParityError, match=r"warm-up requests are for \[\], not of \['attention', 'classify'"):
         warmup.replay(tmp_path, served[2].signatures)
 
 
@@ -313,7 +314,7 @@ def test_the_signatures_state_the_shapes_that_they_take(served):
     }  # fmt: skip
 
 
-# Pictures that are none.
+# Invalid images.
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -442,7 +443,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_what_is_no_picture_is_named_and_the_model_lives_on(served, samples, name):
+def test_an_invalid_image_is_reported_by_its_index(served, samples, name):
     batch = [samples.encoded[0], GARBAGE[name], samples.encoded[1], GARBAGE[name]]
     call = served[2].signatures["serving_default"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"image_bytes\[1 3\]: no whole {format_list()} of"):
@@ -474,7 +475,7 @@ def test_the_size_is_read_from_the_header(kind):
     picture = np.random.default_rng(0).integers(0, 256, (7, 11, 4 if "alpha" in kind else 3), dtype=np.uint8)
     data = encoded(picture, "WEBP" if "WebP" in kind else kind, **options)
     refused = "WebP" in kind and "WebP" not in formats()
-    assert int(image_decoding.claimed_pixels(tf.constant(data))) == (0 if refused else 77)
+    assert int(image_decoding.header_pixels(tf.constant(data))) == (0 if refused else 77)
 
 
 def test_header_checks_of_the_graph_are_those_of_training_and_inspection():
@@ -486,7 +487,7 @@ def test_header_checks_of_the_graph_are_those_of_training_and_inspection():
     files = [bytes(small), encoded(grey, "GIF"), ramp, ramp[:58] + b"\7" + ramp[59:], bytes(bitmap), ramp[:20]]
     files += [encoded(grey > 99, "BMP"), encoded(grey, "TIFF"), GARBAGE["animated WebP"], encoded(grey, "WEBP"), b"BM"]
     for data in files:
-        in_graph = int(image_decoding.claimed_pixels(tf.constant(data))) > 0
+        in_graph = int(image_decoding.header_pixels(tf.constant(data))) > 0
         assert in_graph == (format_problem(data) is None) or len(data) < 54, data[:60]
 
 
@@ -494,11 +495,11 @@ def test_frames_of_a_gif_count_together():
     frames = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (7, 11, 3), dtype=np.uint8)) for n in range(3)]
     stream = io.BytesIO()
     frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:])
-    assert int(image_decoding.claimed_pixels(tf.constant(stream.getvalue()))) == 3 * 77
+    assert int(image_decoding.header_pixels(tf.constant(stream.getvalue()))) == 3 * 77
 
 
 def fuzzed(rng: np.random.Generator, files: list[bytes]) -> bytes:
-    """A picture with some bytes changed, cut, doubled or made up."""
+    """An image with random changes, or random bytes."""
     content = bytearray(files[rng.integers(len(files))])
     for _ in range(rng.integers(1, 9)):
         content[rng.integers(min(len(content), (40, 10**9)[rng.integers(2)]))] = rng.integers(256)
@@ -508,7 +509,7 @@ def fuzzed(rng: np.random.Generator, files: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(2000, marks=pytest.mark.slow)])
-def test_whatever_comes_in_is_answered_or_refused_by_its_number(served, samples, number):
+def test_any_input_is_answered_or_refused_by_its_index(served, samples, number):
     rng, call, refused = np.random.default_rng(number), served[2].signatures["serving_default"], 0
     for _ in range(number):
         try:
@@ -544,12 +545,12 @@ def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path, monkey
     assert b"_XlaMustCompile" not in (served[1] / "saved_model.pb").read_bytes()
 
 
-def test_what_a_model_cannot_have_is_said_before_anything_is_done(samples, tmp_path):
+def test_options_that_a_model_does_not_support_are_refused_first(samples, tmp_path):
     resnet = keras_vit.build("BiT-R26x1", image_size=32, num_classes=7)
     with pytest.raises(UserError, match="is a ResNet without attention blocks; leave --attention out"):
         export_saved_model(resnet, LABELS, samples, tmp_path / "x", attention=True)
     vit = keras_vit.build(CONFIG, image_size=SIZE, num_classes=7)
-    with pytest.raises(UserError, match="give --xla or --dtype bfloat16, not both"):
+    with pytest.raises(UserError, match="pass --xla or --dtype bfloat16, not both"):
         export_saved_model(vit, LABELS, samples, tmp_path / "x", dtype="bfloat16", xla=True)
     features = keras_vit.build(CONFIG, image_size=SIZE, num_classes=0)
     with pytest.raises(UserError, match=r"ends with its features, of shape \(None, 48\), and has no classes to serve"):

@@ -1,4 +1,4 @@
-"""The client against servers that speak TF Serving's documented JSON and its official messages; the server's files."""
+"""The clients against servers with the documented JSON and the official messages of TF Serving; the server files."""
 
 import concurrent.futures
 import contextlib
@@ -105,7 +105,7 @@ def test_rest_asks_a_version_by_number_or_by_label_behind_a_proxy(server):
         "/vision/v1/models/a%20b/versions/3:predict",
         "/v1/models/birds/labels/stable:predict",
     ]
-    with pytest.raises(ValueError, match="a number or a label, but 3 and 'stable' are given"):
+    with pytest.raises(ValueError, match="a number or a label, but got 3 and 'stable'"):
         Version(3, "stable")
 
 
@@ -126,7 +126,7 @@ def test_rest_sends_arrays_and_refuses_what_json_cannot_hold(server):
     assert len(server.requests) == 1
 
 
-def test_rest_tells_which_versions_there_are(server):
+def test_rest_lists_the_versions(server):
     states = [
         {"version": "2", "state": "AVAILABLE", "status": {"error_code": "OK"}},
         {"version": "3", "state": "LOADING"},
@@ -147,12 +147,12 @@ def test_rest_tells_which_versions_there_are(server):
         ),
         (404, {"error": "Servable not found"}, NoSuchModelError, "answered 404: Servable not found"),
         (500, {"error": "boom"}, ServingError, "answered 500: boom"),
-        (200, b"<html>", ServingError, "something else than JSON: '<html>'"),
+        (200, b"<html>", ServingError, "invalid JSON: '<html>'"),
         (200, {"predictions": []}, ServingError, "answered without outputs"),
         (200, {"outputs": {"logits": [[1.0]]}}, ServingError, "has no classes, labels, scores"),
     ],
 )
-def test_what_rest_says_is_one_clear_error_and_not_tried_again(server, status, content, error, words):
+def test_a_rest_error_is_raised_and_not_retried(server, status, content, error, words):
     server.answers = [(status, content, 0)]
     with pytest.raises(error, match=words) as caught:
         RestClient(server.url, "birds").classify(IMAGES)
@@ -178,7 +178,7 @@ def test_rest_gives_up_after_its_attempts_or_its_time(server):
         RestClient(server.url, "birds", timeout=0.1).classify(IMAGES)
 
 
-def test_no_server_is_said_with_its_address():
+def test_an_unreachable_server_is_reported_with_its_address():
     with pytest.raises(UnavailableError, match="http://127.0.0.1:1 cannot be reached .*refused"):
         RestClient("http://127.0.0.1:1", "birds", attempts=1).classify(IMAGES)
     for url in ("localhost:8501", "ftp://x", "http://"):
@@ -192,10 +192,10 @@ def test_no_server_is_said_with_its_address():
 @pytest.mark.parametrize("fewer", [0, 1])
 def test_fewer_answers_than_images_are_an_error(server, fewer):
     server.answers = [(200, {"outputs": {name: rows[:fewer] for name, rows in ANSWER.items()}}, 0)]
-    with pytest.raises(ServingError, match=rf"given 2 images, but answered for {fewer}|agree in shape \(B, k\)"):
+    with pytest.raises(ServingError, match=rf"has 2 images, but the response has {fewer}|the same shape \(B, k\)"):
         RestClient(server.url, "birds").classify(IMAGES)
     server.answers = [(200, {"outputs": [[1.5, -2.0]]}, 0)]
-    with pytest.raises(ServingError, match="given 2 images, but answered for 1"):
+    with pytest.raises(ServingError, match="has 2 images, but the response has 1"):
         RestClient(server.url, "birds").features(IMAGES)
 
 
@@ -203,13 +203,13 @@ def test_fewer_answers_than_images_are_an_error(server, fewer):
     ("changes", "words"),
     [
         ({"scores": [[0.75, float("nan")], [0.5, 0.25]]}, "scores that are not finite"),
-        ({"scores": [[0.75], [0.5, 0.25]]}, "are no arrays: .* are of types list"),
-        ({"scores": [[0.75], [0.5]]}, r"agree in shape \(B, k\), but have"),
+        ({"scores": [[0.75], [0.5, 0.25]]}, "invalid outputs: .* are of types list"),
+        ({"scores": [[0.75], [0.5]]}, r"the same shape \(B, k\), but have"),
         ({"scores": [["0.75", "0.1"], ["0.5", "0.2"]]}, "scores that are numbers"),
         ({"classes": [[4.5, 2], [0, 4]]}, "classes that are integers"),
-        ({"labels": [["wren", 3], ["ant", "wren"]]}, "are no arrays: .* of types int, str"),
-        ({"labels": [["wren", None], ["ant", "wren"]]}, "are no arrays"),
-        ({"classes": [[10**30, 2], [0, 4]]}, "are no arrays"),
+        ({"labels": [["wren", 3], ["ant", "wren"]]}, "invalid outputs: .* of types int, str"),
+        ({"labels": [["wren", None], ["ant", "wren"]]}, "invalid outputs"),
+        ({"classes": [[10**30, 2], [0, 4]]}, "invalid outputs"),
     ],
 )
 def test_outputs_that_cannot_be_rankings_are_an_error(server, changes, words):
@@ -221,7 +221,7 @@ def test_outputs_that_cannot_be_rankings_are_an_error(server, changes, words):
 def test_states_that_are_none_are_an_error(server):
     for content in ({}, {"model_version_status": 3}, {"model_version_status": [{"version": "x", "state": "LOADING"}]}):
         server.answers = [(200, content, 0)]
-        with pytest.raises(ServingError, match="without the states of versions; it is no TF Serving"):
+        with pytest.raises(ServingError, match="without the states of versions; it is not TF Serving"):
             RestClient(server.url, "birds").states()
 
 
@@ -260,7 +260,7 @@ WHOLE = json.dumps({"outputs": ANSWER}).encode()
 @pytest.mark.parametrize(
     "start", [b"", HEAD, HEAD + b"Content-Length: 9999\r\n\r\n", HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n"]
 )
-def test_a_server_that_answers_drop_by_drop_does_not_outlast_the_deadline(talker, start):
+def test_a_slow_response_does_not_outlast_the_deadline(talker, start):
     talker.said, talker.pause = [start, *[b"1"] * 30], 0.05
     begin = time.monotonic()
     with pytest.raises(DeadlineExceededError, match=r"within 0.3 seconds"):
@@ -277,7 +277,7 @@ def test_a_server_that_does_not_listen_does_not_outlast_the_deadline():
         assert time.monotonic() - begin < 1.0
 
 
-def test_an_endless_answer_is_not_read_to_its_end(talker, monkeypatch):
+def test_an_endless_response_is_not_read_to_its_end(talker, monkeypatch):
     monkeypatch.setattr(rest_client, "LARGEST_MESSAGE", 10**5)
     talker.said = [HEAD + b"\r\n", *[b"7" * 10_000] * 10**3]
     with pytest.raises(ServingError, match="answered with more than 100,000 bytes"):
@@ -285,7 +285,7 @@ def test_an_endless_answer_is_not_read_to_its_end(talker, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [len(WHOLE) + 1, 10**30])
-def test_half_an_answer_is_an_error(talker, length):
+def test_an_incomplete_response_is_an_error(talker, length):
     talker.said = [HEAD + b"Content-Length: %d\r\n\r\n" % length + WHOLE]
     with pytest.raises(UnavailableError, match="IncompleteRead"):
         RestClient(talker.url, "birds", attempts=1).classify(IMAGES)
@@ -344,7 +344,7 @@ def answers(draw) -> bytes:
     max_examples=100, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(said=answers())
-def test_whatever_a_server_says_is_an_answer_or_a_documented_error(talker, said):
+def test_any_response_is_an_answer_or_a_documented_error(talker, said):
     talker.said = [said]
     client = RestClient(talker.url, "birds", attempts=1, timeout=5.0)
     with contextlib.suppress(ServingError):
@@ -451,7 +451,7 @@ def test_grpc_carries_an_empty_batch_of_files(service):
         (grpc.StatusCode.UNAVAILABLE, UnavailableError, 3),
     ],
 )
-def test_what_grpc_says_is_one_clear_error(service, code, error, attempts):
+def test_a_grpc_error_is_raised(service, code, error, attempts):
     service, client = service
     service.errors = [(code, "image_bytes[1]: no whole JPEG")] * 3
     with pytest.raises(error, match=rf"answered {code.name}: image_bytes\[1\]: no whole JPEG") as caught:
@@ -472,9 +472,9 @@ def test_fewer_answers_than_images_are_an_error_by_grpc(service):
     service, client = service
     service.most = 1
     for ask in (client.features, client.classify_examples):
-        with pytest.raises(ServingError, match="given 2 images, but answered for 1"):
+        with pytest.raises(ServingError, match="has 2 images, but the response has 1"):
             ask(IMAGES)
-    with pytest.raises(ServingError, match="given 3 images, but answered for 2"):
+    with pytest.raises(ServingError, match="has 3 images, but the response has 2"):
         client.classify([*IMAGES, IMAGES[0]])
 
 
@@ -485,8 +485,8 @@ def test_fewer_answers_than_images_are_an_error_by_grpc(service):
         ({"dtype": 0}, "has the type 0"),
         ({"tensor_shape": (2, -1)}, r"of shape \[2, -1\] cannot be read"),
         ({"tensor_shape": (2**40, 2**40)}, "cannot be read; sizes are at least 0"),
-        ({"tensor_shape": (3, 2)}, "tensor that is none: cannot reshape"),
-        ({"tensor_content": b"12345"}, "tensor that is none: buffer size must be"),
+        ({"tensor_shape": (3, 2)}, "invalid tensor: cannot reshape"),
+        ({"tensor_content": b"12345"}, "invalid tensor: buffer size must be"),
         ({"tensor_content": np.full((2, 2), np.nan, np.float32).tobytes()}, "scores that are not finite"),
     ],
 )
@@ -508,7 +508,7 @@ def test_a_tensor_that_is_none_is_one_clear_error(service, changes, words):
 def test_a_label_that_is_no_text_is_one_clear_error(service):
     service, client = service
     service.change = lambda response: response.outputs["labels"].string_val.__setitem__(0, b"\xff")
-    with pytest.raises(ServingError, match="a label that is no UTF-8 text"):
+    with pytest.raises(ServingError, match="a label that is not UTF-8"):
         client.classify(IMAGES)
 
 
@@ -606,7 +606,7 @@ def test_a_name_that_is_a_number_is_a_text_in_the_compose_file():
     assert 'services:\n  "123":\n' in kit.compose_file("123", pathlib.Path("/served"))
 
 
-def test_without_a_wish_the_newest_version_is_stable(tmp_path):
+def test_the_newest_version_is_stable_by_default(tmp_path):
     versions(tmp_path / "served", 9, 10)
     path = kit.write_kit(arguments(tmp_path))
     config = text_format.Parse((path / "models.config").read_text(), official("ModelServerConfig")())
@@ -627,14 +627,14 @@ def test_the_client_of_a_kit_works_by_itself(tmp_path, server):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"models": "nowhere"}, "There is no directory 'nowhere'; give the --output of"),
+        ({"models": "nowhere"}, "There is no directory 'nowhere'; pass the --output of"),
         ({"models": "."}, "has no version of a model, such as 1; export one there first"),
         ({"name": ".."}, "--name takes letters, digits, '_', '.' and '-', but is '..'"),
         ({"name": "a/b"}, "--name takes letters, digits, '_', '.' and '-', but is 'a/b'"),
-        ({"canary": 3}, "--canary is 3, but .* has the versions 1; give one of them"),
+        ({"canary": 3}, "--canary is 3, but .* has the versions 1; pass one of them"),
         ({"stable": 0}, "--stable is 0, but"),
         ({"threads": 0}, "must be at least 1"),
-        ({"output": "served"}, "served is not empty; give a new --output"),
+        ({"output": "served"}, "served is not empty; pass a new --output"),
     ],
 )
 def test_a_kit_that_cannot_serve_is_one_sentence(tmp_path, monkeypatch, changes, words):

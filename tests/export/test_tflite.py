@@ -1,4 +1,4 @@
-"""TFLite files: every format, small and near the model; what is inside them; what is said of them."""
+"""TFLite files: size and accuracy of each format, their metadata, and their report."""
 
 import io
 import json
@@ -52,7 +52,7 @@ def _phone(tmp_path_factory):
     return place, written
 
 
-def test_every_format_is_as_small_and_as_near_as_it_should(phone):
+def test_size_and_accuracy_of_each_format(phone):
     _, written = phone
     difference = {kind: found.max_abs_diff for kind, (_, found) in written.items()}
     size = {kind: path.stat().st_size for kind, (path, _) in written.items()}
@@ -94,7 +94,7 @@ def test_xnnpack_takes_the_whole_graph(phone):
         assert not {"SHAPE", "PACK", "GATHER", "CUSTOM"} & set(tflite_file.operators(phone[1][kind][0]))
 
 
-# Tables of metadata_schema.fbs, read by the places of their fields.
+# Tables of metadata_schema.fbs, by the positions of their fields.
 
 
 def field(table: flatbuffers.table.Table, place: int) -> int:
@@ -187,16 +187,16 @@ def row(agreement: float, accuracy: float | None, latency: float) -> dict:
     return {"agreement": agreement, "accuracy": accuracy, "latency_ms": {"1_threads": latency}, "bytes": 1000}
 
 
-def test_the_recommended_format_is_the_fastest_that_is_worth_having():
+def test_the_recommended_format_is_the_fastest_accurate_one():
     rows = {"float32": row(1.0, 0.9, 9.0), "float16": row(1.0, 0.9, 5.0), "int8": row(0.98, 0.9, 1.0)}
     assert tflite_export.recommend(rows, 0.9).startswith(
         "Recommended: float16, the fastest on one thread (5 ms, 1,000 bytes)"
     )
-    assert tflite_export.recommend(rows, 0.9).endswith("Not worth having for this model: int8.")
+    assert tflite_export.recommend(rows, 0.9).endswith("Not recommended for this model: int8.")
     assert "Recommended: float32" in tflite_export.recommend(rows | {"float16": row(1.0, 0.89, 5.0)}, 0.9)
     assert "Recommended: float16" in tflite_export.recommend(rows | {"float16": row(1.0, None, 5.0)}, None)
     assert tflite_export.recommend({"int8": row(0.9, 0.9, 1.0)}, 0.9) == (
-        "None of these formats keeps the model's classes well enough; take float32."
+        "None of these formats is accurate enough; use float32."
     )
 
 
@@ -260,11 +260,19 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_float32(tmp_path):
     assert Interpreter(model_path=str(written["float32"][0])).get_output_details()[0]["dtype"] == np.float32
 
 
-def test_what_a_format_needs_is_said_before_anything_is_converted(tmp_path, monkeypatch):
+def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch):
     monkeypatch.setattr(tflite_export, "convert", pytest.fail)
     for formats, options, words in (
-        (["float32", "int8"], {}, "int8 needs representative images to fix its ranges; give --calibration FOLDER"),
-        (["int16x8"], {"calibration": pictures(7, 2), "dynamic_batch": True}, "int16x8 has ranges for one image at a"),
+        (
+            ["float32", "int8"],
+            {},
+            "int8 needs representative images to calibrate its ranges; pass --calib",
+        ),
+        (
+            ["int16x8"],
+            {"calibration": pictures(7, 2), "dynamic_batch": True},
+            "int16x8 is calibrated for one image",
+        ),
         ([], {}, "--formats takes at least one of"),
     ):
         with pytest.raises(UserError, match=words):
@@ -272,17 +280,17 @@ def test_what_a_format_needs_is_said_before_anything_is_converted(tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_calibration_images_are_training_images_and_as_many_as_asked(tmp_path):
+def test_calibration_images_are_training_images(tmp_path):
     pictures(8, 6).save(tmp_path / CALIBRATION)
     assert tflite_export.read_calibration(str(tmp_path), None, 4, LABELS).encoded == pictures(8, 6).encoded[:4]
-    with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; give that number, or more"):
+    with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; pass that number, or add"):
         tflite_export.read_calibration(str(tmp_path), None, 7, LABELS)
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
         tflite_export.read_calibration(str(tmp_path), None, 0, LABELS)
     (tmp_path / CALIBRATION).unlink()
-    with pytest.raises(UserError, match=r"keeps no training images \(calibration.npz\) .* give --calibration FOLDER"):
+    with pytest.raises(UserError, match=r"has no training images \(calibration.npz\) .* pass --calibration FOLDER"):
         tflite_export.read_calibration(str(tmp_path), None, 1, LABELS)
-    with pytest.raises(UserError, match="A checkpoint has no images to fix"):
+    with pytest.raises(UserError, match="A checkpoint has no images to calibrate"):
         tflite_export.read_calibration(None, None, 1, LABELS)
     (tmp_path / "bee").mkdir()
     for number, content in enumerate(pictures(9, 3).encoded):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export.inference_model import plain
+from export.inference_model import inference_model
 from keras_vit.models.build import class_token_only
 from keras_vit.models.masked_patches import masked_patch_model
 from tests.support import TINY, TINY_IMAGE, randomize
@@ -68,7 +68,7 @@ def test_a_model_of_masked_patches_computes_all_tokens():
     assert not class_token_only(masked_patch_model(config, preprocessing, outputs=3, corruption=0.5, name="masked"))
 
 
-@pytest.mark.parametrize("form", [plain, with_cpu_kernels])
+@pytest.mark.parametrize("form", [inference_model, with_cpu_kernels])
 def test_the_rest_is_not_computed_and_nothing_changes(form, tiny_images):
     model = _build()
     less = form(model)
@@ -93,5 +93,5 @@ def test_the_gradients_of_all_weights_stay_the_same(tiny_images):
 
 def test_an_export_that_shows_its_attention_computes_all_tokens():
     model = _build()
-    whole = plain(model, all_tokens=True)
+    whole = inference_model(model, all_tokens=True)
     assert whole.get_layer(_BLOCK).output.shape == (None, 16, TINY.hidden_size)

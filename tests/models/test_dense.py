@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from export.inference_model import in_dtype, plain
+from export.inference_model import in_dtype, inference_model
 from keras_vit.models.layers import TokenDense
 from tests.support import TINY, TINY_IMAGE, randomize
 from training.devices.cpu_kernels import with_cpu_kernels
@@ -46,7 +46,9 @@ def test_lora_is_fitted_saved_and_loaded(adapted, tiny_images, tmp_path):
     assert {layer.lora_rank for layer in _dense_layers(loaded)} == {4}
 
 
-@pytest.mark.parametrize("form", [with_cpu_kernels, plain, lambda model: plain(model, for_tensorflow=True)])
+@pytest.mark.parametrize(
+    "form", [with_cpu_kernels, inference_model, lambda model: inference_model(model, for_tensorflow=True)]
+)
 def test_other_forms_of_a_model_with_lora_compute_the_same(form, adapted, tiny_images):
     np.testing.assert_allclose(form(adapted)(tiny_images), adapted(tiny_images), rtol=1e-5, atol=1e-5)
 
@@ -72,7 +74,7 @@ def test_int8_is_close_saved_and_loaded(tiny_images, tmp_path):
     model.save(tmp_path / "model.keras")
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(tiny_images), found)
     refusing = {
-        "export": lambda: plain(model, for_tensorflow=True),
+        "export": lambda: inference_model(model, for_tensorflow=True),
         "reference": lambda: in_dtype(model, "float32"),
         "adapt": lambda: keras_vit.adapt(model),
         "checkpoint": lambda: keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout="npz"),

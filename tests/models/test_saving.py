@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export.inference_model import plain
+from export.inference_model import inference_model
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.files.npz import write_npz
 from keras_vit.files.safetensors import write_safetensors
@@ -183,7 +183,7 @@ def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, tiny_images)
     for layer in model.layers:
         if layer.name in ("embedding", "cls", "Transformer.posembed_input") or layer.name.endswith((".out", "Dense_1")):
             layer.set_weights([0.02 * weight for weight in layer.get_weights()])
-    rewritten = plain(model, for_tensorflow=True)
+    rewritten = inference_model(model, for_tensorflow=True)
     for batch in (tf.TensorSpec((None, *tiny_images.shape[1:])), tf.TensorSpec(tiny_images.shape)):
         served = tf.function(lambda images: rewritten(images, training=False), input_signature=[batch])
         np.testing.assert_allclose(served(tiny_images), model(tiny_images), rtol=1e-4, atol=1e-4)
@@ -192,7 +192,7 @@ def test_every_kind_stays_the_same_in_the_form_for_tensorflow(name, tiny_images)
 @pytest.mark.parametrize("name", CONFORMANCE)
 def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, tiny_images):
     model = tiny(name)
-    rewritten = plain(model, for_tensorflow=True, all_tokens=True)
+    rewritten = inference_model(model, for_tensorflow=True, all_tokens=True)
     names = [name for name in keras_vit.intermediates(model).output if name.startswith("attention_")]
     if not names:
         assert isinstance(CONFORMANCE[name], ResNetConfig)
@@ -203,7 +203,7 @@ def test_every_kind_shows_the_same_attention_in_the_form_for_tensorflow(name, ti
 
 
 def test_the_form_for_tensorflow_is_the_same_in_chunks(tiny_images):
-    rewritten = plain(tiny("token"), for_tensorflow=True)
+    rewritten = inference_model(tiny("token"), for_tensorflow=True)
     expected = np.asarray(rewritten(tiny_images))
     keras_vit.chunk_attention(rewritten, 2)  # the queries there are scaled already
     np.testing.assert_allclose(rewritten(tiny_images), expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A client of an image classifier behind TF Serving, by REST or gRPC. Needs NumPy and protobuf, and grpcio for gRPC.
+"""Clients of an image classifier in TF Serving, for REST and gRPC. Need NumPy and protobuf, and grpcio for gRPC.
 
     from client import RestClient
 
@@ -6,8 +6,7 @@
         [ranking] = client.classify([open("picture.jpg", "rb").read()])
     print(ranking[0].label, ranking[0].score)
 
-The folder works by itself: `python -m export.serving.kit` puts a copy beside the server's configuration. Its imports
-are relative for that reason.
+`python -m export.serving.kit` copies this folder next to the server configuration, so its imports are relative.
 """
 
 from .answers import (

@@ -1,6 +1,7 @@
-"""The gRPC interface of TF Serving: tensorflow.serving.PredictionService."""
+"""Client of the gRPC API of TF Serving: tensorflow.serving.PredictionService."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +23,17 @@ from .answers import (
 )
 
 _SERVICE = "/tensorflow.serving.PredictionService"
-# Where the signature "classify" looks for an image file in a tf.Example.
+# Feature of a tf.Example with the image file, for the signature "classify".
 _FEATURE = "image/encoded"
 
 
 class GrpcClient:
-    """Asks one model of one server. Close it, or use it in a `with`.
+    """Client of one model on one server. Close it, or use it in a `with` statement.
 
     Args:
         address: host and port, such as localhost:8500.
-        model: its name there.
-        version: default the newest.
-        timeout: seconds for a call with all its attempts.
-        attempts: how often an unavailable server is asked, with growing pauses; every call may be repeated safely.
-        credentials: grpc.ChannelCredentials for an encrypted connection; default none.
+        model, version, timeout, attempts: see `RestClient`.
+        credentials: grpc.ChannelCredentials for an encrypted connection. Default: not encrypted.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class GrpcClient:
         attempts: int = 3,
         credentials=None,
     ):
-        import grpc  # here, so that REST needs no gRPC
+        import grpc  # imported here, so that RestClient does not need gRPC
 
         check_limits(timeout, attempts)
         self._grpc, self._address, self._model = grpc, address, model
@@ -61,7 +59,7 @@ class GrpcClient:
         self._predict = self._method("Predict", messages.PredictRequest, messages.PredictResponse)
         self._classify = self._method("Classify", messages.ClassificationRequest, messages.ClassificationResponse)
 
-    def _method(self, name: str, request: type, response: type) -> Callable:
+    def _method(self, name: str, request: Any, response: Any) -> Callable:
         return self._channel.unary_unary(
             f"{_SERVICE}/{name}",
             request_serializer=request.SerializeToString,
@@ -75,21 +73,21 @@ class GrpcClient:
         self.close()
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._channel.close()
 
     def classify(self, images: Sequence[bytes]) -> list[list[Prediction]]:
-        """The likeliest classes of each image file (JPEG, PNG, BMP, GIF or WebP), likeliest first."""
+        """See `RestClient.classify`."""
         return rankings(self.predict({"image_bytes": list(images)}), len(images))
 
     def features(self, images: Sequence[bytes]) -> np.ndarray:
-        """What the classifier's head reads of each image file: (B, D) float32."""
+        """See `RestClient.features`."""
         return features(self.predict({"image_bytes": list(images)}, "features"), len(images))
 
     def predict(
         self, inputs: Mapping[str, np.ndarray | Sequence[bytes]], signature: str = "serving_default"
     ) -> dict[str, np.ndarray]:
-        """The outputs of any signature by name, with the server's types; strings are bytes in an object array."""
+        """Outputs of a signature by name, with the types of the server. Strings are an object array of bytes."""
         request = messages.PredictRequest()
         self._address_model(request.model_spec, signature)
         for name, value in inputs.items():
@@ -98,10 +96,10 @@ class GrpcClient:
         try:
             return {name: messages.to_array(tensor) for name, tensor in response.outputs.items()}
         except (ValueError, OverflowError) as error:
-            raise ServingError(f"{self._address} answered with a tensor that is none: {error}") from error
+            raise ServingError(f"{self._address} answered with an invalid tensor: {error}") from error
 
     def classify_examples(self, images: Sequence[bytes]) -> list[list[tuple[str, float]]]:
-        """By the Classify call: label and probability of the likeliest classes of each image file."""
+        """Label and probability of the top classes of each image file, by the Classify API."""
         request = messages.ClassificationRequest()
         self._address_model(request.model_spec, "classify")
         for image in images:
@@ -125,14 +123,14 @@ class GrpcClient:
         try:
             return method(request, timeout=seconds)
         except self._grpc.RpcError as error:
-            code, said = error.code(), f"{self._address} answered {error.code().name}: {error.details()}"
+            code, message = error.code(), f"{self._address} answered {error.code().name}: {error.details()}"
         codes = self._grpc.StatusCode
         if code in (codes.UNAVAILABLE, codes.RESOURCE_EXHAUSTED):
-            raise UnavailableError(said)
+            raise UnavailableError(message)
         if code == codes.DEADLINE_EXCEEDED:
             raise DeadlineExceededError(f"{self._address} did not answer within {self._timeout:g} seconds.")
         if code == codes.NOT_FOUND:
-            raise NoSuchModelError(said)
+            raise NoSuchModelError(message)
         if code in (codes.INVALID_ARGUMENT, codes.FAILED_PRECONDITION, codes.OUT_OF_RANGE, codes.UNIMPLEMENTED):
-            raise InvalidRequestError(said)
-        raise ServingError(said)
+            raise InvalidRequestError(message)
+        raise ServingError(message)

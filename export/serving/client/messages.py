@@ -1,12 +1,13 @@
-"""The messages of TF Serving's gRPC interface, as few of them as a client and a warm-up file need.
+"""The messages of the gRPC API of TF Serving that the client and the warm-up requests use.
 
 Field names and numbers are those of tensorflow_serving/apis/*.proto and tensorflow/core/{framework,example}/*.proto, so
-that what is written here is read there. The official package `tensorflow-serving-api` asks for the whole `tensorflow`
-wheel, which installs the same files as tensorflow-cpu does, and a client should not need TensorFlow at all. The classes
-live in a pool of their own, so the official ones may be imported into the same process.
+the messages are compatible. The official package `tensorflow-serving-api` depends on the `tensorflow` wheel, which
+conflicts with tensorflow-cpu, and a client should not need TensorFlow at all. The classes are in a separate descriptor
+pool, so that a process can import the official ones too.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
@@ -15,7 +16,7 @@ from .answers import LARGEST_MESSAGE
 
 _PACKAGE = "tensorflow.serving"
 _INT64_VALUE = ".google.protobuf.Int64Value"
-# message: {field: (number, type)}; "*" is repeated, a message's name its type, {…} a map from strings.
+# message: {field: (number, type)}. "*" is a repeated field, {…} a map from strings, and a capitalized type a message.
 _MESSAGES = {
     "ModelSpec": {"name": (1, "string"), "version": (2, _INT64_VALUE), "signature_name": (3, "string"),
                   "version_label": (4, "string")},
@@ -43,8 +44,8 @@ _MESSAGES = {
 }  # fmt: skip
 
 
-def _classes() -> dict[str, type]:
-    """Message classes by name."""
+def _classes() -> dict[str, Any]:
+    """Message classes by name; type checkers do not know their fields."""
     file = descriptor_pb2.FileDescriptorProto(name="serving_client.proto", package=_PACKAGE, syntax="proto3")
     file.dependency.append(wrappers_pb2.DESCRIPTOR.name)
     for name, fields in _MESSAGES.items():
@@ -66,7 +67,7 @@ def _classes() -> dict[str, type]:
 
 
 def _add_map_entry(message: descriptor_pb2.DescriptorProto, field: str, value: str) -> str:
-    """A map is repeated key-value messages; returns the name of that message."""
+    """Add the key-value message of a map field, and return its name."""
     name = f"{field.title().replace('_', '')}Entry"
     entry = message.nested_type.add(name=name, options=descriptor_pb2.MessageOptions(map_entry=True))
     for number, (part, kind) in enumerate((("key", "string"), ("value", value)), 1):
@@ -87,8 +88,8 @@ PredictRequest, PredictResponse = _CLASSES["PredictRequest"], _CLASSES["PredictR
 PredictionLog = _CLASSES["PredictionLog"]
 ClassificationRequest, ClassificationResponse = _CLASSES["ClassificationRequest"], _CLASSES["ClassificationResponse"]
 
-# NumPy's type -> number in tensorflow/core/framework/types.proto and the field for single values.
-_DTYPES = {
+# NumPy dtype -> number in tensorflow/core/framework/types.proto, and the field of its values.
+_DTYPES: dict[np.dtype, tuple[int, str]] = {
     np.dtype(np.float32): (1, "float_val"),
     np.dtype(np.float64): (2, "double_val"),
     np.dtype(np.int32): (3, "int_val"),
@@ -100,7 +101,7 @@ _STRING = 7
 
 
 def put_tensor(target, value) -> None:
-    """Fill a Tensor message from an array of numbers, or from a list of bytes."""
+    """Fill a Tensor message with an array of numbers or a list of bytes."""
     if not isinstance(value, np.ndarray):
         target.dtype = _STRING
         target.tensor_shape.dim.add(size=len(value))
@@ -115,9 +116,9 @@ def put_tensor(target, value) -> None:
 
 
 def to_array(tensor) -> np.ndarray:
-    """A Tensor message as an array; strings become an object array of bytes.
+    """Convert a Tensor message to an array. Strings become an object array of bytes.
 
-    Raises ValueError for a message whose type, shape and values do not go together.
+    Raises ValueError if type, shape and values of the message do not match.
     """
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     dtype, field = _type_of(tensor.dtype)
@@ -128,15 +129,15 @@ def to_array(tensor) -> np.ndarray:
         return np.frombuffer(tensor.tensor_content, dtype).reshape(shape)
     values = np.empty(len(getattr(tensor, field)), dtype)
     values[:] = list(getattr(tensor, field))
-    # A single value stands for all, as TensorFlow writes constants.
+    # A single value fills the tensor, as TensorFlow writes constants.
     return np.broadcast_to(values, shape) if values.size == 1 and field != "string_val" else values.reshape(shape)
 
 
 def _type_of(number: int) -> tuple[np.dtype, str]:
-    """NumPy's type for a number of types.proto, and the field with the values."""
+    """NumPy dtype of a number of types.proto, and the field of its values."""
     if number == _STRING:
         return np.dtype(object), "string_val"
-    for dtype, (known, field) in _DTYPES.items():
-        if known == number:
+    for dtype, (candidate, field) in _DTYPES.items():
+        if candidate == number:
             return dtype, field
-    raise ValueError(f"A tensor has the type {number}, which is none of {[known for known, _ in _DTYPES.values()]}.")
+    raise ValueError(f"A tensor has the type {number}, which is none of {[code for code, _ in _DTYPES.values()]}.")

@@ -1,7 +1,6 @@
-"""The REST interface of TF Serving: https://www.tensorflow.org/tfx/serving/api_rest."""
+"""Client of the REST API of TF Serving: https://www.tensorflow.org/tfx/serving/api_rest."""
 
 import base64
-import functools
 import http.client
 import io
 import json
@@ -27,21 +26,21 @@ from .answers import (
     with_retries,
 )
 
-# What a server, or a balancer before it, answers when another attempt may succeed.
-_TRY_AGAIN = {429, 502, 503, 504}
-# Bytes that are sent or read between two looks at the clock, and characters of a server's own words in an error.
-_PIECE, _MOST_WORDS = 2**16, 500
+# Status codes of a server or a load balancer after which another attempt may succeed.
+_RETRIED = {429, 502, 503, 504}
+# Bytes sent or read between two checks of the deadline, and characters of a server message in an error.
+_PIECE, _LONGEST_MESSAGE = 2**16, 500
 
 
 class RestClient:
-    """Asks one model of one server.
+    """Client of one model on one server.
 
     Args:
-        url: of the server, such as http://localhost:8501, with a path where a proxy has one.
-        model: its name there.
-        version: default the newest.
+        url: of the server, such as http://localhost:8501, with the path of a proxy, if any.
+        model: name of the model on the server.
+        version: version of the model. Default: the newest one.
         timeout: seconds for a call with all its attempts.
-        attempts: how often an unavailable server is asked, with growing pauses; every call may be repeated safely.
+        attempts: largest number of attempts if the server is unavailable, with growing pauses. Repeated calls are safe.
     """
 
     def __init__(
@@ -71,42 +70,42 @@ class RestClient:
         return self
 
     def __exit__(self, *_) -> None:
-        """Nothing is held between calls."""
+        """Nothing to close: each call has its own connection."""
 
     def classify(self, images: Sequence[bytes]) -> list[list[Prediction]]:
-        """The likeliest classes of each image file (JPEG, PNG, BMP, GIF or WebP), likeliest first."""
+        """Top classes of each image file (JPEG, PNG, BMP, GIF or WebP), the most probable first."""
         return rankings(self.predict({"image_bytes": list(images)}), len(images)) if images else []
 
     def features(self, images: Sequence[bytes]) -> np.ndarray:
-        """What the classifier's head reads of each image file: (B, D) float32."""
+        """Features of each image file, the input of the head: (B, D) float32."""
         return features(self.predict({"image_bytes": list(images)}, "features"), len(images))
 
     def predict(
         self, inputs: Mapping[str, np.ndarray | Sequence[bytes]], signature: str = "serving_default"
     ) -> dict[str, np.ndarray]:
-        """The outputs of any signature by name; floats become float32, whole numbers int64, strings str.
+        """Outputs of a signature by name. Floats become float32, integers int64, strings str.
 
-        The interface does not name the output of a signature that has one alone: it bears the signature's name here.
+        The REST API does not name a single output. Here it has the name of the signature.
         """
         body = {"signature_name": signature, "inputs": {name: _to_json(value) for name, value in inputs.items()}}
         answer = self._request("POST", ":predict", json.dumps(body).encode())
         if "outputs" not in answer:
-            raise ServingError(f"{self._address} answered without outputs; it is no TF Serving.")
+            raise ServingError(f"{self._address} answered without outputs; it is not TF Serving.")
         outputs = answer["outputs"]
         named = outputs if isinstance(outputs, dict) else {signature: outputs}
         try:
             return {name: _from_json(value) for name, value in named.items()}
         except (ValueError, OverflowError) as error:
-            raise ServingError(f"{self._address} answered with outputs that are no arrays: {error}") from error
+            raise ServingError(f"{self._address} answered with invalid outputs: {error}") from error
 
     def states(self) -> dict[int, str]:
-        """Version number -> AVAILABLE, LOADING, … of the versions that the server knows."""
+        """State of each version on the server: AVAILABLE, LOADING, …"""
         answer = self._request("GET", "", None)
         try:
             return {int(entry["version"]): str(entry["state"]) for entry in answer["model_version_status"]}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ServingError(
-                f"{self._address} answered without the states of versions; it is no TF Serving."
+                f"{self._address} answered without the states of versions; it is not TF Serving."
             ) from error
 
     def _request(self, method: str, verb: str, body: bytes | None) -> dict:
@@ -115,25 +114,25 @@ class RestClient:
     def _once(self, method: str, verb: str, body: bytes | None, seconds: float) -> dict:
         deadline = time.monotonic() + seconds
         connection = self._connect(self._server, timeout=seconds)
-        connection.response_class = functools.partial(_Response, deadline=deadline)
+        connection.response_class = type("_TimedResponse", (_Response,), {"deadline": deadline})
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body))} if body else {}
         try:
             connection.connect()
             pieces = _in_time(body, connection.sock, deadline) if body else None
             connection.request(method, self._path + verb, pieces, headers)
             response = connection.getresponse()
-            status, content = response.status, self._whole(response)
+            status, content = response.status, self._read(response)
         except TimeoutError as error:
             raise DeadlineExceededError(f"{self._address} did not answer within {self._timeout:g} seconds.") from error
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(f"{self._address} cannot be reached ({error or type(error).__name__}).") from error
-        except ValueError as error:  # http.client's own parsing of headers and chunks
-            raise ServingError(f"{self._address} answered with something else than HTTP ({error}).") from error
+        except ValueError as error:  # http.client cannot parse the headers or chunks
+            raise ServingError(f"{self._address} answered with invalid HTTP ({error}).") from error
         finally:
             connection.close()
         return self._answer(status, content)
 
-    def _whole(self, response: http.client.HTTPResponse) -> bytes:
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
         content = bytearray()
         while piece := response.read1(_PIECE):
             content += piece
@@ -150,21 +149,21 @@ class RestClient:
             answer = None
         if not isinstance(answer, dict):
             answer = {"error": content[:200].decode(errors="replace")}
-        words = str(answer.get("error", ""))[:_MOST_WORDS].encode(errors="replace").decode()
+        message = str(answer.get("error", ""))[:_LONGEST_MESSAGE].encode(errors="replace").decode()
         if status == http.HTTPStatus.OK:
             if "error" in answer:
-                raise ServingError(f"{self._address} answered with something else than JSON: {words!r}.")
+                raise ServingError(f"{self._address} answered with invalid JSON: {message!r}.")
             return answer
-        said = f"{self._address} answered {status}: {words}"
-        if status in _TRY_AGAIN:
-            raise UnavailableError(said)
+        error = f"{self._address} answered {status}: {message}"
+        if status in _RETRIED:
+            raise UnavailableError(error)
         if status == http.HTTPStatus.NOT_FOUND:
-            raise NoSuchModelError(said)
-        raise (InvalidRequestError if 400 <= status < 500 else ServingError)(said)
+            raise NoSuchModelError(error)
+        raise (InvalidRequestError if 400 <= status < 500 else ServingError)(error)
 
 
 def _in_time(body: bytes, connected: socket.socket, deadline: float) -> Iterator[bytes]:
-    """The pieces of a body; the time left is the limit for each, since a socket's timeout is that of one call."""
+    """Split a body into pieces, and set the socket timeout of each to the remaining time."""
     for start in range(0, len(body), _PIECE):
         connected.settimeout(_left(deadline))
         yield body[start : start + _PIECE]
@@ -172,7 +171,7 @@ def _in_time(body: bytes, connected: socket.socket, deadline: float) -> Iterator
 
 
 def _left(deadline: float) -> float:
-    """Seconds until a time of the monotonic clock. Raises TimeoutError when it is over."""
+    """Seconds until a time of the monotonic clock. Raises TimeoutError if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -180,25 +179,27 @@ def _left(deadline: float) -> float:
 
 
 class _Response(http.client.HTTPResponse):
-    """A response that is read until a deadline, however slowly it comes: headers, body and all."""
+    """A response whose headers and body must arrive before a deadline."""
 
-    def __init__(self, connected: socket.socket, *arguments, deadline: float, **options):
+    deadline: float
+
+    def __init__(self, connected: socket.socket, *arguments, **options):
         super().__init__(connected, *arguments, **options)
         self.fp.close()
-        self.fp = io.BufferedReader(_Arriving(connected, deadline))
+        self.fp = io.BufferedReader(_TimedReader(connected, self.deadline))
 
 
-class _Arriving(io.RawIOBase):
-    """What a socket receives until a deadline."""
+class _TimedReader(io.RawIOBase):
+    """Reads from a socket until a deadline."""
 
     def __init__(self, connected: socket.socket, deadline: float):
         self._connected, self._deadline = connected, deadline
-        self._raw = connected.makefile("rb", buffering=0)  # keeps the socket open until the whole answer is read
+        self._raw = connected.makefile("rb", buffering=0)  # keeps the socket open until the response is read
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer) -> int | None:
         self._connected.settimeout(_left(self._deadline))
         return self._raw.readinto(buffer)
 
@@ -208,7 +209,7 @@ class _Arriving(io.RawIOBase):
 
 
 def _to_json(value: np.ndarray | Sequence[bytes]) -> list:
-    """Bytes are {"b64": …}; JSON as TF Serving reads it knows no other form of them."""
+    """Convert an input to JSON. Bytes become {"b64": …}, as TF Serving requires."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise ValueError("A request by REST can only hold finite numbers; use gRPC for others.")
@@ -217,7 +218,7 @@ def _to_json(value: np.ndarray | Sequence[bytes]) -> list:
 
 
 def _from_json(value) -> np.ndarray:
-    """Nested lists of numbers, texts or truth values, one length per axis. Raises ValueError for any others."""
+    """Convert nested lists of numbers, strings or booleans to an array. Raises ValueError for other values."""
     kinds = {type(leaf) for leaf in np.array(value, object).ravel()}
     if kinds <= {str} and kinds:
         return np.array(value, str)
@@ -226,5 +227,5 @@ def _from_json(value) -> np.ndarray:
     if not kinds <= {int, float}:
         found = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"their elements should be of one type, in lists of one length, but are of types {found}")
-    with np.errstate(over="ignore"):  # infinite in float32, then
+    with np.errstate(over="ignore"):  # large numbers become infinite in float32
         return np.array(value, np.int64 if kinds == {int} else np.float32)

@@ -1,8 +1,8 @@
-"""One who takes part, in a process of its own: `python -m benchmarks.contestant PEER CASE`.
+"""Runs one peer in its own process: `python -m benchmarks.peer_process PEER CASE`.
 
-Reads a line for each round from standard input and answers it with the seconds of one call; before them, once ready,
-with the seconds of preparing and of the first call; after them, at the end of the input, with its peak memory. Answers
-are lines of JSON on what was standard output; whatever else is printed goes to standard error.
+The process writes lines of JSON to standard output: first the seconds of preparation and of the first call, then the
+seconds of one call for each line of standard input, and at the end of the input its peak memory. All other output goes
+to standard error.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
 
         prepare, call = timed(lambda: peer(case))
         first, _ = timed(call)
-        timed(call)  # some plan their memory in the second call
+        timed(call)  # some frameworks allocate memory in the second call
         answer(prepare=prepare, first_call=first)
         for _ in sys.stdin:
             answer(seconds=timed(call)[0])
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
 
 
 def timed(call: Callable[[], object]) -> tuple[float, object]:
-    """Wall-clock seconds of a call, and what it returned."""
+    """Wall-clock seconds of a call, and its result."""
     start = time.perf_counter()
     result = call()
     return time.perf_counter() - start, result
