@@ -74,10 +74,12 @@ def three_augment(images: tf.Tensor, choice_draws: tf.Tensor, blur_draws: tf.Ten
     """
     operations = (grayscale, solarize, gaussian_blur)
     choices = tf.cast(choice_draws * len(operations), tf.int32)
-    rows = tf.dynamic_partition(tf.range(tf.shape(images)[0]), choices, len(operations))
-    parts = tf.dynamic_partition(images, choices, len(operations))
-    draws = tf.dynamic_partition(blur_draws, choices, len(operations))
-    changed = [operation(*part) for operation, *part in zip(operations, parts, draws, strict=True)]
+    # Not by tf.dynamic_partition: TensorFlow 2.21 mixed up the shapes of its parts in an optimized graph.
+    rows = [tf.cast(tf.where(choices == number)[:, 0], tf.int32) for number in range(len(operations))]
+    changed = [
+        operation(tf.gather(images, part), tf.gather(blur_draws, part))
+        for operation, part in zip(operations, rows, strict=True)
+    ]
     result = tf.dynamic_stitch(rows, changed)
     result.set_shape(images.shape)
     return result
