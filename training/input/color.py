@@ -19,6 +19,7 @@ Axes: B H W C. Images are 0..255 with 1 or 3 channels; draws are uniform in [0, 
 
 import functools
 import types
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -72,7 +73,7 @@ def three_augment(images: tf.Tensor, choice_draws: tf.Tensor, blur_draws: tf.Ten
 
     Grayscale images may stay as they are, since the first operation does nothing to them.
     """
-    operations = (grayscale, solarize, gaussian_blur)
+    operations: tuple[Callable[[tf.Tensor, tf.Tensor], tf.Tensor], ...] = (grayscale, solarize, gaussian_blur)
     choices = tf.cast(choice_draws * len(operations), tf.int32)
     # Not by tf.dynamic_partition: TensorFlow 2.21 mixed up the shapes of its parts in an optimized graph.
     rows = [tf.cast(tf.where(choices == number)[:, 0], tf.int32) for number in range(len(operations))]

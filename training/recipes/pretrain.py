@@ -328,8 +328,10 @@ def _deit3_like() -> PretrainRecipe:
     images, because LAMB's rate of 4e-3 does not carry over. LayerScale and repeated augmentation are missing; mixed
     images are labeled by shares, not ones; random windows have 5 to 100 % of the area, not 8 to 100 %.
     """
+    model = MODELS["ViT-S_16"]
+    assert isinstance(model, ViTConfig)
     return PretrainRecipe(
-        model=dataclasses.replace(MODELS["ViT-S_16"], gelu="erf", stochastic_depth_rate=0.05),
+        model=dataclasses.replace(model, gelu="erf", stochastic_depth_rate=0.05),
         image_size=(224, 224),
         epochs=800,
         batch_size=2048,
