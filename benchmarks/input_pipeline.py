@@ -1,5 +1,6 @@
 """Times the input pipeline and a minimal tf.data loop in turn on the same synthetic photographs."""
 
+import dataclasses
 import itertools
 import pathlib
 import statistics
@@ -20,6 +21,7 @@ from training.recipes.recipe import Recipe
 
 _RECIPE = Recipe(image_size=(224, 224), batch_size=64, learning_rate=1.0, epochs=1, inception_crop=True, flip=True)
 _PREPROCESSING = Preprocessing((224, 224))
+_JITTER = 0.3
 
 
 def write_photographs(folder: pathlib.Path, count: int) -> None:
@@ -54,9 +56,24 @@ def minimal(folder: pathlib.Path) -> tf.data.Dataset:
     return data.map(lambda images: (images - 127.5) / 127.5).prefetch(tf.data.AUTOTUNE)
 
 
-def full(split: Split) -> tf.data.Dataset:
+def keras_cv_jitter(folder: pathlib.Path) -> tf.data.Dataset:
+    """The minimal loop followed by keras-cv's own layers with random amounts, as its guides use them."""
+    from keras_cv import layers
+
+    values = {"value_range": (0, 255)}
+    brightness, contrast = layers.RandomBrightness(_JITTER, **values), layers.RandomContrast(factor=_JITTER, **values)
+    saturation = layers.RandomSaturation((0.5 - _JITTER / 4, 0.5 + _JITTER / 4))
+
+    def jitter(images: tf.Tensor) -> tf.Tensor:
+        return saturation(contrast(brightness(images * 127.5 + 127.5))) / 127.5 - 1.0
+
+    return minimal(folder).map(jitter, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def full(split: Split, **augmentation) -> tf.data.Dataset:
     """The batches of training."""
-    return training_batches(split, _RECIPE, _PREPROCESSING, num_classes=2, seed=0, first_step=0)
+    recipe = dataclasses.replace(_RECIPE, **augmentation)
+    return training_batches(split, recipe, _PREPROCESSING, num_classes=2, seed=0, first_step=0)
 
 
 def rates(data: tf.data.Dataset, batches: int) -> tuple[float, float]:
@@ -80,10 +97,13 @@ def compare(arguments: Arguments) -> None:
         folder, shards = pathlib.Path(directory) / "photographs", pathlib.Path(directory) / "shards"
         write_photographs(folder, arguments.images)
         shard(ShardOptions(DataOptions(f"folder:{folder}"), str(shards), 2))
+        photographs = open_source(DataOptions(f"folder:{folder}")).train
         peers = {
             "minimal loop": minimal(folder),
-            "folder": full(open_source(DataOptions(f"folder:{folder}")).train),
+            "folder": full(photographs),
             "tfrecord": full(open_source(DataOptions(f"tfrecord:{shards}/*.tfrecord")).train),
+            "folder, color jitter": full(photographs, color_jitter=_JITTER),
+            "keras-cv, color jitter": keras_cv_jitter(folder),
         }
         measured = {name: [] for name in peers}
         for number in range(arguments.rounds + 1):
@@ -94,7 +114,7 @@ def compare(arguments: Arguments) -> None:
     for name, found in measured.items():
         ratios = np.array(found) / np.array(measured["minimal loop"])
         print(
-            f"{name:12} {statistics.median(rate for rate, _ in found):6.0f} images/s, of the minimal loop "
+            f"{name:22} {statistics.median(rate for rate, _ in found):6.0f} images/s, of the minimal loop "
             f"{np.median(ratios[:, 0]):.2f} ({ratios[:, 0].min():.2f} to {ratios[:, 0].max():.2f}); by work "
             f"{np.median(ratios[:, 1]):.2f} ({ratios[:, 1].min():.2f} to {ratios[:, 1].max():.2f})"
         )

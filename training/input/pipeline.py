@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
 from keras_vit.run_directory import Samples
-from training.input import augment, randaugment
+from training.input import augment, color, randaugment
 from training.input.dataset import Split, decode_image
 from training.recipes.recipe import Recipe
 
@@ -22,6 +22,8 @@ _SHUFFLE_ROUNDS = 16
 _LARGEST_SAMPLE, _SAMPLE_BYTES = 4, 64 * 2**20
 # What a batch's seed is folded with, so that it is not that of an example.
 _OF_THE_BATCH = 1
+# Images whose colors are changed together, whatever the batch: enough for vectorized operations, few enough for memory.
+_COLOR_ROWS = 32
 
 
 def steps_per_epoch(split: Split, batch_size: int) -> int:
@@ -63,10 +65,18 @@ def training_batches(
         )
         return index, position
 
-    def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    recolored = bool(recipe.color_jitter or recipe.three_augment)
+
+    def example(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
         index, position = shuffled(number)
         image, label = split.read(index)
-        return _training_image(image, tf.stack([seed, position]), recipe, preprocessing), label
+        example_seed = tf.stack([seed, position])
+        image = _training_image(image, example_seed, recipe, preprocessing)
+        return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
+
+    def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+        return images, labels
 
     def batch(step: tf.Tensor, examples: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         images, labels = preprocessing.normalize(examples[0]), tf.one_hot(examples[1], num_classes)
@@ -75,7 +85,12 @@ def training_batches(
     end = tf.int64.max if num_steps is None else (first_step + num_steps) * len(rows)
     numbers = tf.data.Dataset.range(first_step * len(rows), end)
     data = numbers.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    data = data.batch(len(rows), drop_remainder=True).enumerate(first_step).map(batch)
+    if recolored:
+        data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        data = data.rebatch(len(rows), drop_remainder=True)
+    else:
+        data = data.batch(len(rows), drop_remainder=True)
+    data = data.enumerate(first_step).map(batch)
     return data.prefetch(tf.data.AUTOTUNE)
 
 

@@ -3,7 +3,8 @@
 Vision Transformer: "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 3. AugReg: "How to train your ViT"
 (2106.10270) and big_vision `configs/vit_i1k.py`, `vit_i21k.py`. Better baseline: "Better plain ViT baselines for
 ImageNet-1k" (2205.01580), big_vision `configs/vit_s16_i1k.py`. BiT: "Big Transfer" (1912.11370) section 3.3. ViT_C:
-"Early Convolutions Help Transformers See Better" (2106.14881) section 5.4.
+"Early Convolutions Help Transformers See Better" (2106.14881) section 5.4. DeiT III: "Revenge of the ViT" (2204.07118)
+and facebookresearch/deit `README_revenge.md`.
 """
 
 import dataclasses
@@ -320,6 +321,36 @@ def _early_convolutions(name: str) -> PretrainRecipe:
     )
 
 
+def _deit3_like() -> PretrainRecipe:
+    """DeiT III's ViT-S/16, 800 epochs of ImageNet-1k, without what is not here.
+
+    AdamW replaces LAMB, with the same decay of 0.05 and the learning rate of DeiT (arXiv 2012.12877), 5e-4 for 512
+    images, because LAMB's rate of 4e-3 does not carry over. LayerScale and repeated augmentation are missing; mixed
+    images are labeled by shares, not ones; random windows have 5 to 100 % of the area, not 8 to 100 %.
+    """
+    model = MODELS["ViT-S_16"]
+    assert isinstance(model, ViTConfig)
+    return PretrainRecipe(
+        model=dataclasses.replace(model, gelu="erf", stochastic_depth_rate=0.05),
+        image_size=(224, 224),
+        epochs=800,
+        batch_size=2048,
+        learning_rate=5e-4 * 2048 / 512,
+        schedule=Schedule("cosine", 5 * (1_281_167 // 2048)),
+        weight_decay=0.05,
+        loss="sigmoid",
+        resize="resize-small",
+        crop_from=224,
+        inception_crop=True,
+        flip=True,
+        three_augment=True,
+        color_jitter=0.3,
+        mixup=0.8,
+        mixup_partner="opposite",
+        cutmix=1.0,
+    )
+
+
 def _masked_patch(target: Target, corruption: float = 0.5) -> PretrainRecipe:
     """Appendix B.1.2; what it does not say, decay and crops, is as in Table 3 for JFT, where it was trained."""
     return PretrainRecipe(
@@ -356,6 +387,7 @@ RECIPES: dict[str, PretrainRecipe] = {
     "masked-patch-4x4": _masked_patch("patch-4x4"),
     "masked-patch-pixels": _masked_patch("patch-pixels"),
     "masked-patch-15-percent": _masked_patch("patch-colour", 0.15),
+    "deit3-like": _deit3_like(),
     **{f"vit-c-{size.lower()}": _early_convolutions(f"ViT_C-{size}") for size in ("1GF", "4GF", "18GF", "36GF")},
 }
 

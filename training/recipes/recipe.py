@@ -90,6 +90,10 @@ class Recipe:
     """Strength of these operations, 0 to 30; 10 is where their scale was made."""
     random_erasing: float = 0.0
     """Probability of noise in the place of a random window of the image."""
+    three_augment: bool = False
+    """Apply grayscale, solarization or Gaussian blur, one of them by chance, to each image (DeiT III)."""
+    color_jitter: float = 0.0
+    """Largest change of brightness, contrast and saturation as a share, 0 to 1; follows all changes above."""
     mixup: float = 0.0
     """p of Beta(p, p), from which the share of the other image of a mixed pair is drawn; 0 for no mixing."""
     mixup_partner: MixupPartner = "next"
@@ -132,6 +136,8 @@ class Recipe:
             raise UserError(f"The recipe's label_smoothing must be in [0, 1), but is {self.label_smoothing}.")
         if not 0.0 <= self.random_erasing <= 1.0:
             raise UserError(f"The recipe's random_erasing must be in [0, 1], but is {self.random_erasing}.")
+        if not 0.0 <= self.color_jitter <= 1.0:
+            raise UserError(f"The recipe's color_jitter must be in [0, 1], but is {self.color_jitter}.")
         if not 0.0 <= self.randaugment_magnitude <= 30.0:
             raise UserError(
                 f"The recipe's randaugment_magnitude must be in [0, 30], but is {self.randaugment_magnitude}."
