@@ -18,6 +18,7 @@ from typing import get_args
 from benchmarks.case import Case, Task
 from benchmarks.contest import LIMIT, Result, hold, rate
 from keras_vit import UserError, cli, run_directory
+from keras_vit.files.atomic import staged
 
 _OURS = "keras_vit_jax"
 _PEERS = (_OURS, "timm_compiled", "transformers_compiled")
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
                 pairs = [*found, (case, limit)]
                 records += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
                 document = json.dumps({"machine": head, "cases": records}, indent=1)
-                with run_directory.staged(output) as stage:  # after every case: a run cut short has left something
+                with staged(output) as stage:  # after every case: a run cut short has left something
                     (stage / "results.json").write_text(document + "\n", encoding="utf-8")
                     (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from export.options import SourceOptions
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
 from keras_vit.files.image_formats import format_list, image_format
+from keras_vit.files.labels import read_labels
 from keras_vit.run_directory import Samples
 
 # Pictures that are made up where there are none, and their sides in sides of the model's input.
@@ -84,7 +85,7 @@ def _from_checkpoint(arguments: SourceOptions) -> Source:
     told = {name: getattr(arguments, name) for name in ("image_size", "num_heads", "num_groups")}
     model = from_checkpoint(path, **told)
     check_classifier(model)
-    labels = read_labels(arguments.labels, model.output_shape[1])
+    labels = checkpoint_labels(arguments.labels, model.output_shape[1])
     if arguments.images is None:
         samples = random_images(preprocessing_of(model))
         origin = Provenance(arguments.checkpoint, f"{_MADE_UP} made-up pictures")
@@ -108,7 +109,7 @@ def check_classifier(model: keras.Model) -> None:
         )
 
 
-def read_labels(path: str | None, number: int) -> tuple[str, ...]:
+def checkpoint_labels(path: str | None, number: int) -> tuple[str, ...]:
     """The names of a checkpoint's classes. Raises UserError unless the file has one line for each."""
     if path is None:
         raise UserError(
@@ -116,7 +117,7 @@ def read_labels(path: str | None, number: int) -> tuple[str, ...]:
         )
     if not pathlib.Path(path).is_file():
         raise UserError(f"There is no file {path!r}; --labels takes a text file with a class in each line.")
-    labels = run_directory.read_labels(path)
+    labels = read_labels(path)
     if len(labels) != number:
         raise UserError(f"The model has {number} classes, but {path} has {len(labels)} lines; name each class once.")
     return labels

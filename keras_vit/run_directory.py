@@ -1,18 +1,17 @@
 """What every command may read of a finished run: model, class names, sample images; and how it leaves its results."""
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keras_vit.errors import UserError
+from keras_vit.files.labels import read_labels
 from keras_vit.files.npz import read_npz, write_npz
 
 if TYPE_CHECKING:
@@ -62,28 +61,6 @@ def load_labels(run: str | os.PathLike) -> tuple[str, ...]:
     return read_labels(find(run, LABELS))
 
 
-def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
-    """The names of classes in a text file, one in each line; `labels_text` is the way back."""
-    return parse_labels(pathlib.Path(path).read_bytes(), path)
-
-
-def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
-    """The names of classes in the bytes of a text file, whose last line may end without a line break.
-
-    Lines end with a line feed, before which editors on Windows put a carriage return; all else is part of a name.
-    """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} should name a class in each line, but is no UTF-8 text ({error}).") from error
-    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
-
-
-def labels_text(labels: Sequence[str]) -> str:
-    """What labels.txt holds: a class in each line."""
-    return "".join(f"{label}\n" for label in labels)
-
-
 def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
     """Raise UserError unless the model classifies images into as many classes as there are labels."""
     shape = model.output_shape
@@ -108,25 +85,6 @@ def check_output(output: str | os.PathLike) -> pathlib.Path:
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f"{nearest} cannot be written; give another --output.")
     return output
-
-
-@contextlib.contextmanager
-def staged(output: pathlib.Path) -> Iterator[pathlib.Path]:
-    """An empty directory inside `output`; what it holds at the end is renamed into `output`.
-
-    If the block raises, nothing is left, nor the directories that were made for it.
-    """
-    made = [path for path in (output, *output.parents) if not path.exists()]
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as stage:
-            yield pathlib.Path(stage)
-            for entry in sorted(pathlib.Path(stage).iterdir()):
-                os.replace(entry, output / entry.name)
-    finally:
-        for path in made:
-            with contextlib.suppress(OSError):  # not empty: all is well
-                path.rmdir()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import write_text
 from training.loop import run as run_module
-from training.loop.run import Run, locked, write_text
+from training.loop.run import Run, locked
 
 # Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
 HOLDER = """

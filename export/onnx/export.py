@@ -16,6 +16,7 @@ from export.options import OnnxFormat, OnnxOptions
 from export.source import Provenance, check_classifier, open_source
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
+from keras_vit.files.atomic import staged
 from keras_vit.run_directory import Samples
 
 # In what numbers the first images are given to an artifact, beside the batches of all of them.
@@ -50,7 +51,7 @@ def export_onnx(
     expected = parity.reference(in_dtype(model, "float32"), preprocessing_of(model), samples)
     network = plain(model, for_onnx=True)
     written, rows, notes = {}, {}, []
-    with run_directory.staged(output) as stage:
+    with staged(output) as stage:
         for kind in dict.fromkeys(formats):
             started = time.perf_counter()
             runtimes.write(network, kind, stage, labels)

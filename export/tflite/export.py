@@ -18,6 +18,7 @@ from export.tflite import quantize, tflite_file
 from export.tflite.quantize import STATIC, WEIGHT_SHARE
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
+from keras_vit.files.atomic import staged
 from keras_vit.run_directory import CALIBRATION, Samples
 
 # Images on which the layers are compared, and layers that the report lists.
@@ -60,7 +61,7 @@ def export_tflite(
     else:
         given = []
     written, rows, errors = {}, {}, {}
-    with run_directory.staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as drafts:
+    with staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as drafts:
         drafted = {}
         for kind in formats:
             started = time.perf_counter()

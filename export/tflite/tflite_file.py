@@ -16,6 +16,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from export import parity, report
 from keras_vit import Preprocessing, run_directory
+from keras_vit.files.labels import labels_text
 from keras_vit.native_stderr import native_stderr_silenced
 
 # Calls of which the time is taken after as many to warm up, and seconds that they may take in all.
@@ -63,7 +64,7 @@ def with_metadata(
     stream = io.BytesIO(bytes(builder.Output()))
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as attached:
         when = zipfile.ZipInfo(run_directory.LABELS)  # of no date, so that the same model gives the same file
-        attached.writestr(when, run_directory.labels_text(labels))
+        attached.writestr(when, labels_text(labels))
     return stream.getvalue()
 
 

@@ -23,10 +23,10 @@ import types
 import urllib.error
 import urllib.parse
 import urllib.request
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 from keras_vit.errors import UserError, nearest
+from keras_vit.files.atomic import atomic_write, write_text
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
 
@@ -248,22 +248,7 @@ def _read_note(note: pathlib.Path) -> _Note | None:
 def _write_note(note: pathlib.Path, address: str, path: pathlib.Path, sha256: str, *, downloaded: bool) -> None:
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     content = _Note(address.partition("?")[0], downloaded, path.stat().st_size, sha256, date)
-    with _atomic_download(note) as stream:
-        stream.write(json.dumps(dataclasses.asdict(content), indent=2).encode() + b"\n")
-
-
-@contextlib.contextmanager
-def _atomic_download(path: pathlib.Path) -> Iterator[io.BufferedWriter]:
-    """A stream to a temporary name beside `path`, which gets its name only when the block ends without an error."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(note, json.dumps(dataclasses.asdict(content), indent=2) + "\n")
 
 
 # The transfer
@@ -295,7 +280,7 @@ def _attempt(address: str, path: pathlib.Path) -> str:
     import tqdm  # here, so that building a model needs no progress bar
 
     sha256, received, head = hashlib.sha256(), 0, b""
-    with _atomic_download(path) as stream, _open(address) as response:
+    with atomic_write(path) as temporary, open(temporary, "xb") as stream, _open(address) as response:
         size = response.length  # bytes of Content-Length
         if size is None and not response.chunked:  # whose end is marked, as Google's is of what it stores compressed
             raise _TransferError("the server does not say its size", again=False)

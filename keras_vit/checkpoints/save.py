@@ -3,7 +3,6 @@
 import errno
 import os
 import pathlib
-import shutil
 
 import keras
 import numpy as np
@@ -13,7 +12,7 @@ from keras_vit.checkpoints.formats import LAYOUTS, POSITIONS, SUFFIXES, layout_o
 from keras_vit.checkpoints.hf_config import RESAMPLE, TRANSFORMERS_GELU
 from keras_vit.checkpoints.key_mapping import untranslate
 from keras_vit.errors import UserError
-from keras_vit.files.lazy_array import temporary_beside
+from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import write_npz
 from keras_vit.files.safetensors import write_json, write_safetensors
 from keras_vit.models.build import config_of, preprocessing_of
@@ -60,19 +59,15 @@ def _write_folder(
     there = UserError(f"{folder.name} is there already; give the name of a new folder.")
     if folder.exists():
         raise there
-    temporary = temporary_beside(folder)
-    temporary.mkdir(parents=True)
     try:
-        write_safetensors(temporary / "model.safetensors", arrays)
-        write_json(temporary / "config.json", _huggingface_config(config, preprocessing, num_classes))
-        write_json(temporary / "preprocessor_config.json", _preprocessor_config(preprocessing))
-        os.rename(temporary, folder)
+        with atomic_folder(folder) as temporary:
+            write_safetensors(temporary / "model.safetensors", arrays)
+            write_json(temporary / "config.json", _huggingface_config(config, preprocessing, num_classes))
+            write_json(temporary / "preprocessor_config.json", _preprocessor_config(preprocessing))
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # written by another process in the meantime
             raise there from error
         raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _without_class_position(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

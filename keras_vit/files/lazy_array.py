@@ -8,8 +8,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import pathlib
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -158,11 +156,3 @@ def check_all(arrays: Iterable[LazyArray]) -> None:
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(LazyArray.check, largest_first):
             pass
-
-
-def temporary_beside(path: pathlib.Path) -> pathlib.Path:
-    """A name in the folder of `path` that no other thread, process or host takes, for what becomes `path` when whole.
-
-    It is `path.name`, digits and "tmp", so that what a killed process left can be told from other files.
-    """
-    return path.with_name(f"{path.name}.{secrets.randbelow(10**18)}.tmp")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.files.lazy_array import ByteStream, LazyArray, read_exactly, temporary_beside
+from keras_vit.files.atomic import atomic_write
+from keras_vit.files.lazy_array import ByteStream, LazyArray, read_exactly
 
 # Float arrays hardly compress; an archive that claims more than this many times its own size is a bomb.
 _LARGEST_EXPANSION = 4
@@ -120,14 +121,9 @@ def _data_offset(stream, member: zipfile.ZipInfo) -> int:
 
 
 def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
-    """Write an uncompressed archive under a temporary name, then rename it: it is whole or not there."""
-    path = pathlib.Path(path)
-    temporary = temporary_beside(path)
-    try:
-        with open(temporary, "wb") as stream:
-            np.savez(stream, **arrays)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write an uncompressed archive atomically."""
+    with (
+        atomic_write(pathlib.Path(path)) as temporary,
+        open(temporary, "wb") as stream,
+    ):  # of a path, savez changes the name
+        np.savez(stream, **arrays)

@@ -3,14 +3,14 @@
 import contextlib
 import functools
 import json
-import os
 import pathlib
 from collections.abc import Iterator
 
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.files.lazy_array import ByteStream, LazyArray, temporary_beside
+from keras_vit.files.atomic import atomic_write
+from keras_vit.files.lazy_array import ByteStream, LazyArray
 
 _TYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _LARGEST_CONFIG = 2**22  # bytes
@@ -103,16 +103,12 @@ def _numbers(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
 
 
 def write_safetensors(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write a file that torch reads, under a temporary name, then rename it: it is whole or not there."""
+    """Write a file that PyTorch reads, atomically."""
     from safetensors.numpy import save_file
 
-    temporary = temporary_beside(path)
-    try:
-        contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
+    contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
+    with atomic_write(path) as temporary:
         save_file(contiguous, temporary, metadata={"format": "pt"})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:

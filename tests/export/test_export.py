@@ -23,6 +23,7 @@ from export.tflite import __main__ as tflite
 from export.tflite import export as tflite_export
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.errors import ParityError
+from keras_vit.files.labels import labels_text
 from keras_vit.files.npz import write_npz
 from keras_vit.run_directory import Samples
 from tests.support import randomize
@@ -346,7 +347,7 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
 
 
 def test_files_of_an_unknown_model_are_refused(samples, tmp_path):
-    (tmp_path / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")  # of this very run
+    (tmp_path / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")  # of this very run
     tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
     (tmp_path / "export.sha256").unlink()
     with pytest.raises(UserError, match="already holds the export of another model .model-float32.tflite."):
@@ -369,7 +370,7 @@ def _run(samples, tmp_path) -> pathlib.Path:
     run = tmp_path / "run"
     run.mkdir()
     build().save(run / "model.keras")
-    (run / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")
+    (run / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")
     samples.save(run / "samples.npz")
     return run
 
