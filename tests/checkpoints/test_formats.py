@@ -145,7 +145,7 @@ def test_a_written_folder_says_what_arrays_cannot(tmp_path):
     assert {path.name for path in (tmp_path / "hf").iterdir()} == {
         "config.json", "model.safetensors", "preprocessor_config.json",
     }  # fmt: skip
-    with pytest.raises(UserError, match="hf is there already"):
+    with pytest.raises(UserError, match="hf already exists"):
         keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
 
 
@@ -194,7 +194,7 @@ def test_half_precision_is_read_exactly(tmp_path):
     original = read_npz(FIXTURES / "vit_token.npz")
     for kind in (ml_dtypes.bfloat16, np.float16, np.float64):
         np.savez(tmp_path / "half.npz", **{key: array.astype(kind) for key, array in original.items()})
-        weights = keras_vit.checkpoints.assign.weights_by_key(keras_vit.from_checkpoint(tmp_path / "half.npz"))
+        weights = keras_vit.checkpoints.load.weights_by_key(keras_vit.from_checkpoint(tmp_path / "half.npz"))
         kernel = original["head/kernel"].astype(kind).astype(np.float32)
         np.testing.assert_array_equal(np.asarray(weights["head/kernel"]), kernel)
 
@@ -440,7 +440,7 @@ def test_a_block_that_lacks_a_weight_is_named_before_a_model_is_built(tmp_path, 
     arrays = read_npz(FIXTURES / "vit_token.npz")
     del arrays[f"{ATTENTION}key/bias"]
     write_npz(tmp_path / "x.npz", arrays)
-    monkeypatch.setattr(keras_vit.checkpoints.adapt, "build", pytest.fail)
+    monkeypatch.setattr(keras_vit.checkpoints.from_checkpoint, "build", pytest.fail)
     with pytest.raises(UserError, match="not whole: missing in the file: Transformer/encoderblock_1/.*key/bias"):
         keras_vit.from_checkpoint(tmp_path / "x.npz")
 

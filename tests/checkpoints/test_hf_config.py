@@ -194,7 +194,7 @@ def test_official_names_are_taken_wherever_a_path_is(tmp_path, monkeypatch):
         asked.append(name)
         return FIXTURES / "vit_token.npz"
 
-    monkeypatch.setattr(keras_vit.checkpoints.infer_config, "find_checkpoint", found)
+    monkeypatch.setattr(keras_vit.checkpoints.checkpoint, "find_checkpoint", found)
     model = keras_vit.from_checkpoint("augreg:B_16")
     keras_vit.load_checkpoint(model, "gs://bucket/x.npz")
     keras_vit.describe("sam/ViT-B_16")

@@ -325,7 +325,7 @@ def test_no_format_is_refused(samples, tmp_path):
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(UserError, match=f"{tmp_path} cannot be written; give another --output"):
+    with pytest.raises(UserError, match=f"{tmp_path} is not writable; give another --output"):
         run_directory.check_output(tmp_path / "a" / "b")
 
 
@@ -414,11 +414,11 @@ def not_an_image(path: pathlib.Path) -> None:
         ("model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
         ("model.keras", truncate, r"model.keras cannot be read as a Keras model \(File is not a zip file\)"),
         ("model.keras", lambda path: path.write_bytes(b""), "model.keras cannot be read as a Keras model"),
-        ("model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must be those of one run"),
+        ("model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must belong to the same run"),
         ("samples.npz", truncate, "samples.npz cannot be read as a whole .npz"),
-        ("samples.npz", without_images, "samples.npz holds no sample images; train again"),
-        ("samples.npz", without_labels, "samples.npz holds no sample images; train again"),
-        ("samples.npz", beyond_the_data, "samples.npz holds no sample images; train again"),
+        ("samples.npz", without_images, "samples.npz has no sample images; train again"),
+        ("samples.npz", without_labels, "samples.npz has no sample images; train again"),
+        ("samples.npz", beyond_the_data, "samples.npz has no sample images; train again"),
         ("samples.npz", not_an_image, "images in samples.npz, one from 0 to 0 cannot be decoded; train again"),
     ],
 )
