@@ -318,6 +318,6 @@ def square_grid(num_tokens: int) -> tuple[int, int] | None:
 def not_square_error(num_tokens: int) -> UserError:
     """The error for position embeddings whose grid is neither known nor square."""
     return UserError(
-        f"The file has position embeddings for {num_tokens} patches, which is no square; give stored_grid=(rows, "
+        f"The file has position embeddings for {num_tokens} patches, which is not square; give stored_grid=(rows, "
         "columns), or the image_size they were made for."
     )

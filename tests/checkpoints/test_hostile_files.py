@@ -145,12 +145,12 @@ def campaign(folder: pathlib.Path, count: int) -> dict[bool, int]:
     return outcomes
 
 
-def test_a_mutated_file_is_loaded_whole_or_refused(tmp_path):
+def test_a_mutated_file_is_loaded_completely_or_refused(tmp_path):
     outcomes = campaign(tmp_path, 400)
     assert outcomes[False] > 200
     assert outcomes[True] > 0
 
 
 @pytest.mark.slow
-def test_ten_thousand_mutated_files_are_loaded_whole_or_refused(tmp_path):
+def test_ten_thousand_mutated_files_are_loaded_completely_or_refused(tmp_path):
     assert sum(campaign(tmp_path, 10_000).values()) == 10_000

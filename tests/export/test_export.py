@@ -415,7 +415,7 @@ def not_an_image(path: pathlib.Path) -> None:
         ("model.keras", truncate, r"model.keras cannot be read as a Keras model \(File is not a zip file\)"),
         ("model.keras", lambda path: path.write_bytes(b""), "model.keras cannot be read as a Keras model"),
         ("model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must belong to the same run"),
-        ("samples.npz", truncate, "samples.npz cannot be read as a whole .npz"),
+        ("samples.npz", truncate, "samples.npz cannot be read as an .npz"),
         ("samples.npz", without_images, "samples.npz has no sample images; train again"),
         ("samples.npz", without_labels, "samples.npz has no sample images; train again"),
         ("samples.npz", beyond_the_data, "samples.npz has no sample images; train again"),
