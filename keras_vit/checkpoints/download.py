@@ -107,7 +107,7 @@ _AUGREG = "gs://vit_models/augreg"
 _AUGREG_MODELS = ("Ti_16", "S_16", "S_32", "B_8", "B_16", "B_32", "L_16", "R_Ti_16", "R26_S_32", "R50_L_32")
 _AUGREG_FILE = (
     rf"({'|'.join(_AUGREG_MODELS)})-i(1|21)k-\d+ep-lr_[\d.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+"
-    r"(--[\w-]+-steps_\d+k-lr_[\d.]+-res_\d+)?"  # of a file that was fine-tuned
+    r"(--[\w-]+-steps_\d+k-lr_[\d.]+-res_\d+)?"  # fine-tuned
 )
 
 
@@ -160,7 +160,7 @@ def _accuracy(row: Mapping[str, str | None]) -> float:
         return math.nan
 
 
-# Addresses and their places in the cache
+# Addresses and cache paths
 
 
 def _web_address(source: str) -> str:
@@ -255,7 +255,7 @@ def _write_metadata(
     write_text(metadata_file, json.dumps(dataclasses.asdict(metadata), indent=2) + "\n")
 
 
-# The transfer
+# Downloads
 
 
 class _TransferError(Exception):

@@ -118,8 +118,8 @@ def read_file_config(path: pathlib.Path, layout: str) -> FileConfig:
     return _transformers(config, read_json(processor) if processor.is_file() else {}, layout)
 
 
-def _transformers(written: dict, processor: dict, layout: str) -> FileConfig:
-    config = _completed(written) if layout == "huggingface" else written
+def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
+    config = _completed(fields) if layout == "huggingface" else fields
     backbone = config.get("backbone_config") or config
     if not isinstance(backbone, dict):
         raise UserError(f"config.json should give backbone_config as an object, but gives {backbone!r:.80}.")
@@ -159,20 +159,20 @@ def _transformers(written: dict, processor: dict, layout: str) -> FileConfig:
     )
 
 
-def _completed(written: dict) -> dict:
+def _completed(fields: dict) -> dict:
     """config.json with the defaults of its class; transformers writes only values that differ from them."""
-    kind = written.get("model_type")
+    kind = fields.get("model_type")
     if kind == "bit":
-        return _BIT_DEFAULTS | written
+        return _BIT_DEFAULTS | fields
     if kind is None:
-        if missing := [field for field in _NOT_IN_ARRAYS if written.get(field) is None]:
+        if missing := [field for field in _NOT_IN_ARRAYS if fields.get(field) is None]:
             raise UserError(
                 f"config.json has neither model_type nor {', '.join(missing)}, which are not in the arrays; use the "
                 "complete config.json."
             )
-        return written
+        return fields
     # transformers accepts null for the backbone only, where it means the default.
-    return _DEFAULTS[kind] | {name: value for name, value in written.items() if value is not None}
+    return _DEFAULTS[kind] | {name: value for name, value in fields.items() if value is not None}
 
 
 def _bit_sizes(backbone: dict) -> dict[str, tuple[str, object]]:
@@ -257,15 +257,15 @@ def _is_side(side: Any) -> bool:
     return isinstance(side, int) and not isinstance(side, bool) and 0 < side < 10**5
 
 
-def _completed_processor(written: dict) -> dict:
+def _completed_processor(fields: dict) -> dict:
     """preprocessor_config.json with the defaults of its class; empty if it is."""
-    if not written:
+    if not fields:
         return {}
-    kind = written.get("image_processor_type") or written.get("feature_extractor_type") or "ViTImageProcessor"
+    kind = fields.get("image_processor_type") or fields.get("feature_extractor_type") or "ViTImageProcessor"
     family = re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", kind) if isinstance(kind, str) else None
     if family not in _PROCESSORS:
         raise _unsupported("image_processor_type", kind)
-    processor = _PROCESSORS[family] | {name: value for name, value in written.items() if value is not None}
+    processor = _PROCESSORS[family] | {name: value for name, value in fields.items() if value is not None}
     if family != "ViT" and isinstance(processor["size"], int):
         processor["size"] = {"shortest_edge": processor["size"]}
     return processor

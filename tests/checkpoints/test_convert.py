@@ -14,8 +14,8 @@ def test_every_key_is_reported_and_the_written_file_is_verified(tmp_path, capsys
     query = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
     assert f"{query}  ->  blocks.0.attn.qkv.weight  (144, 48)" in lines
     assert len(lines) == 56 + 2
-    assert lines[-2].startswith("56 weights, 67,447 numbers, in")
-    assert lines[-2].endswith("read again, all are equal bit for bit.")
+    assert lines[-2].startswith("56 weights, 67,447 parameters, in")
+    assert lines[-2].endswith("verified, all are equal bit for bit.")
     assert lines[-1] == "GELU: tanh in this model, erf in the code of timm files; set it there."
     again = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
     expected = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz").get_weights()
