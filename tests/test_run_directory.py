@@ -1,4 +1,4 @@
-"""A run directory: its labels, the lock of the process that writes into it, names of unfinished files."""
+"""The run directory: labels, the lock of the writing process, atomic writes."""
 
 import concurrent.futures
 import os

@@ -1,4 +1,4 @@
-"""`python -m keras_vit.convert`: what it prints, what it refuses, and that nothing is left where it fails."""
+"""`python -m keras_vit.convert`: its report, its errors, and no files after a failure."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is written after --checkpoint: names and addresses, the cache, broken transfers. No network but 127.0.0.1."""
+"""find_checkpoint: names, addresses, the cache and failed downloads. No network but 127.0.0.1."""
 
 import collections
 import contextlib
@@ -21,7 +21,7 @@ from keras_vit.checkpoints import download
 from keras_vit.checkpoints.download import best_upstream, find_checkpoint
 
 STORAGE = "https://storage.googleapis.com"
-CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, no power of two
+CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, not a power of two
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -48,7 +48,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for key, value in ({"Content-Length": str(len(content)), "Connection": "close"} | headers).items():
             self.send_header(key.replace("_", "-"), value)
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the other side may have enough
+        with contextlib.suppress(ConnectionError):  # the client may have closed the connection
             self.wfile.write(content)
         self.close_connection = True
 
@@ -57,7 +57,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.requests[path] += 1
         first = self.server.requests[path] == 1
         length = {"Content-Length": str(len(CONTENT))}
-        if path == "/whole/model.npz":
+        if path == "/complete/model.npz":
             self.answer(200, CONTENT)
         elif path == "/together.npz":
             self.server.together.wait(10)
@@ -73,7 +73,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path == "/busy-once.npz":
             self.answer(*((503, b"later") if first else (200, CONTENT)))
         elif path == "/near.npz":
-            self.answer(302, Location="/whole/model.npz")
+            self.answer(302, Location="/complete/model.npz")
         elif path == "/far.npz":
             self.answer(302, Location="http://example.com/model.npz")
         elif path in ("/chunked.npz", "/chunked-short.npz"):
@@ -110,7 +110,7 @@ def _server():
 
 @pytest.fixture(name="cache", autouse=True)
 def _cache(tmp_path, monkeypatch) -> pathlib.Path:
-    """Only this machine can be reached, nothing is waited for, and the cache is where it can be seen."""
+    """A cache in tmp_path, with access to 127.0.0.1 only and no pauses."""
     resolve = socket.getaddrinfo
 
     def resolve_local(host, *arguments, **options):
@@ -141,7 +141,7 @@ def error_message(name: str, cache: pathlib.Path | None = None) -> str:
 
 
 def place_manually(name: str, content: bytes) -> pathlib.Path:
-    """Put a file at the path that the refusal without a network names."""
+    """Put a file at the path in the error message without a network."""
     path = pathlib.Path(error_message(name).split("put the file at ")[1].removesuffix("."))
     path.write_bytes(content)
     return path
@@ -265,7 +265,7 @@ def test_an_address_that_is_not_safe_or_not_a_file_is_refused(name, cache):
     assert not cache.exists()
 
 
-# AugReg's rule
+# AugReg's index
 
 
 COLUMNS = (
@@ -287,7 +287,7 @@ def index_of(*rows: tuple[str, str, str]) -> str:
 INDEX = index_of(
     ("i21k", "0.45", "B_16-i21k-a"),
     ("i21k", "0.47", "B_16-i21k-b"),
-    ("i21k", "0.47", "B_16-i21k-b"),  # a row for each fine-tuning
+    ("i21k", "0.47", "B_16-i21k-b"),  # one row per fine-tuned model
     ("i21k", "0.46", "B_16-i21k-c"),
     ("i21k", "", "B_16-i21k-unfinished"),
     ("i21k", "nan", "B_16-i21k-diverged"),
@@ -341,7 +341,7 @@ def test_a_name_in_the_index_cannot_leave_the_bucket():
     assert error_message("augreg:B_16").startswith("An address must be")
 
 
-# Places in the cache
+# Cache paths
 
 
 @pytest.mark.parametrize(
@@ -385,25 +385,25 @@ def test_the_cache_is_the_argument_or_the_environment_variable_or_in_the_home(tm
     assert f" {tmp_path / 'home' / '.cache' / 'keras_vit'}/" in error_message(name)
 
 
-# Transfers
+# Downloads
 
 
 def test_a_file_is_downloaded_once_with_metadata(server, cache):
-    address = server.address("/whole/model.npz?key=secret")
+    address = server.address("/complete/model.npz?key=secret")
     path = find_checkpoint(address)
     assert path.read_bytes() == CONTENT
-    note = path.with_name("model.npz.json")
-    assert cached_files(cache) == [path, note]
-    metadata = json.loads(note.read_text())
-    assert (metadata["address"], metadata["downloaded"]) == (server.address("/whole/model.npz"), True)
+    metadata_file = path.with_name("model.npz.json")
+    assert cached_files(cache) == [path, metadata_file]
+    metadata = json.loads(metadata_file.read_text())
+    assert (metadata["address"], metadata["downloaded"]) == (server.address("/complete/model.npz"), True)
     assert (metadata["size"], metadata["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", metadata["date"])
     assert find_checkpoint(address) == path
-    assert server.requests["/whole/model.npz"] == 1
+    assert server.requests["/complete/model.npz"] == 1
 
 
 def test_equal_names_at_two_addresses_are_two_files(server):
-    first, second = (find_checkpoint(server.address(f"/whole/model.npz?{key}")) for key in "ab")
+    first, second = (find_checkpoint(server.address(f"/complete/model.npz?{key}")) for key in "ab")
     assert first.name == second.name
     assert first != second
 
@@ -449,7 +449,7 @@ def test_an_interrupted_transfer_leaves_nothing(server, cache, monkeypatch):
 
     monkeypatch.setattr(download, "_read", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        find_checkpoint(server.address("/whole/model.npz"))
+        find_checkpoint(server.address("/complete/model.npz"))
     assert cached_files(cache) == []
 
 
@@ -477,7 +477,7 @@ def test_concurrent_callers_each_get_the_complete_file(server, cache):
     assert len(cached_files(cache)) == 2
 
 
-@pytest.mark.parametrize(("path", "reads"), [("/whole/model.npz", 0), ("/chunked.npz", 2)])
+@pytest.mark.parametrize(("path", "reads"), [("/complete/model.npz", 0), ("/chunked.npz", 2)])
 def test_a_file_larger_than_the_free_space_is_refused(path, reads, server, cache, monkeypatch):
     read, done = download._read, []
     monkeypatch.setattr(download, "_read", lambda response: done.append(1) or read(response))
@@ -490,7 +490,7 @@ def test_a_file_larger_than_the_free_space_is_refused(path, reads, server, cache
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_is_shown_on_a_terminal_only(terminal, server, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    find_checkpoint(server.address("/whole/model.npz"))
+    find_checkpoint(server.address("/complete/model.npz"))
     out, err = capsys.readouterr()
     assert (out, "model.npz: 100%" in err, bool(err)) == ("", terminal, terminal)
 
@@ -503,7 +503,7 @@ def test_an_html_page_is_not_kept_as_a_checkpoint(name, server, cache):
     assert (cached_files(cache), server.requests[f"/{name}"]) == ([], 1)
 
 
-# Without a network, and by hand
+# Without a network, and manually placed files
 
 
 def test_without_a_network_the_error_names_the_address_and_the_cache_path(cache):
@@ -522,7 +522,7 @@ def test_a_manually_placed_file_is_used_and_marked_as_such():
 
 
 def test_a_cached_file_of_another_size_is_refused_until_the_user_decides(server):
-    address = server.address("/whole/model.npz")
+    address = server.address("/complete/model.npz")
     path = find_checkpoint(address)
     path.write_bytes(b"damaged")
     sentence = error_message(address)
@@ -534,7 +534,7 @@ def test_a_cached_file_of_another_size_is_refused_until_the_user_decides(server)
 
 
 def test_a_cached_file_with_another_hash_is_refused_until_the_user_decides(server):
-    address = server.address("/whole/model.npz")
+    address = server.address("/complete/model.npz")
     path = find_checkpoint(address)
     path.write_bytes(CONTENT[:-1] + b"!")
     assert f"should have the SHA-256 {hashlib.sha256(CONTENT).hexdigest()}, but has" in error_message(address)
@@ -550,9 +550,9 @@ def test_metadata_of_a_deleted_file_is_not_used_for_the_next_one():
     assert find_checkpoint("sam/ViT-B_16").read_bytes() == b"another"
 
 
-@pytest.mark.parametrize("note", [b"", b"{", b"[]", b"{}", b"\xff", b'{"size": 3}'])
-def test_unreadable_metadata_is_rewritten(note):
+@pytest.mark.parametrize("metadata_file", [b"", b"{", b"[]", b"{}", b"\xff", b'{"size": 3}'])
+def test_unreadable_metadata_is_rewritten(metadata_file):
     path = place_manually("sam/ViT-B_16", CONTENT)
-    path.with_name("ViT-B_16.npz.json").write_bytes(note)
+    path.with_name("ViT-B_16.npz.json").write_bytes(metadata_file)
     assert find_checkpoint("sam/ViT-B_16") == path
     assert json.loads(path.with_name("ViT-B_16.npz.json").read_text())["size"] == len(CONTENT)

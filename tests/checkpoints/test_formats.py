@@ -1,4 +1,4 @@
-"""Six layouts of files: read, written, adapted, and what each cannot express."""
+"""The six layouts: loading, saving, adapting, and models that they cannot express."""
 
 import dataclasses
 import pathlib
@@ -16,7 +16,7 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 
-# Files of every family, the options that tell what they cannot, and the layout that they are written in.
+# Files of every family, the settings that they do not contain, and their layout.
 FILES = {
     "vit_token.npz": ({}, "npz"),
     "vit_token_linen.npz": ({}, "npz-linen"),
@@ -120,7 +120,7 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, tmp_path):
 
 
 def without_class_position(model) -> None:
-    """big_vision's token has no position: it can express only models whose token has none either."""
+    """Set the position embedding of the class token to zero, because big_vision has none."""
     positions = model.get_layer("Transformer.posembed_input")
     if positions.weights and positions.num_prefix_tokens:
         table = np.array(positions.pos_embedding)
@@ -349,8 +349,8 @@ def config_of_golden():
 def test_early_convolutions_have_strides_of_two_by_default():
     name = "torchvision_vit_convstem.safetensors"
     assert keras_vit.describe(FIXTURES / name, num_heads=4).config.stem == ConvStem((12, 24, 24), (3, 3, 3), (2, 2, 2))
-    told = keras_vit.from_checkpoint(FIXTURES / name, num_heads=4, conv_stem_strides=(2, 2, 1))
-    assert told.input_shape == (None, 16, 16, 3)
+    model = keras_vit.from_checkpoint(FIXTURES / name, num_heads=4, conv_stem_strides=(2, 2, 1))
+    assert model.input_shape == (None, 16, 16, 3)
 
 
 def test_describe_names_the_official_model_without_reading_arrays(tmp_path):
@@ -404,7 +404,7 @@ def test_a_wrong_file_suffix_is_refused(layout, name, suffix, tmp_path):
 
 
 def refused_and_untouched(name: str, path: pathlib.Path, sentence: str) -> None:
-    """Neither way of loading takes the file, and a model full of other numbers stays as it is."""
+    """Check that both ways of loading refuse the file, and that the model is unchanged."""
     model = randomize(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
     before = model.get_weights()
     with pytest.raises(UserError, match=sentence):

@@ -1,4 +1,4 @@
-"""What files tell of themselves, what callers tell about them, and what contradicts the arrays."""
+"""Settings from config.json and from the caller, and contradictions with the arrays."""
 
 import dataclasses
 import pathlib
@@ -17,10 +17,10 @@ from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, TINY_STEM, randomize
 
 
-def with_config(folder: pathlib.Path, name: str = "config.json", origin: str = "hf_vit", **change) -> pathlib.Path:
-    """A copy of a golden folder whose configuration is changed."""
-    copy = folder / origin
-    shutil.copytree(FIXTURES / origin, copy)
+def with_config(folder: pathlib.Path, name: str = "config.json", fixture: str = "hf_vit", **change) -> pathlib.Path:
+    """A copy of a golden folder with changes in a config."""
+    copy = folder / fixture
+    shutil.copytree(FIXTURES / fixture, copy)
     known = read_json(copy / name) if (copy / name).is_file() else {}
     (copy / name).unlink(missing_ok=True)
     write_json(copy / name, known | change)
@@ -28,7 +28,7 @@ def with_config(folder: pathlib.Path, name: str = "config.json", origin: str = "
 
 
 def lines_of(description: keras_vit.Description) -> list[str]:
-    """Its lines, with single spaces."""
+    """The lines of a description, with single spaces."""
     return [" ".join(line.split()) for line in str(description).splitlines()]
 
 
@@ -39,8 +39,8 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
     rectangle = keras_vit.describe(FIXTURES / "vit_nonsquare.npz")
     assert rectangle.image_size is None
     assert "image size not in the file" in lines_of(rectangle)
-    told = keras_vit.describe(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
-    assert (told.image_size, told.config.num_heads) == ((32, 48), 4)
+    description = keras_vit.describe(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
+    assert (description.image_size, description.config.num_heads) == ((32, 48), 4)
     bit = keras_vit.describe(FIXTURES / "hf_bit")
     assert bit.image_size is None
     official = keras_vit.build("ViT-Ti_16", image_size=32, num_classes=0)
@@ -177,7 +177,7 @@ def test_arguments_of_load_checkpoint_are_checked(option):
     ],
 )
 def test_unsupported_models_are_refused_before_missing_settings(key, kind, tmp_path):
-    """Neither heads, which this file does not tell, nor the configuration come first."""
+    """Unexpected keys are reported before unknown heads and unsupported settings."""
     arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit.safetensors") | {key: np.zeros((1, 4, 48), np.float32)}
     safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", {"architecture": "vit_base_patch16_224", "global_pool": "map"})
@@ -188,17 +188,17 @@ def test_unsupported_models_are_refused_before_missing_settings(key, kind, tmp_p
 
 
 def test_official_names_are_accepted_like_paths(tmp_path, monkeypatch):
-    asked = []
+    names = []
 
     def found(name):
-        asked.append(name)
+        names.append(name)
         return FIXTURES / "vit_token.npz"
 
     monkeypatch.setattr(keras_vit.checkpoints.checkpoint, "find_checkpoint", found)
     model = keras_vit.from_checkpoint("augreg:B_16")
     keras_vit.load_checkpoint(model, "gs://bucket/x.npz")
     keras_vit.describe("sam/ViT-B_16")
-    assert asked == ["augreg:B_16", "gs://bucket/x.npz", "sam/ViT-B_16"]
+    assert names == ["augreg:B_16", "gs://bucket/x.npz", "sam/ViT-B_16"]
 
 
 @pytest.mark.parametrize(("channels", "strides"), [((4, 4, 6, 6), (2, 2, 2, 2)), ((4, 4, 6, 6, 8), (2, 1, 2, 1, 2))])
@@ -266,16 +266,16 @@ def test_training_a_loaded_model_does_not_change_the_file(tmp_path):
     assert (tmp_path / "x.npz").read_bytes() == content
 
 
-def timm_folder(folder: pathlib.Path, origin: str = "timm_vit", **config) -> pathlib.Path:
-    """A golden file of timm with a config.json beside it."""
-    shutil.copy(FIXTURES / f"{origin}.safetensors", folder / "model.safetensors")
+def timm_folder(folder: pathlib.Path, fixture: str = "timm_vit", **config) -> pathlib.Path:
+    """A folder with a golden file of timm and a config.json."""
+    shutil.copy(FIXTURES / f"{fixture}.safetensors", folder / "model.safetensors")
     (folder / "config.json").unlink(missing_ok=True)
     write_json(folder / "config.json", config)
     return folder
 
 
 def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
-    """The folder, of whose config.json some fields are taken away."""
+    """Remove fields from config.json."""
     known = read_json(folder / "config.json")
     (folder / "config.json").unlink()
     write_json(folder / "config.json", {name: value for name, value in known.items() if name not in fields})
@@ -369,7 +369,7 @@ def test_default_heads_are_for_official_models_only(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
 
-# transformers 5.23.0 writes all fields, older ones what differs; the defaults are those of the configuration modules.
+# transformers 5.23.0 writes all fields, older versions those that differ from the defaults of the config classes.
 def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
     folder = without(with_config(tmp_path / "heads"), "num_attention_heads", "layer_norm_eps", "hidden_act")
     config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
@@ -385,7 +385,7 @@ def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("origin", "field", "sentence"),
+    ("fixture", "field", "sentence"),
     [
         ("hf_bit", "layer_type", None),
         ("hf_bit", "global_padding", None),
@@ -396,8 +396,8 @@ def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
         ("hf_bit_bottleneck_same", "embedding_dynamic_padding", "embedding_dynamic_padding=True"),
     ],
 )
-def test_missing_fields_of_a_bit_config_have_defaults(origin, field, sentence, tmp_path):
-    folder = without(with_config(tmp_path, origin=origin), field)
+def test_missing_fields_of_a_bit_config_have_defaults(fixture, field, sentence, tmp_path):
+    folder = without(with_config(tmp_path, fixture=fixture), field)
     if sentence is None:
         keras_vit.from_checkpoint(folder)
         return

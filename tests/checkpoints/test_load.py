@@ -1,4 +1,4 @@
-"""Checkpoint files: strict on both sides, both numberings, resized on the way, hostile ones refused."""
+"""load_checkpoint and from_checkpoint: strict matching, resizing, damaged and malicious files."""
 
 import dataclasses
 import json
@@ -256,10 +256,10 @@ def test_shapes_larger_than_the_file_allocate_no_memory(change, tmp_path, arrays
 
 def test_damage_in_a_compressed_archive_is_refused(tmp_path, arrays):
     np.savez_compressed(tmp_path / "packed.npz", **arrays)
-    whole = (tmp_path / "packed.npz").read_bytes()
+    content = (tmp_path / "packed.npz").read_bytes()
     model = keras_vit.from_checkpoint(tmp_path / "packed.npz")
-    for place in range(0, len(whole), len(whole) // 150):
-        (tmp_path / "flipped.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+    for place in range(0, len(content), len(content) // 150):
+        (tmp_path / "flipped.npz").write_bytes(content[:place] + bytes([content[place] ^ 8]) + content[place + 1 :])
         try:
             keras_vit.load_checkpoint(model, tmp_path / "flipped.npz")
         except UserError as refusal:
