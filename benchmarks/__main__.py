@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from benchmarks.case import Case
 from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
 from keras_vit import UserError, cli, run_directory
+from keras_vit.files.atomic import staged
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
 _ALL: tuple[Cases, ...] = get_args(Cases)
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str]) -> None:
         lines += shown
         cases.append({**dataclasses.asdict(case), "results": [dataclasses.asdict(result) for result in results]})
         document = json.dumps({"machine": head, "cases": cases}, indent=1)
-        with run_directory.staged(output) as stage:  # after every case, so that an interrupted run keeps its results
+        with staged(output) as stage:  # after every case, so that an interrupted run keeps its results
             (stage / "results.json").write_text(document + "\n", encoding="utf-8")
             (stage / "results.md").write_text("\n".join(lines), encoding="utf-8")
 

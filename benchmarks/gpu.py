@@ -18,6 +18,7 @@ from typing import get_args
 from benchmarks.case import Case, Task
 from benchmarks.comparison import LIMIT, Result, compare, rate
 from keras_vit import UserError, cli, run_directory
+from keras_vit.files.atomic import staged
 
 _REFERENCE = "keras_vit_jax"
 _PEERS = (_REFERENCE, "timm_compiled", "transformers_compiled")
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
                 pairs = [*found, (case, limit)]
                 cases += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
                 document = json.dumps({"machine": head, "cases": cases}, indent=1)
-                with run_directory.staged(output) as stage:  # after every case, for interrupted runs
+                with staged(output) as stage:  # after every case, for interrupted runs
                     (stage / "results.json").write_text(document + "\n", encoding="utf-8")
                     (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

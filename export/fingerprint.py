@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import LABELS
 
 # File with the fingerprint of the exports in its directory.
@@ -17,7 +18,7 @@ _FILES = ("model-*.tflite", "model.onnx", "model.xml", "model.bin")
 
 def fingerprint(model: keras.Model, labels: Sequence[str]) -> str:
     """SHA-256 of the weights and the labels."""
-    digest = hashlib.sha256(run_directory.labels_text(labels).encode())
+    digest = hashlib.sha256(labels_text(labels).encode())
     for weight in model.weights:
         digest.update(weight.numpy().tobytes())
     return digest.hexdigest()
@@ -28,7 +29,7 @@ def claim(output: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> di
 
     Raises UserError if the output holds exports of another model.
     """
-    texts = {_FINGERPRINT: f"{fingerprint(model, labels)}\n", LABELS: run_directory.labels_text(labels)}
+    texts = {_FINGERPRINT: f"{fingerprint(model, labels)}\n", LABELS: labels_text(labels)}
     files = (
         [] if (output / _FINGERPRINT).is_file() else sorted(path.name for name in _FILES for path in output.glob(name))
     )

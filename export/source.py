@@ -79,7 +79,7 @@ def _from_run(run: pathlib.Path) -> Source:
 def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | None, config: dict[str, Any]) -> Source:
     model = from_checkpoint(find_checkpoint(checkpoint), **config)
     check_classifier(model)
-    labels = read_labels(labels_file, model.output_shape[1])
+    labels = checkpoint_labels(labels_file, model.output_shape[1])
     if images is None:
         samples = random_images(preprocessing_of(model))
         origin = Provenance(checkpoint, f"{_NUM_RANDOM} random images")
@@ -127,13 +127,13 @@ def check_model(model: keras.Model, labels: Sequence[str], output: pathlib.Path)
     run_directory.check_output(output)
 
 
-def read_labels(path: str | None, number: int) -> tuple[str, ...]:
+def checkpoint_labels(path: str | None, number: int) -> tuple[str, ...]:
     """Class names of a checkpoint. Raises UserError unless the file has one line per class."""
     if path is None:
         raise UserError(f"A checkpoint does not name its {number} classes; pass --labels FILE with one name per line.")
     if not pathlib.Path(path).is_file():
         raise UserError(f"There is no file {path!r}; --labels takes a text file with one class per line.")
-    labels = run_directory.read_labels(path)
+    labels = checkpoint_labels(path)
     if len(labels) != number:
         raise UserError(f"The model has {number} classes, but {path} has {len(labels)} lines; name each class once.")
     return labels

@@ -13,7 +13,8 @@ from keras_vit.models.config import MODELS, ConvStem, ResNetConfig, ViTConfig, h
 if TYPE_CHECKING:
     from keras_vit.checkpoints.describe import Description, describe
     from keras_vit.checkpoints.download import find_checkpoint
-    from keras_vit.checkpoints.load import LoadReport, adapt, from_checkpoint, load_checkpoint
+    from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
+    from keras_vit.checkpoints.load import LoadReport, load_checkpoint
     from keras_vit.checkpoints.save import save_checkpoint
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import build, config_of, feature_map, intermediates, preprocessing_of
@@ -24,7 +25,8 @@ else:
         globals(),
         {
             "models.attention": ["chunk_attention"],
-            "checkpoints.load": ["LoadReport", "adapt", "from_checkpoint", "load_checkpoint"],
+            "checkpoints.from_checkpoint": ["adapt", "from_checkpoint"],
+            "checkpoints.load": ["LoadReport", "load_checkpoint"],
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.download": ["find_checkpoint"],
             "models.build": ["build", "config_of", "feature_map", "intermediates", "preprocessing_of"],

@@ -1,4 +1,4 @@
-"""`python -m keras_vit.convert IN OUT --layout LAYOUT`: a checkpoint in another code's layout, key by key."""
+"""`python -m keras_vit.convert IN OUT --layout LAYOUT`: convert a checkpoint to another layout."""
 
 import dataclasses
 import pathlib
@@ -12,7 +12,7 @@ from keras_vit import cli
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Write a checkpoint in the layout of another code, and print which key became which."""
+    """Convert a checkpoint to the layout of another code and print the mapping of its keys."""
 
     source: Annotated[str, tyro.conf.Positional]
     """Checkpoint file or folder, address, official name such as augreg:B_16, .keras file, or run directory."""
@@ -21,13 +21,13 @@ class Arguments:
     layout: str
     """npz, npz-linen, big_vision, huggingface, timm or torchvision."""
     image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize position embeddings to; default: as stored."""
+    """Height and width in pixels to resize position embeddings to; default: their size in the file."""
     num_classes: int | None = None
-    """Width of a new head of zeros, 0 for none; default: the head as stored."""
+    """Width of a new head of zeros, 0 for none; default: the head of the file."""
     num_heads: int | None = None
-    """Attention heads, where the file does not tell them."""
+    """Attention heads, if they are not in the file."""
     num_groups: int | None = None
-    """Groups of GroupNorm, where the file does not tell them."""
+    """Groups of GroupNorm, if they are not in the file."""
 
 
 def main(arguments: Sequence[str]) -> None:

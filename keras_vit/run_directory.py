@@ -1,40 +1,39 @@
-"""What every command may read of a finished run: model, class names, sample images; and how it leaves its results."""
+"""Read a finished run: its model, class names and sample images."""
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keras_vit.errors import UserError
+from keras_vit.files.labels import read_labels
 from keras_vit.files.npz import read_npz, write_npz
 
 if TYPE_CHECKING:
     import keras
 
 CONFIG, LABELS, MODEL, SAMPLES = "config.json", "labels.txt", "model.keras", "samples.npz"
-# Training images for what must not see the evaluation images.
+# Training images, for calibration without the evaluation images.
 CALIBRATION = "calibration.npz"
 
 
 def find(run: str | os.PathLike, name: str) -> pathlib.Path:
-    """The path of a file that a finished run has. Raises UserError when this one has not."""
+    """The path of a file of a finished run. Raises UserError if it does not exist."""
     run = pathlib.Path(run)
     if not run.is_dir():
         raise UserError(f"There is no run directory {str(run)!r}; give the --workdir of a training command.")
     if not (run / name).is_file():
-        raise UserError(f"{run} is no finished run: it has no {name}.")
+        raise UserError(f"{run} is not a finished run: it has no {name}.")
     return run / name
 
 
 def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
-    """The trained model of a run and the names of its classes. Raises UserError unless they belong together."""
+    """The trained model of a run and its class names. Raises UserError unless they belong together."""
     model, labels = load_model(run), load_labels(run)
     check_classes(model, labels)
     return model, labels
@@ -42,13 +41,13 @@ def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
 
 def load_model(run: str | os.PathLike) -> "keras.Model":
     """The trained model of a run, or of a .keras file."""
-    import keras  # here, so that what needs no model need not wait for it
+    import keras  # lazy: importing Keras takes seconds
 
     path = pathlib.Path(run)
     path = path if path.suffix == ".keras" and path.is_file() else find(path, MODEL)
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # Keras reads the weights past their checksum
+            damaged = archive.testzip()  # Keras does not verify the checksum of the weights
         if damaged:
             raise zipfile.BadZipFile(f"bad checksum of {damaged!r}")
         return keras.models.load_model(path, compile=False)
@@ -58,30 +57,8 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
 
 
 def load_labels(run: str | os.PathLike) -> tuple[str, ...]:
-    """The names of the classes of a run, in the order of its logits."""
+    """The class names of a run, in the order of its logits."""
     return read_labels(find(run, LABELS))
-
-
-def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
-    """The names of classes in a text file, one in each line; `labels_text` is the way back."""
-    return parse_labels(pathlib.Path(path).read_bytes(), path)
-
-
-def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
-    """The names of classes in the bytes of a text file, whose last line may end without a line break.
-
-    Lines end with a line feed, before which editors on Windows put a carriage return; all else is part of a name.
-    """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} should name a class in each line, but is no UTF-8 text ({error}).") from error
-    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
-
-
-def labels_text(labels: Sequence[str]) -> str:
-    """What labels.txt holds: a class in each line."""
-    return "".join(f"{label}\n" for label in labels)
 
 
 def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
@@ -89,67 +66,48 @@ def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
     shape = model.output_shape
     if not {"head", "resnet.head.conv2d"} & {layer.name for layer in model.layers}:
         raise UserError(
-            "The model ends with its features, as one does that was trained on masked patches, and has no head for "
-            "classes; give it one with python -m training.finetune."
+            "The model outputs features, like models trained by masked patch prediction, and has no classification "
+            "head; add one with python -m training.finetune."
         )
     if len(shape) != 2 or shape[1] != len(labels):
         raise UserError(
             f"The model's output has shape {shape}, but there are {len(labels)} labels; "
-            f"{MODEL} and {LABELS} must be those of one run."
+            f"{MODEL} and {LABELS} must belong to the same run."
         )
 
 
 def check_output(output: str | os.PathLike) -> pathlib.Path:
-    """The path of a directory that is there or can be made. Raises UserError for any other; makes nothing."""
+    """Raise UserError unless `output` is a writable directory or can be created; creates nothing."""
     output = pathlib.Path(output)
     nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise UserError(f"{nearest} is a file; --output takes a directory.")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"{nearest} cannot be written; give another --output.")
+        raise UserError(f"{nearest} is not writable; give another --output.")
     return output
-
-
-@contextlib.contextmanager
-def staged(output: pathlib.Path) -> Iterator[pathlib.Path]:
-    """An empty directory inside `output`; what it holds at the end is renamed into `output`.
-
-    If the block raises, nothing is left, nor the directories that were made for it.
-    """
-    made = [path for path in (output, *output.parents) if not path.exists()]
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=output) as stage:
-            yield pathlib.Path(stage)
-            for entry in sorted(pathlib.Path(stage).iterdir()):
-                os.replace(entry, output / entry.name)
-    finally:
-        for path in made:
-            with contextlib.suppress(OSError):  # not empty: all is well
-                path.rmdir()
 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Encoded images with their labels, as they are kept beside a model for later checks of its exports."""
+    """Encoded images with their labels, stored beside a model to check its exports."""
 
     encoded: tuple[bytes, ...]
-    """PNG or any other image file's content."""
+    """Contents of image files."""
     labels: np.ndarray
-    """(n,) int64, the class of each."""
+    """(N,) int64 class indices."""
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write as an .npz of plain numbers."""
+        """Write an .npz file of numeric arrays."""
         ends = np.cumsum([len(image) for image in self.encoded], dtype=np.int64)
         data = np.frombuffer(b"".join(self.encoded), np.uint8)
         write_npz(path, {"data": data, "ends": ends, "labels": np.asarray(self.labels, np.int64)})
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Samples":
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         arrays = read_npz(path)
         if not _are_samples(arrays):
-            raise UserError(f"{path} holds no sample images; train again to write them.")
+            raise UserError(f"{path} has no sample images; train again to write them.")
         starts = [0, *arrays["ends"][:-1]]
         data = arrays["data"].tobytes()
         spans = zip(starts, arrays["ends"], strict=True)
@@ -157,7 +115,7 @@ class Samples:
 
 
 def _are_samples(arrays: dict[str, np.ndarray]) -> bool:
-    """Whether the ends cut the data into images, at least one, each with a label."""
+    """Whether the ends split the data into at least one image, each with a label."""
     if arrays.keys() != {"data", "ends", "labels"}:
         return False
     data, ends, labels = arrays["data"], arrays["ends"], arrays["labels"]

@@ -1,4 +1,4 @@
-"""A run directory: its labels, the lock of the process that writes into it, names of unfinished files."""
+"""The run directory: labels, the lock of the writing process, atomic writes."""
 
 import concurrent.futures
 import os
@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import write_text
 from training.loop import run as run_module
-from training.loop.run import Run, locked, write_text
+from training.loop.run import Run, locked
 
 # Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
 HOLDER = """
@@ -40,7 +41,7 @@ def test_every_line_is_a_class(text, labels, tmp_path):
     assert run_directory.load_labels(tmp_path) == labels
 
 
-def test_labels_that_are_no_utf_8_are_refused(tmp_path):
+def test_labels_that_are_not_utf_8_are_refused(tmp_path):
     (tmp_path / "labels.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(UserError, match="should name a class in each line, but is no UTF-8 text"):
         run_directory.load_labels(tmp_path)
@@ -67,7 +68,7 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(held, monkeypatc
     assert (run / ".lock").exists()
 
 
-def test_a_process_that_was_killed_leaves_no_obstacle(held):
+def test_the_lock_of_a_killed_process_is_released(held):
     run, process = held
     process.send_signal(signal.SIGKILL)
     with locked(run):
@@ -112,7 +113,7 @@ def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_threads_that_write_the_same_file_leave_one_of_their_texts(tmp_path):
+def test_concurrent_writes_of_a_file_leave_one_complete_text(tmp_path):
     texts = [str(number) * 1000 for number in range(10)] * 5
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda text: write_text(tmp_path / "config.json", text), texts))

@@ -42,9 +42,9 @@ def demo(arguments: Arguments) -> dict:
     from export.saved_model.export import export_saved_model
     from export.tflite.export import export_tflite
     from keras_vit import run_directory
+    from keras_vit.files.atomic import write_text
     from training.evaluation.evaluate import evaluate
     from training.loop.pretrain import pretrain
-    from training.loop.run import write_text
 
     data = DataOptions("digits")
     run = pretrain(

@@ -16,8 +16,9 @@ from export.onnx import runtimes
 from export.onnx.runtimes import FILES, Runner
 from export.options import OnnxFormat
 from export.source import Provenance, check_model
-from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
+from keras_vit.files.atomic import staged
 from keras_vit.run_directory import Samples
 
 # Further batch sizes to verify, on the first images.
@@ -51,7 +52,7 @@ def export_onnx(
     network = inference_model(model, for_onnx=True)
     written: dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, notes = {}, []
-    with run_directory.staged(output) as stage:
+    with staged(output) as stage:
         for kind in dict.fromkeys(formats):
             started = time.perf_counter()
             runtimes.write(network, kind, stage, labels)

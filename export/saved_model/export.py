@@ -25,6 +25,8 @@ from export.saved_model.signatures import Servable, attention_names, describe, h
 from export.source import Provenance, check_model
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
+from keras_vit.files.atomic import staged
+from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import Samples
 
 # Number of images for the C++ loader, and of timed calls.
@@ -57,10 +59,10 @@ def export_saved_model(
         raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
     started = time.perf_counter()
     expected = parity.reference(in_dtype(model, "float32"), preprocessing_of(model), samples)
-    with run_directory.staged(output) as stage, tempfile.TemporaryDirectory() as assets:
+    with staged(output) as stage, tempfile.TemporaryDirectory() as assets:
         version = stage / "version"
         labels_file = pathlib.Path(assets) / run_directory.LABELS
-        labels_file.write_text(run_directory.labels_text(labels), encoding="utf-8")
+        labels_file.write_text(labels_text(labels), encoding="utf-8")
         served = inference_model(model, dtype, for_tensorflow=True, all_tokens=attention)
         constants = has_constants(served)
         _write(served, labels, labels_file, version, attention=attention, xla=xla)

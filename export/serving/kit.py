@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from keras_vit import UserError, cli, run_directory
+from keras_vit.files.atomic import staged
 
 # Image of the server; its version must not be older than the TensorFlow that wrote the models.
 _IMAGE = "tensorflow/serving:${TF_SERVING_VERSION:-latest}"
@@ -62,7 +63,7 @@ def write_kit(arguments: Arguments) -> pathlib.Path:
                 f"--{label} is {version}, but {models} has the versions {', '.join(map(str, versions))}; pass one of "
                 "them."
             )
-    with run_directory.staged(output) as stage:
+    with staged(output) as stage:
         texts = {
             "models.config": models_config(arguments.name, labels),
             "batching.config": batching_config(

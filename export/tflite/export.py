@@ -17,8 +17,9 @@ from export.options import TFLiteFormat
 from export.source import Provenance, check_model, read_folder
 from export.tflite import quantize, tflite_file
 from export.tflite.quantize import STATIC, WEIGHT_SHARE
-from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
+from keras_vit.files.atomic import staged
 from keras_vit.run_directory import CALIBRATION, Samples
 
 # Number of images for the comparison of layers, and of layers in the report.
@@ -59,7 +60,7 @@ def export_tflite(
         inputs = [image[None] for _, images in reference.batches(raw_pixels=uint8_input) for image in images]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, errors = {}, {}
-    with run_directory.staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as temporary:
+    with staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as temporary:
         float_files: dict[bool, pathlib.Path] = {}
         for kind in formats:
             started = time.perf_counter()

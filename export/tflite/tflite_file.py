@@ -15,6 +15,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from export import parity, report
 from keras_vit import Preprocessing, run_directory
+from keras_vit.files.labels import labels_text
 from keras_vit.native_stderr import native_stderr_silenced
 
 # Largest number of interpreters in parallel.
@@ -61,7 +62,7 @@ def with_metadata(
     stream = io.BytesIO(bytes(builder.Output()))
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
         entry_info = zipfile.ZipInfo(run_directory.LABELS)  # without a date, for identical files from identical models
-        archive.writestr(entry_info, run_directory.labels_text(labels))
+        archive.writestr(entry_info, labels_text(labels))
     return stream.getvalue()
 
 

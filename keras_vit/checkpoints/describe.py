@@ -1,26 +1,26 @@
-"""What a checkpoint holds, told from its headers."""
+"""Describe a checkpoint from its headers."""
 
 import dataclasses
 import math
 import os
 from collections.abc import Mapping
+from typing import Any, Literal
 
+from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.formats import num_classes_of
 from keras_vit.checkpoints.hf_config import FileConfig
 from keras_vit.checkpoints.infer_config import (
-    Checkpoint,
     UnknownNumHeads,
+    ambiguous_settings,
     file_config_grid,
     infer_config,
     known_image_size,
     known_num_heads,
-    open_checkpoint,
-    untold,
 )
 from keras_vit.errors import check_integers
 from keras_vit.models.config import MODELS, ModelConfig, ResNetConfig, ViTConfig
 
-# What an official model is known by; dropout and numerics belong to training and to the code that wrote the file.
+# The fields that identify an official model; dropout, GELU and epsilons vary with the code that wrote the file.
 _SIZES = {
     ViTConfig: ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial"),
     ResNetConfig: ("block_units", "root_channels", "stage_channels", "preactivation", "axial_heads"),
@@ -29,33 +29,33 @@ _SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What `describe` found; `str` of it is a text of a few lines."""
+    """The result of `describe`; `str` returns a text of a few lines."""
 
     layout: str
     """npz, npz-linen, big_vision, huggingface, timm or torchvision."""
     name: str | None
-    """The official model that has this architecture."""
+    """Name of the official model with this architecture; None if there is none."""
     config: ModelConfig | None
-    """As `from_checkpoint` would build it; None where it would ask for num_heads."""
+    """The config that `from_checkpoint` uses; None if it needs num_heads from the caller."""
     fields: Mapping[str, object]
-    """The fields of the configuration by name; num_heads None where the file does not tell them."""
+    """Fields of the config by name; num_heads is None if it is not in the file."""
     image_size: tuple[int, int] | None
-    """Height and width in pixels that the file is for; None where it does not tell them."""
+    """(height, width) in pixels; None if it is not in the file."""
     num_classes: int
-    """Width of the head; 0 without one."""
+    """Width of the head; 0 without a head."""
     num_parameters: int
-    """Numbers in all weights."""
+    """Number of parameters."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Shape in the file of every weight, by the file's keys."""
+    """Shape in the file of every weight, by key of the file."""
     types: tuple[str, ...]
-    """Types of the numbers; bfloat16 as such."""
+    """Names of the dtypes."""
     unused: tuple[str, ...]
-    """Keys of arrays that are no weights of the model."""
-    untold: tuple[str, ...]
-    """What a timm file without config.json leaves open: "block" (before or after which the norms stand), "gelu",
-    "num_heads"; `from_checkpoint` asks for the latter two."""
+    """Keys of arrays that are not weights of the model."""
+    ambiguous: tuple[str, ...]
+    """Settings that a timm file without config.json leaves open: "block" (norms before or after each branch), "gelu",
+    "num_heads"; `from_checkpoint` requires the latter two."""
     unexpected_keys: tuple[str, ...]
-    """Keys of arrays that no model built here has; `from_checkpoint` refuses such a file."""
+    """Keys of arrays that no supported model has; `from_checkpoint` refuses such a file."""
 
     def __str__(self) -> str:
         lines = {
@@ -63,29 +63,28 @@ class Description:
             "model": self.name
             or f"a {'ViTConfig' if 'hidden_size' in self.fields else 'ResNetConfig'} of its own size",
             "image size": "x".join(map(str, self.image_size)) if self.image_size else _NOT_IN_FILE,
-            "classes": str(self.num_classes or "none, it ends with the features"),
+            "classes": str(self.num_classes or "none, the outputs are features"),
             "parameters": f"{self.num_parameters:,} in {len(self.shapes)} arrays of {', '.join(self.types)}",
         }
         for field, value in self.fields.items():
             lines[field] = str(value)
         if self.fields.get("num_heads", 0) is None:
-            assumed = self.config and f"; taken are the {self.config.num_heads} of the official model of this width"
+            official = self.config.num_heads if isinstance(self.config, ViTConfig) else None
+            assumed = official and f"; default: the {official} of the official model of this width"
             lines["num_heads"] = _NOT_IN_FILE + (assumed or "")
-        if "block" in self.untold:
-            lines["norms"] = (
-                f"{_NOT_IN_FILE}; taken are norms before each branch, not after it (timm's residual post-norm)"
-            )
-        if "gelu" in self.untold:
+        if "block" in self.ambiguous:
+            lines["norms"] = f"{_NOT_IN_FILE}; default: before each branch, not after it (timm's residual post-norm)"
+        if "gelu" in self.ambiguous:
             lines["gelu"] = f"{_NOT_IN_FILE}; timm has models with these arrays and either form"
         if self.unexpected_keys:
-            lines["not built here"] = f"{len(self.unexpected_keys)} arrays: {', '.join(self.unexpected_keys[:4])}"
+            lines["unexpected"] = f"{len(self.unexpected_keys)} arrays: {', '.join(self.unexpected_keys[:4])}"
         if self.unused:
-            lines["left out"] = f"{len(self.unused)} arrays: {', '.join(self.unused[:4])}"
+            lines["unused"] = f"{len(self.unused)} arrays: {', '.join(self.unused[:4])}"
         width = max(map(len, lines)) + 2
         return "\n".join(f"{name:{width}}{value}" for name, value in lines.items())
 
 
-_NOT_IN_FILE = "not told by the file"
+_NOT_IN_FILE = "not in the file"
 
 
 def describe(
@@ -95,65 +94,63 @@ def describe(
     num_heads: int | None = None,
     num_groups: int | None = None,
 ) -> Description:
-    """Say what a checkpoint holds without reading its numbers.
+    """Describe a checkpoint without reading its arrays.
 
     Args:
-        path: of a file or folder that `from_checkpoint` reads; or an address or official name, see `find_checkpoint`.
-        stored_grid, num_heads, num_groups: what is known beyond the file, as for `from_checkpoint`.
+        path: file, folder, address or official name, see `find_checkpoint`.
+        stored_grid, num_heads, num_groups: see `from_checkpoint`.
     """
     check_integers("stored_grid", stored_grid, length=2)
     check_integers("num_heads", num_heads)
     check_integers("num_groups", num_groups)
     checkpoint = open_checkpoint(path)
     weights, file_config = checkpoint.weights, checkpoint.file_config
-    given = {"num_heads": num_heads, "num_groups": num_groups}
-    file_config = dataclasses.replace(file_config, **{name: n for name, n in given.items() if n is not None})
-    config, heads_told = _config(checkpoint, file_config)
+    overrides: dict[str, Any] = {"num_heads": num_heads, "num_groups": num_groups}
+    overrides = {name: number for name, number in overrides.items() if number is not None}
+    file_config = dataclasses.replace(file_config, **overrides)
+    config, heads = _config(checkpoint, file_config)
     grid = stored_grid or file_config_grid(checkpoint, config)
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    known = heads_told is not False
+    is_complete = heads != "unknown"
     sources = {weight.source.key: weight.source for weight in weights.values()}
     return Description(
-        layout=checkpoint.layout,
-        name=official_name(config) if known else None,
-        config=config if known else None,
-        fields=fields if heads_told else fields | {"num_heads": None},
-        untold=tuple(name for name in untold(checkpoint, config) if given.get(name) is None),
+        layout=checkpoint.layout_name,
+        name=official_name(config) if is_complete else None,
+        config=config if is_complete else None,
+        fields=fields if heads == "known" else fields | {"num_heads": None},
+        ambiguous=tuple(name for name in ambiguous_settings(checkpoint, config) if name not in overrides),
         image_size=known_image_size(checkpoint, config, grid),
         num_classes=num_classes_of(weights),
         num_parameters=sum(math.prod(weight.shape) for weight in weights.values()),
-        shapes={key: stored.shape for key, stored in sorted(sources.items())},
+        shapes={key: array.shape for key, array in sorted(sources.items())},
         types=tuple(sorted({"bfloat16" if s.dtype.kind == "V" else s.dtype.name for s in sources.values()})),
         unused=checkpoint.unused,
         unexpected_keys=checkpoint.unexpected_keys,
     )
 
 
-def _config(checkpoint: Checkpoint, file_config: FileConfig) -> tuple[ModelConfig, bool | None]:
-    """The configuration, and whether its heads are told (or it has none); None: taken are the official ones, False:
-    one is taken, for there are none.
-    """
+def _config(
+    checkpoint: Checkpoint, file_config: FileConfig
+) -> tuple[ModelConfig, Literal["known", "official", "unknown"]]:
+    """The config, and where its num_heads comes from: the file, the official model, or neither (it is 1 then)."""
     try:
         config = infer_config(checkpoint, file_config)
     except UnknownNumHeads:
-        return infer_config(checkpoint, dataclasses.replace(file_config, num_heads=1)), False
-    return config, isinstance(config, ResNetConfig) or known_num_heads(
-        checkpoint.weights, file_config
-    ) is not None or None
+        return infer_config(checkpoint, dataclasses.replace(file_config, num_heads=1)), "unknown"
+    known = isinstance(config, ResNetConfig) or known_num_heads(checkpoint.weights, file_config) is not None
+    return config, "known" if known else "official"
 
 
 def official_name(config: ModelConfig) -> str | None:
-    """The name in MODELS of this architecture, whatever its dropout and numerics; None where it has none."""
-    return next((name for name, model in MODELS.items() if _alike(config, model)), None)
+    """The name in MODELS of this architecture, with any dropout, GELU and epsilons; None if there is none."""
+    return next((name for name, model in MODELS.items() if _same_architecture(config, model)), None)
 
 
-def _alike(config: ModelConfig, model: ModelConfig) -> bool:
+def _same_architecture(config: ModelConfig, model: ModelConfig) -> bool:
     if type(config) is not type(model) or any(getattr(config, f) != getattr(model, f) for f in _SIZES[type(config)]):
         return False
-    if isinstance(config, ResNetConfig):
+    if isinstance(config, ResNetConfig) or isinstance(model, ResNetConfig):
         return True
-    if config.stem is None or model.stem is None:
-        return config.stem is model.stem
-    if type(config.stem) is not type(model.stem) or not isinstance(config.stem, ResNetConfig):
-        return config.stem == model.stem
-    return _alike(config.stem, model.stem)
+    if isinstance(config.stem, ResNetConfig) and isinstance(model.stem, ResNetConfig):
+        return _same_architecture(config.stem, model.stem)
+    return config.stem == model.stem

@@ -1,8 +1,8 @@
-"""From what is written after `--checkpoint` to a local file: a path, an address, or the name of an official checkpoint.
+"""Find a checkpoint by path, address or official name, and download it once.
 
-Buckets and file names: README of vision_transformer and of big_transfer, `models/vit.py` of big_vision; the rule that
-chooses an AugReg file by its model: `vit_jax/train.py`. The transfer is urllib's: `keras.utils.get_file` compares no
-size, notes no hash and follows a redirect to plain http.
+Buckets and file names: README of vision_transformer and of big_transfer, `models/vit.py` of big_vision; selection of
+an AugReg file: `vit_jax/train.py`. `keras.utils.get_file` is not used because it does not compare sizes, stores no hash
+and follows redirects to http.
 """
 
 import contextlib
@@ -23,40 +23,42 @@ import types
 import urllib.error
 import urllib.parse
 import urllib.request
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 from keras_vit.errors import UserError, nearest
+from keras_vit.files.atomic import atomic_write, write_text
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
 
-_TIMEOUT = 30.0  # seconds without a byte, of the connection as of each read
+_TIMEOUT = 30.0  # seconds, for the connection and for each read
 _PAUSES = (0.5, 2.0)  # seconds before the second and the third attempt
 _CHUNK = 2**20  # bytes
-_SPARE = 2**26  # bytes of the disk that a download leaves free
-_HEAD = 512  # bytes by which a file is told from a page
-_LONGEST_NAME = 160  # characters; file systems take 255 bytes, and .json or a temporary ending follow
+_SPARE = 2**26  # bytes of disk space that a download leaves free
+_HEAD = 512  # bytes that distinguish a file from an HTML page
+_LONGEST_NAME = 160  # characters; file systems allow 255 bytes, and a suffix follows
 _LOCAL = {"localhost", "127.0.0.1"}
 
 
 def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = None) -> pathlib.Path:
-    """The local path of a checkpoint; what is not on this machine is downloaded once, into `cache`.
+    """The local path of a checkpoint; downloads it into `cache` if necessary.
 
-    name: an existing file or folder; https://… or gs://bucket/object (public objects); an official name such as
-        imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or big_vision:vit_s16_i1k_300ep.
-    cache: folder of the downloads; None takes the environment's KERAS_VIT_CACHE, else ~/.cache/keras_vit.
+    A download is kept only if it begins like a file of its type, not like an HTML page. A cached file is used if its
+    size and SHA-256 are those in the .json file beside it. Concurrent callers each download a complete file.
 
-    What is downloaded is kept only if it begins as such a file does, and not as a page. A cached file is used when its
-    size and its SHA-256 are those noted beside it.
-    Callers at the same moment each download and each get a whole file. Raises UserError for a name that means
-    nothing and for a file that cannot be fetched, with the path at which one that is put by hand will be found.
+    Args:
+        name: existing file or folder; https://… or gs://bucket/object (public objects); official name such as
+            imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or big_vision:vit_s16_i1k_300ep.
+        cache: folder for downloads; default: the environment variable KERAS_VIT_CACHE, else ~/.cache/keras_vit.
+
+    Raises:
+        UserError: for an unknown name, and if a download fails; the message has the path to put the file manually.
     """
     if os.path.exists(name):  # first, so that a local path never needs a network
         return pathlib.Path(name)
-    # pathlib folds the slashes of an address that has been through a Path.
-    written = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
+    # pathlib.Path replaces the two slashes of an address by one.
+    source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
-    return _fetch(_address(written, folder), folder)
+    return _fetch(_address(source, folder), folder)
 
 
 # Official names
@@ -105,15 +107,15 @@ _AUGREG = "gs://vit_models/augreg"
 _AUGREG_MODELS = ("Ti_16", "S_16", "S_32", "B_8", "B_16", "B_32", "L_16", "R_Ti_16", "R26_S_32", "R50_L_32")
 _AUGREG_FILE = (
     rf"({'|'.join(_AUGREG_MODELS)})-i(1|21)k-\d+ep-lr_[\d.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+"
-    r"(--[\w-]+-steps_\d+k-lr_[\d.]+-res_\d+)?"  # of a file that was fine-tuned
+    r"(--[\w-]+-steps_\d+k-lr_[\d.]+-res_\d+)?"  # fine-tuned
 )
 
 
-def _address(written: str, cache: pathlib.Path) -> str:
-    """The address of what is written; for the name of an AugReg model its index is read through the cache."""
-    if "://" in written:
-        return _web_address(written)
-    name = written.removesuffix(".npz")
+def _address(source: str, cache: pathlib.Path) -> str:
+    """The address of an address or official name; for an AugReg model, its index is downloaded."""
+    if "://" in source:
+        return _web_address(source)
+    name = source.removesuffix(".npz")
     if name in _ADDRESSES:
         return _web_address(_ADDRESSES[name])
     family, _, file = name.partition(":")
@@ -123,10 +125,10 @@ def _address(written: str, cache: pathlib.Path) -> str:
     if family == "augreg" and re.fullmatch(_AUGREG_FILE, file, re.ASCII):
         return _web_address(f"{_AUGREG}/{file}.npz")
     known = [*_ADDRESSES, *(f"augreg:{model}" for model in _AUGREG_MODELS)]
-    bare = [official for official in known if name == re.split("[/:]", official)[-1]]  # written without its folder
-    close = bare or nearest(written, known).split(", ")[:5]  # all 350 when none is near
+    bare = [official for official in known if name == re.split("[/:]", official)[-1]]  # given without folder
+    close = bare or nearest(source, known).split(", ")[:5]  # otherwise all 350
     raise UserError(
-        f"There is no file, folder or official checkpoint {written[:200]!r}; give an existing path, an https:// or "
+        f"There is no file, folder or official checkpoint {source[:200]!r}; give an existing path, an https:// or "
         f"gs:// address, the full name of an AugReg file after augreg:, or an official name like {', '.join(close)}."
     )
 
@@ -134,17 +136,17 @@ def _address(written: str, cache: pathlib.Path) -> str:
 def best_upstream(index: str, model: str) -> str:
     """The name, without .npz, of the ImageNet-21k file of a model with the largest final_val in AugReg's index.csv.
 
-    Each upstream file stands there once for every fine-tuning of it. Rows without a number in final_val, which pandas
-    and with it the official code would put last and so choose, are left out; of equals the first is taken.
+    The index has each upstream file once for every fine-tuned one. The first of equal values is selected. Rows without
+    a number in final_val are ignored; the official code would select them because pandas sorts them last.
     """
     rows = csv.DictReader(io.StringIO(index, newline=""))
     try:
         missing = {"filename", "ds", "final_val"}.difference(rows.fieldnames or ())
         if missing:
-            raise UserError(f"AugReg's index.csv should have the column {min(missing)}; delete it to fetch it again.")
+            raise UserError(f"AugReg's index.csv should have the column {min(missing)}; delete it to download it anew.")
         found = [row for row in rows if (row["filename"] or "").split("-")[0] == model and row["ds"] == "i21k"]
     except csv.Error as error:
-        raise UserError(f"AugReg's index.csv cannot be read ({error}); delete it to fetch it again.") from error
+        raise UserError(f"AugReg's index.csv cannot be read ({error}); delete it to download it anew.") from error
     measured = [row for row in found if not math.isnan(_accuracy(row))]
     if not measured:
         raise UserError(f"AugReg's index.csv has no i21k file of {model!r} with a final_val; give a full file name.")
@@ -158,23 +160,23 @@ def _accuracy(row: Mapping[str, str | None]) -> float:
         return math.nan
 
 
-# Addresses and their places in the cache
+# Addresses and cache paths
 
 
-def _web_address(written: str) -> str:
-    """The address to fetch, in plain ASCII, of an https:// or gs:// one. Raises UserError for any other."""
-    address = written
-    if re.match("gs://[^/]+/", written):
-        address = f"https://storage.googleapis.com/{urllib.parse.quote(written[5:], safe='/', errors='replace')}"
-    with contextlib.suppress(ValueError):  # urlsplit's, of brackets without an IPv6 address between them
+def _web_address(source: str) -> str:
+    """The ASCII address to download for an https:// or gs:// address. Raises UserError for any other."""
+    address = source
+    if re.match("gs://[^/]+/", source):
+        address = f"https://storage.googleapis.com/{urllib.parse.quote(source[5:], safe='/', errors='replace')}"
+    with contextlib.suppress(ValueError):  # from urlsplit, for brackets without an IPv6 address
         parts = urllib.parse.urlsplit(address)
         folders = urllib.parse.unquote(parts.path).split("/")
         safe = (parts.scheme == "https" and parts.hostname) or _is_local(address)
-        if safe and written.isprintable() and "@" not in parts.netloc and not {".", ".."} & {*folders} and folders[-1]:
+        if safe and source.isprintable() and "@" not in parts.netloc and not {".", ".."} & {*folders} and folders[-1]:
             return urllib.parse.quote(urllib.parse.urldefrag(address).url, safe="!$%&'()*+,/:;=?@[]~")
     raise UserError(
         f"An address must be https://host/…/file or gs://bucket/…/file, without a user or '..' in it, but is "
-        f"{written[:200]!r}; mend it, or download the file yourself and give its path."
+        f"{source[:200]!r}; correct it, or download the file yourself and give its path."
     )
 
 
@@ -184,49 +186,49 @@ def _is_local(address: str) -> bool:
 
 
 def _cache_path(address: str, cache: pathlib.Path) -> pathlib.Path:
-    """Where the file of an address is kept: a folder of its own, named by a hash, and in it the file's own name."""
-    own = urllib.parse.unquote(urllib.parse.urlsplit(address).path.split("/")[-1])
-    own = re.sub(r"[^A-Za-z0-9._+=-]", "_", own).lstrip(".") or "file"
-    if len(own) > _LONGEST_NAME:
-        own = own[: _LONGEST_NAME - 20] + own[-20:]
-    return cache / hashlib.sha256(address.encode()).hexdigest()[:20] / own
+    """The cache path of an address: a folder named by a hash, and in it the file name."""
+    name = urllib.parse.unquote(urllib.parse.urlsplit(address).path.split("/")[-1])
+    name = re.sub(r"[^A-Za-z0-9._+=-]", "_", name).lstrip(".") or "file"
+    if len(name) > _LONGEST_NAME:
+        name = name[: _LONGEST_NAME - 20] + name[-20:]
+    return cache / hashlib.sha256(address.encode()).hexdigest()[:20] / name
 
 
 @dataclasses.dataclass(frozen=True)
-class _Note:
-    """What is written beside a cached file, as JSON."""
+class _Metadata:
+    """The content of the .json file beside a cached file."""
 
     address: str
-    """Where it comes from; without the query, which may hold a key."""
+    """Without the query, which may contain a key."""
     downloaded: bool
-    """False for a file that was put there by hand: that it comes from `address` is then only believed."""
+    """False for a file that the user put there; its address is then assumed."""
     size: int
     """Bytes."""
     sha256: str
     """Hexadecimal."""
     date: str
-    """When it was noted: ISO 8601, UTC."""
+    """ISO 8601, UTC."""
 
 
 def _fetch(address: str, cache: pathlib.Path) -> pathlib.Path:
-    """The cached file of an address, downloaded when it is not there."""
+    """The cached file of an address; downloaded if it is missing."""
     path = _cache_path(address, cache)
-    note = path.with_name(f"{path.name}.json")
+    metadata_file = path.with_name(f"{path.name}.json")
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        note.unlink(missing_ok=True)  # of a file that somebody deleted; it must not judge the next one
+        metadata_file.unlink(missing_ok=True)  # of a deleted file
         sha256 = _download(address, path)
-        _write_note(note, address, path, sha256, downloaded=True)
+        _write_metadata(metadata_file, address, path, sha256, downloaded=True)
         return path
-    noted, size = _read_note(note), path.stat().st_size
-    if noted is None:
-        _write_note(note, address, path, _sha256(path), downloaded=False)
+    metadata, size = _read_metadata(metadata_file), path.stat().st_size
+    if metadata is None:
+        _write_metadata(metadata_file, address, path, _sha256(path), downloaded=False)
         return path
-    decide = f"delete it to fetch it again, or {note.name} to take it as it is"
-    if noted.size != size:
-        raise UserError(f"{path} should be {noted.size} bytes as noted beside it, but is {size}; {decide}.")
-    if noted.sha256 != (found := _sha256(path)):
-        raise UserError(f"{path} should have the SHA-256 {noted.sha256} noted beside it, but has {found}; {decide}.")
+    advice = f"delete it to download it again, or delete {metadata_file.name} to use it as it is"
+    if metadata.size != size:
+        raise UserError(f"{path} should be {metadata.size} bytes, but is {size}; {advice}.")
+    if metadata.sha256 != (found := _sha256(path)):
+        raise UserError(f"{path} should have the SHA-256 {metadata.sha256}, but has {found}; {advice}.")
     return path
 
 
@@ -238,43 +240,30 @@ def _sha256(path: pathlib.Path) -> str:
     return sha256.hexdigest()
 
 
-def _read_note(note: pathlib.Path) -> _Note | None:
+def _read_metadata(path: pathlib.Path) -> _Metadata | None:
     try:
-        return _Note(**json.loads(note.read_text("utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):  # none, or none of ours
+        return _Metadata(**json.loads(path.read_text("utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):  # missing, or of another program
         return None
 
 
-def _write_note(note: pathlib.Path, address: str, path: pathlib.Path, sha256: str, *, downloaded: bool) -> None:
+def _write_metadata(
+    metadata_file: pathlib.Path, address: str, path: pathlib.Path, sha256: str, *, downloaded: bool
+) -> None:
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    content = _Note(address.partition("?")[0], downloaded, path.stat().st_size, sha256, date)
-    with _atomic_download(note) as stream:
-        stream.write(json.dumps(dataclasses.asdict(content), indent=2).encode() + b"\n")
+    metadata = _Metadata(address.partition("?")[0], downloaded, path.stat().st_size, sha256, date)
+    write_text(metadata_file, json.dumps(dataclasses.asdict(metadata), indent=2) + "\n")
 
 
-@contextlib.contextmanager
-def _atomic_download(path: pathlib.Path) -> Iterator[io.BufferedWriter]:
-    """A stream to a temporary name beside `path`, which gets its name only when the block ends without an error."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-# The transfer
+# Downloads
 
 
 class _TransferError(Exception):
-    """An attempt that failed on the other side or on the way."""
+    """A failure of the server or the network."""
 
-    def __init__(self, reason: str, *, again: bool) -> None:
+    def __init__(self, reason: str, *, retry: bool) -> None:
         super().__init__(reason)
-        self.again = again  # whether another attempt may succeed
+        self.retry = retry
 
 
 def _download(address: str, path: pathlib.Path) -> str:
@@ -283,56 +272,56 @@ def _download(address: str, path: pathlib.Path) -> str:
         try:
             return _attempt(address, path)
         except _TransferError as failure:
-            if pause is None or not failure.again:
+            if pause is None or not failure.retry:
                 raise UserError(
-                    f"{address} cannot be fetched ({failure}); download it elsewhere and put the file at {path}."
+                    f"{address} cannot be downloaded ({failure}); download it elsewhere and put the file at {path}."
                 ) from failure
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
 
 
 def _attempt(address: str, path: pathlib.Path) -> str:
-    import tqdm  # here, so that building a model needs no progress bar
+    import tqdm  # lazy: only downloads need it
 
     sha256, received, head = hashlib.sha256(), 0, b""
-    with _atomic_download(path) as stream, _open(address) as response:
+    with atomic_write(path) as temporary, open(temporary, "xb") as stream, _open(address) as response:
         size = response.length  # bytes of Content-Length
-        if size is None and not response.chunked:  # whose end is marked, as Google's is of what it stores compressed
-            raise _TransferError("the server does not say its size", again=False)
-        room = shutil.disk_usage(path.parent).free - _SPARE
-        if size is not None and size > room:
-            raise _no_room(path, room)
+        if size is None and not response.chunked:  # chunked: Google's compressed files
+            raise _TransferError("the server does not say its size", retry=False)
+        free = shutil.disk_usage(path.parent).free - _SPARE
+        if size is not None and size > free:
+            raise _no_space(path, free)
         with tqdm.tqdm(
             total=size, desc=path.name, unit="B", unit_scale=True, unit_divisor=1024, disable=None
         ) as progress:
             while chunk := _read(response):
                 received += len(chunk)
-                if received > room:
-                    raise _no_room(path, room)
+                if received > free:
+                    raise _no_space(path, free)
                 head = head or chunk[:_HEAD]
                 stream.write(chunk)
                 sha256.update(chunk)
                 progress.update(len(chunk))
         if size is not None and received != size:
-            raise _TransferError(f"it ended after {received} of {size} bytes", again=True)
+            raise _TransferError(f"it ended after {received} of {size} bytes", retry=True)
         if not _begins_as(path.suffix, head):
-            raise _TransferError(f"it is no {path.suffix} file, but begins with {head[:40]!r}", again=False)
+            raise _TransferError(f"it is no {path.suffix} file, but begins with {head[:40]!r}", retry=False)
     return sha256.hexdigest()
 
 
 def _begins_as(suffix: str, head: bytes) -> bool:
-    """Whether a file of this name can begin so; servers answer with a page where they should not answer at all."""
+    """Whether a file with this suffix can begin so; some servers return an HTML page instead of an error."""
     if suffix == ".npz":
-        return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))  # of an archive, of an empty one
+        return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))  # archive, empty archive
     if suffix == ".safetensors":
         return head[8:9] == b"{"
     return not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
 
 
-def _no_room(path: pathlib.Path, room: int) -> UserError:
+def _no_space(path: pathlib.Path, free: int) -> UserError:
     return UserError(
-        f"{path.name} is larger than the {max(room, 0)} bytes for which the disk of {path.parent} has room; make room "
-        f"or name another folder in {CACHE_VARIABLE}."
+        f"{path.name} is larger than the {max(free, 0)} bytes of free space on the disk of {path.parent}; free some "
+        f"space or set {CACHE_VARIABLE} to another folder."
     )
 
 
@@ -341,7 +330,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         stays_local = _is_local(req.full_url) and _is_local(newurl)
         if urllib.parse.urlsplit(newurl).scheme != "https" and not stays_local:
             fp.close()
-            raise _TransferError(f"it redirects to {newurl[:200]!r}, which is not https", again=False)
+            raise _TransferError(f"it redirects to {newurl[:200]!r}, which is not https", retry=False)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -351,10 +340,10 @@ def _open(address: str) -> Iterator[http.client.HTTPResponse]:
         response = urllib.request.build_opener(_SafeRedirects).open(address, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        again = error.code in (408, 429) or error.code >= 500
-        raise _TransferError(f"{error.code} {error.reason}", again=again) from error
+        retry = error.code in (408, 429) or error.code >= 500
+        raise _TransferError(f"{error.code} {error.reason}", retry=retry) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _TransferError(_reason(error), again=not isinstance(error, ValueError)) from error
+        raise _TransferError(_reason(error), retry=not isinstance(error, ValueError)) from error
     with response:
         yield response
 
@@ -363,9 +352,9 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(_CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise _TransferError(_reason(error), again=True) from error
+        raise _TransferError(_reason(error), retry=True) from error
 
 
 def _reason(error: Exception) -> str:
-    """What an error of the network says, on one line."""
+    """The message of a network error, on one line."""
     return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__

@@ -1,7 +1,7 @@
-"""The layouts of checkpoint files: their keys, against the names of our weights, and what their origin means.
+"""The layouts of checkpoint files: their keys, and the settings of the code that wrote them.
 
-Our names are the keys of the released files: vit_jax's pre-Linen numbering for ViT and hybrids, big_transfer's for BiT.
-A layout is found by a key that only it has; prefixes that whole files carry are taken off first.
+Weights have the keys of the released files: vit_jax's pre-Linen keys for ViT and hybrids, big_transfer's for BiT. A
+layout is identified by a key that only it has, after `normalize_keys` has removed prefixes.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from keras_vit.models.position_resizing import Resampler
 FLAX = ("npz", "npz-linen", "big_vision")
 TORCH = ("huggingface", "timm", "torchvision")
 LAYOUTS = (*FLAX, *TORCH)
-# How the names of files end; huggingface is a folder.
+# File suffixes; huggingface is a folder.
 SUFFIXES = dict.fromkeys(FLAX, ".npz") | {"timm": ".safetensors", "torchvision": ".safetensors"}
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
@@ -40,36 +40,36 @@ _BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
 
 
 def num_classes_of(weights: Mapping) -> int:
-    """Width of the head among weights by our names (anything with a shape); 0 without one."""
+    """Width of the head among weights (anything with a shape) by name; 0 without a head."""
     bias = next((weights[key] for key in ("head/bias", "resnet/head/conv2d/bias") if key in weights), None)
     return 0 if bias is None else math.prod(bias.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One way of writing a model into a file, and the numerics of the code that does."""
+    """The keys of a code's files, and the settings of its models."""
 
     rules: tuple[Rule, ...]
     gelu: Gelu = "tanh"
     layer_norm_epsilon: float = 1e-6
     group_norm_epsilon: float = 1e-5
     variance_epsilon: float = 1e-8
-    """Added to the variance of standardised kernels; transformers and timm do so for BiT and hybrids alike."""
+    """Added to the variance of standardized kernels; transformers and timm do so for both BiT and hybrids."""
     deviation_epsilon: float = 0.0
     resampler: Resampler = "bilinear-aligned"
-    """How the origin brings position embeddings to another grid."""
+    """How the code resizes position embeddings."""
 
 
-def _dense(ours: str, theirs: str, form: Form = LINEAR) -> tuple[Rule, Rule]:
-    return Rule((f"{ours}/kernel",), f"{theirs}.weight", form), Rule((f"{ours}/bias",), f"{theirs}.bias")
+def _dense(name: str, key: str, form: Form = LINEAR) -> tuple[Rule, Rule]:
+    return Rule((f"{name}/kernel",), f"{key}.weight", form), Rule((f"{name}/bias",), f"{key}.bias")
 
 
-def _norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return Rule((f"{ours}/scale",), f"{theirs}.weight"), Rule((f"{ours}/bias",), f"{theirs}.bias")
+def _norm(name: str, key: str) -> tuple[Rule, Rule]:
+    return Rule((f"{name}/scale",), f"{key}.weight"), Rule((f"{name}/bias",), f"{key}.bias")
 
 
-def _bit_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return Rule((f"{ours}/group_norm/gamma",), f"{theirs}.weight"), Rule((f"{ours}/group_norm/beta",), f"{theirs}.bias")
+def _bit_norm(name: str, key: str) -> tuple[Rule, Rule]:
+    return Rule((f"{name}/group_norm/gamma",), f"{key}.weight"), Rule((f"{name}/group_norm/beta",), f"{key}.bias")
 
 
 def _fused(names: tuple[str, ...], weight: str, bias: str) -> tuple[Rule, Rule]:
@@ -83,8 +83,8 @@ _QKV = ("query", "key", "value")
 
 
 def _bottlenecks(unit: str) -> tuple[Rule, ...]:
-    """The units of a post-activation ResNet in a torch layout, `unit` being the template before ".conv1"."""
-    rules = []
+    """The units of a post-activation ResNet in a PyTorch layout; `unit` is the template before ".conv1"."""
+    rules: list[Rule] = []
     for number in (1, 2, 3):
         rules.append(Rule((f"{_UNIT}conv{number}/kernel",), f"{unit}.conv{number}.weight", CONV))
         rules += _norm(f"{_UNIT}gn{number}", f"{unit}.norm{number}")
@@ -93,7 +93,7 @@ def _bottlenecks(unit: str) -> tuple[Rule, ...]:
 
 
 def _bit_units(unit: str) -> tuple[Rule, ...]:
-    """The units of BiT in a torch layout."""
+    """The units of BiT in a PyTorch layout."""
     rules = [Rule((f"{_BIT_UNIT}a/proj/standardized_conv2d/kernel",), f"{unit}.downsample.conv.weight", CONV)]
     for number, letter in enumerate("abc", start=1):
         rules.append(Rule((f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel",), f"{unit}.conv{number}.weight", CONV))
@@ -101,8 +101,8 @@ def _bit_units(unit: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _own(*keys: str, form: Form = SAME) -> tuple[Rule, ...]:
-    """Rules for keys that are our names."""
+def _unchanged(*keys: str, form: Form = SAME) -> tuple[Rule, ...]:
+    """Rules for keys that equal the names of the weights."""
     return tuple(Rule((key,), key, form) for key in keys)
 
 
@@ -110,58 +110,65 @@ def _both(*layers: str, leaves: tuple[str, str] = ("kernel", "bias")) -> tuple[s
     return tuple(f"{layer}/{leaf}" for layer in layers for leaf in leaves)
 
 
-def _flax_attention(name: str, theirs: str) -> tuple[Rule, ...]:
+def _flax_attention(name: str, key: str) -> tuple[Rule, ...]:
     projections = _both(*_QKV)
     return (
-        *(Rule((f"{name}{leaf}",), f"{theirs}{leaf}", TO_HEADS) for leaf in projections),
-        Rule((f"{name}out/kernel",), f"{theirs}out/kernel", FROM_HEADS),
-        Rule((f"{name}out/bias",), f"{theirs}out/bias"),
+        *(Rule((f"{name}{leaf}",), f"{key}{leaf}", TO_HEADS) for leaf in projections),
+        Rule((f"{name}out/kernel",), f"{key}out/kernel", FROM_HEADS),
+        Rule((f"{name}out/bias",), f"{key}out/bias"),
     )
 
 
 _SCALE_BIAS = ("scale", "bias")
 _MAP_HEAD = (
-    *_own("MAPHead_0/probe", *_both("MAPHead_0/LayerNorm_0", leaves=_SCALE_BIAS)),
-    *_own(*_both("MAPHead_0/MlpBlock_0/Dense_0", "MAPHead_0/MlpBlock_0/Dense_1")),
+    *_unchanged("MAPHead_0/probe", *_both("MAPHead_0/LayerNorm_0", leaves=_SCALE_BIAS)),
+    *_unchanged(*_both("MAPHead_0/MlpBlock_0/Dense_0", "MAPHead_0/MlpBlock_0/Dense_1")),
     *_flax_attention("MAPHead_0/MultiHeadDotProductAttention_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"),
 )
 _FLAX_OUTSIDE_BLOCKS = (
-    *_own("cls", *_both("embedding", "pre_logits", "head"), *_both("Transformer/encoder_norm", leaves=_SCALE_BIAS)),
+    *_unchanged(
+        "cls", *_both("embedding", "pre_logits", "head"), *_both("Transformer/encoder_norm", leaves=_SCALE_BIAS)
+    ),
     *_MAP_HEAD,
 )
 _FLAX_RESNET = (
-    *_own("conv_root/kernel", *(f"{_UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
-    *_own(*_both("gn_root", leaves=_SCALE_BIAS), form=CHANNELS),
-    *_own(*_both(*(f"{_UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), form=CHANNELS),
+    *_unchanged("conv_root/kernel", *(f"{_UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
+    *_unchanged(*_both("gn_root", leaves=_SCALE_BIAS), form=CHANNELS),
+    *_unchanged(
+        *_both(*(f"{_UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), form=CHANNELS
+    ),
 )
 
 
 def _flax_block(attention: str, second_norm: str, mlp: str) -> tuple[Rule, ...]:
     rules = []
-    for ours, theirs in (("LayerNorm_0", "LayerNorm_0"), ("LayerNorm_2", second_norm)):
-        rules += [Rule((f"{_BLOCK}{ours}/{leaf}",), f"{_BLOCK}{theirs}/{leaf}") for leaf in _SCALE_BIAS]
+    for name, key in (("LayerNorm_0", "LayerNorm_0"), ("LayerNorm_2", second_norm)):
+        rules += [Rule((f"{_BLOCK}{name}/{leaf}",), f"{_BLOCK}{key}/{leaf}") for leaf in _SCALE_BIAS]
     for leaf in _both("Dense_0", "Dense_1"):
         rules.append(Rule((f"{_BLOCK}MlpBlock_3/{leaf}",), f"{_BLOCK}{mlp}/{leaf}"))
     return *rules, *_flax_attention(_ATTENTION, f"{_BLOCK}{attention}/")
 
 
-# vit_jax standardises kernels by their deviation; flax's GroupNorm has 1e-6.
-_VIT_JAX = {"group_norm_epsilon": 1e-6, "variance_epsilon": 0.0, "deviation_epsilon": 1e-5}
+def _vit_jax(rules: tuple[Rule, ...]) -> Layout:
+    """vit_jax divides kernels by their standard deviation; flax's GroupNorm has the epsilon 1e-6."""
+    return Layout(rules, group_norm_epsilon=1e-6, variance_epsilon=0.0, deviation_epsilon=1e-5)
+
+
 _RELEASED_BLOCK = _flax_block("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
 _LINEN_BLOCK = _flax_block("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
-_NPZ = Layout((*_FLAX_OUTSIDE_BLOCKS, *_own(POSITIONS), *_RELEASED_BLOCK, *_FLAX_RESNET), **_VIT_JAX)
-_LINEN = Layout((*_FLAX_OUTSIDE_BLOCKS, *_own(POSITIONS), *_LINEN_BLOCK, *_FLAX_RESNET), **_VIT_JAX)
-# The table has no row for the class token: it is added before the token is there.
-_BIG_VISION = Layout((*_FLAX_OUTSIDE_BLOCKS, Rule((POSITIONS,), "pos_embedding"), *_LINEN_BLOCK), **_VIT_JAX)
+_NPZ = _vit_jax((*_FLAX_OUTSIDE_BLOCKS, *_unchanged(POSITIONS), *_RELEASED_BLOCK, *_FLAX_RESNET))
+_LINEN = _vit_jax((*_FLAX_OUTSIDE_BLOCKS, *_unchanged(POSITIONS), *_LINEN_BLOCK, *_FLAX_RESNET))
+# The position embeddings have no row for the class token, which is prepended after they are added.
+_BIG_VISION = _vit_jax((*_FLAX_OUTSIDE_BLOCKS, Rule((POSITIONS,), "pos_embedding"), *_LINEN_BLOCK))
 
 _BIT = Layout(
     (
-        *_own("resnet/root_block/standardized_conv2d/kernel", f"{_BIT_UNIT}a/proj/standardized_conv2d/kernel"),
-        *_own(*(f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
-        *_own(*(f"{_BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
-        *_own("resnet/group_norm/gamma", "resnet/group_norm/beta"),
-        *_own("resnet/head/conv2d/kernel", form=POINTWISE),
-        *_own("resnet/head/conv2d/bias"),
+        *_unchanged("resnet/root_block/standardized_conv2d/kernel", f"{_BIT_UNIT}a/proj/standardized_conv2d/kernel"),
+        *_unchanged(*(f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
+        *_unchanged(*(f"{_BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
+        *_unchanged("resnet/group_norm/gamma", "resnet/group_norm/beta"),
+        *_unchanged("resnet/head/conv2d/kernel", form=POINTWISE),
+        *_unchanged("resnet/head/conv2d/bias"),
     ),
     variance_epsilon=1e-10,
 )
@@ -170,7 +177,7 @@ _HF_BACKBONE = "embeddings.patch_embeddings.backbone.bit."
 
 
 def _hf_vit(prefix: str) -> Layout:
-    """Transformers' ViT and ViTHybrid; everything but the classifier stands under `prefix`."""
+    """Transformers' ViT and ViTHybrid; `prefix` is that of all keys but the classifier's."""
     layer = f"{prefix}encoder.layer.{{i}}."
     rules = (
         Rule(("cls",), f"{prefix}embeddings.cls_token"),
@@ -211,12 +218,12 @@ def _hf_bit(prefix: str) -> Layout:
 
 
 def _hf_bottlenecks(prefix: str) -> Layout:
-    """Transformers' Bit of layer_type "bottleneck" with a classifier of its own."""
+    """Transformers' Bit of layer_type "bottleneck" with a classifier."""
     return Layout((*_hf_resnet(prefix), *_dense("head", "classifier.1")))
 
 
 def _timm(root_only: bool, after_pooling: bool) -> Layout:
-    """Timm's ViT and hybrids: a backbone of the root alone has no "stem"; fc_norm follows the pooling."""
+    """Timm's ViT and hybrids; a backbone without stages has no "stem" in its keys; fc_norm follows the pooling."""
     block, root = "blocks.{i}.", "patch_embed.backbone." if root_only else "patch_embed.backbone.stem."
     rules = (
         Rule(("cls",), "cls_token"),
@@ -250,7 +257,7 @@ _TIMM_BIT = Layout(
 
 
 def _torchvision(conv_stem: bool, old: bool = False) -> Layout:
-    """Torchvision's ViT with patches or early convolutions; files before 0.12 name the layers of the MLP otherwise."""
+    """Torchvision's ViT with patches or early convolutions; `old` files, before 0.12, have other keys for the MLP."""
     projection = "conv_proj.conv_last" if conv_stem else "conv_proj"
     mlp = ("mlp.linear_1", "mlp.linear_2") if old else ("mlp.0", "mlp.3")
     layer = "encoder.layers.encoder_layer_{i}."
@@ -261,7 +268,7 @@ def _torchvision(conv_stem: bool, old: bool = False) -> Layout:
         Rule((POSITIONS,), "encoder.pos_embedding"),
         *_dense("embedding", projection, CONV),
         Rule(("conv_stem/{i}/conv/kernel",), f"{stem}.0.weight", CONV),
-        *(Rule((f"conv_stem/{{i}}/batch_norm/{ours}",), f"{stem}.1.{theirs}") for ours, theirs in batch_norm.items()),
+        *(Rule((f"conv_stem/{{i}}/batch_norm/{name}",), f"{stem}.1.{key}") for name, key in batch_norm.items()),
         Rule((), f"{stem}.1.num_batches_tracked"),
         *_norm(f"{_BLOCK}LayerNorm_0", f"{layer}ln_1"),
         *_fused(_QKV, f"{layer}self_attention.in_proj_weight", f"{layer}self_attention.in_proj_bias"),
@@ -277,7 +284,7 @@ def _torchvision(conv_stem: bool, old: bool = False) -> Layout:
 
 
 def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
-    """The name and the layout of the file that holds these arrays (keys as `recognition.normalize_keys` gives them)."""
+    """(name, layout) of the file with these arrays, whose keys have been normalized."""
     keys = arrays.keys()
     if "embedding/kernel" in keys:
         if any("/MultiHeadDotProductAttention_1/" in key for key in keys):
@@ -300,13 +307,13 @@ def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
             preactivation = f"{prefix}embedder.norm.weight" not in keys
             return "huggingface", _hf_bit(prefix) if preactivation else _hf_bottlenecks(prefix)
     raise UserError(
-        f"The file is no Vision Transformer, hybrid or BiT of a known layout: its {len(keys)} arrays begin with "
+        f"The file is not a Vision Transformer, hybrid or BiT of a known layout: its {len(keys)} arrays begin with "
         f"{', '.join(sorted(keys)[:3]) or 'nothing'}."
     )
 
 
 def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
-    """The rules by which such a model is written. Raises UserError for what the layout cannot express."""
+    """The layout for saving a model. Raises UserError for settings that the layout cannot express."""
     if isinstance(config, ResNetConfig):
         return _resnet_layout(config, layout)
     expressible = _EXPRESSIBLE[layout]
@@ -315,7 +322,7 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
             raise UserError(f"The layout {layout} cannot express {field}={getattr(config, field)!r}; choose another.")
     stem = config.stem
     if (stem is not None and not isinstance(stem, _STEMS[layout])) or getattr(stem, "axial_heads", None):
-        raise UserError(f"The layout {layout} has no place for the model's stem; choose another.")
+        raise UserError(f"The layout {layout} cannot store the model's stem; choose another.")
     if config.representation_size is not None and (layout == "timm" or (layout == "huggingface" and num_classes)):
         raise UserError(
             f"The layout {layout} has no pre_logits layer before a head; choose another, or load with num_classes."
@@ -330,27 +337,30 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
 
 
 def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
-    written = {"npz": _BIT, "huggingface": _hf_bit("bit."), "timm": _TIMM_BIT} if config.preactivation else {}
+    layouts = {"npz": _BIT, "huggingface": _hf_bit("bit."), "timm": _TIMM_BIT} if config.preactivation else {}
     if not config.preactivation and config.axial_heads is None:
-        written = {"huggingface": _hf_bottlenecks("bit.")}
-    if layout not in written:
-        raise UserError(
-            f"The layout {layout} cannot express this ResNet; {' or '.join(written) or 'none but .keras'} can."
-        )
-    return written[layout]
+        layouts = {"huggingface": _hf_bottlenecks("bit.")}
+    if layout not in layouts:
+        raise UserError(f"The layout {layout} cannot express this ResNet; {' or '.join(layouts) or 'only .keras'} can.")
+    return layouts[layout]
 
 
 _ANY_HEAD = ("token", "gap", "map", "unpooled", "none")
-_PLAIN = {"position_injection": ("input",), "axial": (False,)}
-_LEARNED = {**_PLAIN, "position_embedding": ("learned",)}
+_ALL = {"position_injection": ("input",), "axial": (False,)}
+_LEARNED = {**_ALL, "position_embedding": ("learned",)}
 _FLAX_MODELS = {"qkv_bias": (True,), "norm_after_pooling": (False,), "classifier": _ANY_HEAD}
-_EXPRESSIBLE = {
+_EXPRESSIBLE: Mapping[str, Mapping[str, tuple]] = {
     "npz": {**_LEARNED, **_FLAX_MODELS},
     "npz-linen": {**_LEARNED, **_FLAX_MODELS},
-    "big_vision": {**_PLAIN, **_FLAX_MODELS, "position_embedding": ("learned", "sincos-2d")},
+    "big_vision": {**_ALL, **_FLAX_MODELS, "position_embedding": ("learned", "sincos-2d")},
     "huggingface": {**_LEARNED, "classifier": ("token",), "norm_after_pooling": (False,)},
     "timm": {**_LEARNED, "classifier": ("token", "gap")},
     "torchvision": {**_LEARNED, "classifier": ("token",), "qkv_bias": (True,), "norm_after_pooling": (False,)},
 }
-_STEMS = {"npz": ResNetConfig, "npz-linen": ResNetConfig, "big_vision": (), "huggingface": ResNetConfig}
+_STEMS: dict[str, type | tuple] = {
+    "npz": ResNetConfig,
+    "npz-linen": ResNetConfig,
+    "big_vision": (),
+    "huggingface": ResNetConfig,
+}
 _STEMS |= {"timm": ResNetConfig, "torchvision": ConvStem}

@@ -1,32 +1,39 @@
-"""What stands beside the weights: config.json and preprocessor_config.json of transformers and timm."""
+"""Read the config.json and preprocessor_config.json of transformers and timm."""
 
 import dataclasses
 import pathlib
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from keras_vit.checkpoints.timm_models import timm_model
 from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json
-from keras_vit.models.config import Resize
+from keras_vit.models.config import Classifier, Gelu, Resize
 
-# Ours -> transformers' ACT2FN, as it is written; and all names that mean one of them.
-TRANSFORMERS_GELU = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
-_GELU = {name: form for form, name in TRANSFORMERS_GELU.items()}
+# `ViTConfig.gelu` -> name in transformers; and all names in transformers -> `ViTConfig.gelu`.
+TRANSFORMERS_GELU: Mapping[Gelu, str] = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+_GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
 _GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
-# PIL's numbers of what comes nearest: bilinear, and the mean of areas.
-RESAMPLE = {"stretch": 2, "crop": 2, "resize-small": 4}
-# What the image processors of transformers take for a field that preprocessor_config.json leaves out.
+# The closest filters in PIL: bilinear (2) and box (4).
+RESAMPLE: Mapping[Resize, int] = {"stretch": 2, "crop": 2, "resize-small": 4}
+# Defaults of transformers' image processors for fields missing in preprocessor_config.json.
 _SQUARE = {"height": 224, "width": 224}
-_STRETCHED = {"do_resize": True, "size": _SQUARE, "resample": 2, "do_center_crop": False, "crop_size": None}
-_CROPPED = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
+_STRETCHED: dict[str, Any] = {
+    "do_resize": True,
+    "size": _SQUARE,
+    "resample": 2,
+    "do_center_crop": False,
+    "crop_size": None,
+}
+_CROPPED: dict[str, Any] = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
 _CROPPED |= {"crop_size": _SQUARE, "image_mean": [0.48145466, 0.4578275, 0.40821073]}
 _CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
 _PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED}
-# Models of transformers whose arrays mean what ours do; ViT-MSN's is its ViT without a pooler.
-_BUILT = ("vit", "vit_msn", "vit-hybrid", "bit")
-# What a class of transformers takes for a field that config.json leaves out, as its configuration module has it; of
-# ViTHybridConfig as long as it was there (4.57).
+# Supported model types of transformers; ViT-MSN is ViT without a pooler.
+_MODEL_TYPES = ("vit", "vit_msn", "vit-hybrid", "bit")
+# Defaults of transformers' config classes for fields missing in config.json; of ViTHybridConfig as in 4.57, the last
+# version that has it.
 _VIT_DEFAULTS = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -39,14 +46,18 @@ _VIT_DEFAULTS = {
     "qkv_bias": True,
     "pooler_act": "tanh",
 }
-_HYBRID_BACKBONE = {"layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
+_HYBRID_BACKBONE: dict[str, Any] = {
+    "layer_type": "bottleneck",
+    "global_padding": "same",
+    "embedding_dynamic_padding": True,
+}
 _HYBRID_BACKBONE |= {"depths": [3, 4, 9]}
-_DEFAULTS = {
+_DEFAULTS: dict[str, dict[str, Any]] = {
     "vit": _VIT_DEFAULTS,
     "vit_msn": _VIT_DEFAULTS | {"layer_norm_eps": 1e-6},
     "vit-hybrid": _VIT_DEFAULTS | {"patch_size": 1, "backbone_config": _HYBRID_BACKBONE},
 }
-_BIT_DEFAULTS = {
+_BIT_DEFAULTS: dict[str, Any] = {
     "layer_type": "preactivation",
     "global_padding": None,
     "num_groups": 32,
@@ -55,41 +66,43 @@ _BIT_DEFAULTS = {
     "embedding_dynamic_padding": False,
     "depths": [3, 4, 6, 3],
 }
-# Fields of numerics that no array tells; without a model_type nothing says what leaving them out means.
-_UNSEEN = ("num_attention_heads", "hidden_act", "layer_norm_eps")
-# Sizes that the arrays tell too: ours -> transformers', timm's.
+# Required fields that the arrays do not contain; without a model_type they have no defaults.
+_NOT_IN_ARRAYS = ("num_attention_heads", "hidden_act", "layer_norm_eps")
+# Sizes that are also in the arrays: ViTConfig field -> name in transformers, in timm.
 _SIZES = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size"}
 _TIMM_SIZES = {"hidden_size": "embed_dim", "num_layers": "depth"}
+
+ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class FileConfig:
-    """What a configuration says; None where it says nothing."""
+    """Settings of a config.json; None where it has none."""
 
     num_heads: int | None = None
     num_groups: int | None = None
-    gelu: str | None = None
+    gelu: Gelu | None = None
     layer_norm_epsilon: float | None = None
     image_size: tuple[int, int] | None = None
-    image_size_binds: bool = True
-    """Whether the position embeddings must be for this size."""
-    classifier: str | None = None
+    image_size_is_exact: bool = True
+    """Whether the position embeddings must have the grid of this size."""
+    classifier: Classifier | None = None
     resize: Resize = "stretch"
-    """How the processor beside the model prepares pictures, as of Preprocessing."""
+    """See Preprocessing."""
     crop_from: int | None = None
-    """As of Preprocessing."""
-    value_range: tuple | None = None
-    """What 0 and 255 become, a number each or one for each channel."""
+    """See Preprocessing."""
+    value_range: ValueRange | None = None
+    """See Preprocessing."""
     sizes: Mapping[str, tuple[str, object]] = dataclasses.field(default_factory=dict)
-    """What arrays say too: our field -> (its name in config.json, value). Patches are (height, width)."""
+    """Values that the arrays must agree with: ViTConfig field -> (name in config.json, value)."""
     resnet_sizes: Mapping[str, tuple[str, object]] = dataclasses.field(default_factory=dict)
-    """The same of a ResNet, or of the one in front of a hybrid."""
+    """The same for a ResNet or the stem of a hybrid."""
     names_model: bool = False
-    """Whether it names the architecture, so that nothing about its numerics is left open."""
+    """Whether it names the architecture, which determines all settings."""
 
 
 def read_file_config(path: pathlib.Path, layout: str) -> FileConfig:
-    """What the configurations beside the weights say; `path` is the folder or the file of weights in it."""
+    """Read the configs beside the weights; `path` is the folder or the file of weights in it."""
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".npz" or not (folder / "config.json").is_file():
         return FileConfig()
@@ -97,44 +110,42 @@ def read_file_config(path: pathlib.Path, layout: str) -> FileConfig:
     if "architecture" in config or "pretrained_cfg" in config:
         return _timm(config)
     kind = config.get("model_type")
-    if layout == "huggingface" and kind is not None and kind not in _BUILT:
+    if layout == "huggingface" and kind is not None and kind not in _MODEL_TYPES:
         raise UserError(
-            f"config.json says model_type={kind!r:.80}, another architecture than those built here, which are "
-            f"{', '.join(_BUILT)}."
+            f"config.json has the unsupported model_type={kind!r:.80}; supported are {', '.join(_MODEL_TYPES)}."
         )
     processor = folder / "preprocessor_config.json"
     return _transformers(config, read_json(processor) if processor.is_file() else {}, layout)
 
 
-def _transformers(written: dict, processor: dict, layout: str) -> FileConfig:
-    config = _completed(written) if layout == "huggingface" else written
+def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
+    config = _completed(fields) if layout == "huggingface" else fields
     backbone = config.get("backbone_config") or config
     if not isinstance(backbone, dict):
         raise UserError(f"config.json should give backbone_config as an object, but gives {backbone!r:.80}.")
     kind, processor = config.get("model_type"), _completed_processor(processor)
     is_bit = kind == "bit" or backbone.get("model_type", kind and "bit" if backbone is not config else None) == "bit"
-    sizes = {}
+    sizes: dict[str, tuple[str, object]] = {}
     if is_bit:
         backbone = _BIT_DEFAULTS | backbone
         _refuse_other_operators(backbone)
         sizes = _bit_sizes(backbone)
-    common = {
+    common: dict[str, Any] = {
         "num_groups": _number(backbone, "num_groups"),
         "image_size": _pair(config, "image_size"),
         "value_range": _processor_range(processor),
         "resnet_sizes": sizes,
     }
     common["resize"], common["crop_from"], size = _processor_resize(processor)
-    if kind == "bit":  # the model takes any size
+    if kind == "bit":  # the model accepts any size
         common["image_size"] = common["image_size"] or size
-    if kind == "bit":
         return FileConfig(**common)
     act = config.get("hidden_act")
     if act is not None and (not isinstance(act, str) or act not in _GELU):
-        raise UserError(f"config.json asks for the activation {act!r:.80}; known are {', '.join(_GELU)}.")
+        raise UserError(f"config.json has the unsupported activation {act!r:.80}; supported are {', '.join(_GELU)}.")
     if config.get("pooler_act", "tanh") != "tanh":
         raise UserError(
-            f"config.json asks for the pooler's activation {config['pooler_act']!r:.80}; only tanh is known."
+            f"config.json has the unsupported pooler activation {config['pooler_act']!r:.80}; supported is tanh."
         )
     sizes = _sizes(config, _SIZES)
     if "qkv_bias" in config:
@@ -148,20 +159,20 @@ def _transformers(written: dict, processor: dict, layout: str) -> FileConfig:
     )
 
 
-def _completed(written: dict) -> dict:
-    """config.json with the defaults of its class for what it leaves out: transformers writes only what differs."""
-    kind = written.get("model_type")
+def _completed(fields: dict) -> dict:
+    """config.json with the defaults of its class; transformers writes only values that differ from them."""
+    kind = fields.get("model_type")
     if kind == "bit":
-        return _BIT_DEFAULTS | written
+        return _BIT_DEFAULTS | fields
     if kind is None:
-        if untold := [field for field in _UNSEEN if written.get(field) is None]:
+        if missing := [field for field in _NOT_IN_ARRAYS if fields.get(field) is None]:
             raise UserError(
-                f"config.json says neither model_type nor {', '.join(untold)}, which the arrays do not tell; put the "
-                "whole config.json beside them."
+                f"config.json has neither model_type nor {', '.join(missing)}, which are not in the arrays; use the "
+                "complete config.json."
             )
-        return written
-    # A null stands for the default of the backbone alone; elsewhere transformers would not take it.
-    return _DEFAULTS[kind] | {name: value for name, value in written.items() if value is not None}
+        return fields
+    # transformers accepts null for the backbone only, where it means the default.
+    return _DEFAULTS[kind] | {name: value for name, value in fields.items() if value is not None}
 
 
 def _bit_sizes(backbone: dict) -> dict[str, tuple[str, object]]:
@@ -175,7 +186,7 @@ def _bit_sizes(backbone: dict) -> dict[str, tuple[str, object]]:
 
 
 def _refuse_other_operators(backbone: dict) -> None:
-    """Two of the Bit networks that transformers can describe exist as weights: BiT, and the stem of the hybrids."""
+    """Raise UserError for a Bit other than BiT and the stem of the hybrids, which no published weights use."""
     layer_type, padding = backbone.get("layer_type"), backbone.get("global_padding")
     same = isinstance(padding, str) and padding.upper() == "SAME"
     if (layer_type, same) not in (("preactivation", False), ("bottleneck", True)) or (padding and not same):
@@ -200,14 +211,15 @@ def _timm(config: dict) -> FileConfig:
     model = timm_model(config.get("architecture", pretrained.get("architecture")), arguments)
     pool = arguments.get("global_pool", config.get("global_pool"))
     if pool not in (None, "token", "avg"):
-        raise UserError(f"config.json asks for global_pool={pool!r:.80}; only token and avg are known.")
+        raise UserError(f"config.json has the unsupported global_pool={pool!r:.80}; supported are token and avg.")
     size = _pair(arguments, "img_size")
+    pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap"}
     return FileConfig(
-        classifier={"token": "token", "avg": "gap"}.get(pool),
+        classifier=pools.get(pool),
         num_heads=_number(arguments, "num_heads") or model.num_heads,
         gelu=model.gelu,
         image_size=size or _pair(pretrained, "input_size"),
-        image_size_binds=size is not None,  # input_size stays that of the origin when a model is trained further
+        image_size_is_exact=size is not None,  # after fine-tuning, input_size is still that of pretraining
         value_range=_range(pretrained.get("mean"), pretrained.get("std")),
         sizes=_sizes(arguments, _TIMM_SIZES),
         names_model=True,
@@ -215,13 +227,13 @@ def _timm(config: dict) -> FileConfig:
 
 
 def _sizes(config: dict, names: Mapping[str, str]) -> dict[str, tuple[str, object]]:
-    said = {ours: (theirs, _number(config, theirs)) for ours, theirs in names.items()}
-    said["patch"] = ("patch_size", _pair(config, "patch_size"))
-    return {field: (name, value) for field, (name, value) in said.items() if value is not None}
+    sizes: dict[str, tuple[str, object]] = {field: (name, _number(config, name)) for field, name in names.items()}
+    sizes["patch"] = ("patch_size", _pair(config, "patch_size"))
+    return {field: (name, value) for field, (name, value) in sizes.items() if value is not None}
 
 
-def _number(config: dict, field: str, kind: type = int):
-    value = config.get(field)
+def _number(config: dict, field: str, kind: type[int] | type[float] = int) -> Any:
+    value: Any = config.get(field)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value < 10**6:
@@ -233,70 +245,74 @@ def _pair(config: dict, field: str) -> tuple[int, int] | None:
     size = config.get(field)
     if size is None:
         return None
-    pair = [size, size] if isinstance(size, int) else size
+    pair: Any = [size, size] if isinstance(size, int) else size
     if field == "input_size" and isinstance(size, list) and len(size) == 3:  # channels come first
         pair = size[1:]
     if not (isinstance(pair, list) and len(pair) == 2 and all(_is_side(side) for side in pair)):
         raise UserError(f"config.json should give {field!r} as one or two numbers of pixels, but gives {size!r:.80}.")
-    return tuple(pair)
+    return pair[0], pair[1]
 
 
-def _is_side(side) -> bool:
+def _is_side(side: Any) -> bool:
     return isinstance(side, int) and not isinstance(side, bool) and 0 < side < 10**5
 
 
-def _completed_processor(written: dict) -> dict:
-    """preprocessor_config.json with the defaults of its class; empty if there is none."""
-    if not written:
+def _completed_processor(fields: dict) -> dict:
+    """preprocessor_config.json with the defaults of its class; empty if it is."""
+    if not fields:
         return {}
-    kind = written.get("image_processor_type") or written.get("feature_extractor_type") or "ViTImageProcessor"
+    kind = fields.get("image_processor_type") or fields.get("feature_extractor_type") or "ViTImageProcessor"
     family = re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", kind) if isinstance(kind, str) else None
     if family not in _PROCESSORS:
-        raise _not_prepared_here("image_processor_type", kind)
-    processor = _PROCESSORS[family] | {name: value for name, value in written.items() if value is not None}
+        raise _unsupported("image_processor_type", kind)
+    processor = _PROCESSORS[family] | {name: value for name, value in fields.items() if value is not None}
     if family != "ViT" and isinstance(processor["size"], int):
         processor["size"] = {"shortest_edge": processor["size"]}
     return processor
 
 
 def _processor_resize(processor: dict) -> tuple[Resize, int | None, tuple[int, int] | None]:
-    """(resize, crop_from, size) of what transformers' image processor does to a picture before it is rescaled.
+    """(resize, crop_from, size) of Preprocessing that equals transformers' image processor.
 
-    Raises UserError for what Preprocessing cannot do.
+    Raises UserError if Preprocessing has no equivalent.
     """
     if not processor:
         return "stretch", None, None
     for field in ("do_flip_channel_order", "do_pad"):
         if _flag(processor, field, default=False):
-            raise _not_prepared_here(field, True)
+            raise _unsupported(field, True)
     resizes, crops = _flag(processor, "do_resize"), _flag(processor, "do_center_crop")
     size, crop_size, resample = (processor[field] for field in ("size", "crop_size", "resample"))
-    sides, cut = _sides(size), _sides(crop_size)
+    sides, crop = _sides(size), _sides(crop_size)
     if not resizes:
         if crops:
-            raise _not_prepared_here("do_resize", False)
+            raise _unsupported("do_resize", False)
         return "stretch", None, None
-    if sides is None or (crops and cut is None):
-        raise _not_prepared_here("size", size) if sides is None else _not_prepared_here("crop_size", crop_size)
+    if sides is None:
+        raise _unsupported("size", size)
+    if crops and (crop is None or len(crop) != 2):
+        raise _unsupported("crop_size", crop_size)
+    resize: Resize
     if len(sides) == 2:
-        if crops and cut != sides:
-            raise _not_prepared_here("crop_size", crop_size)
-        resize, crop_from, cut = "stretch", None, sides
+        if crops and crop != sides:
+            raise _unsupported("crop_size", crop_size)
+        resize, crop_from, crop = "stretch", None, sides
     elif not crops:
-        raise _not_prepared_here("size", size)
-    elif resample == RESAMPLE["resize-small"] and sides[0] >= max(cut):
+        raise _unsupported("size", size)
+    elif crop is not None and resample == RESAMPLE["resize-small"] and sides[0] >= max(crop):
         resize, crop_from = "resize-small", sides[0]
-    elif cut == sides * 2:
+    elif crop == sides * 2:
         resize, crop_from = "crop", None
     else:
-        raise _not_prepared_here("crop_size", crop_size)
+        raise _unsupported("crop_size", crop_size)
     if isinstance(resample, bool) or resample != RESAMPLE[resize]:
-        raise _not_prepared_here("resample", resample)
-    return resize, crop_from, cut
+        raise _unsupported("resample", resample)
+    assert crop is not None
+    return resize, crop_from, (crop[0], crop[1])
 
 
-def _sides(size) -> tuple[int, ...] | None:
-    """(height, width) of a processor's size; one number if it is that of the shortest edge; None if it is neither."""
+def _sides(size: Any) -> tuple[int, ...] | None:
+    """(height, width), or (shortest edge,), of a processor's size; None if it is neither."""
     if isinstance(size, dict):
         size = {name: side for name, side in size.items() if side is not None}
         names = ("shortest_edge",) if size.keys() == {"shortest_edge"} else ("height", "width")
@@ -308,15 +324,15 @@ def _sides(size) -> tuple[int, ...] | None:
     return sides if sides and all(_is_side(side) for side in sides) else None
 
 
-def _not_prepared_here(field: str, value: object) -> UserError:
+def _unsupported(field: str, value: object) -> UserError:
     return UserError(
-        f"preprocessor_config.json says {field}={value!r:.80}, which pictures here cannot be prepared by; take that "
-        "file away to have them stretched, bilinear, to [-1, 1]."
+        f"preprocessor_config.json has the unsupported {field}={value!r:.80}; remove that file to resize images "
+        "bilinearly, without keeping the aspect ratio, to [-1, 1]."
     )
 
 
-def _processor_range(processor: dict) -> tuple | None:
-    """What transformers' image processor makes of 0 and 255: it rescales, then normalises, unless it is told not to."""
+def _processor_range(processor: dict) -> ValueRange | None:
+    """Value range of transformers' image processor, which rescales and normalizes unless flags disable it."""
     rescales, normalizes = (_flag(processor, field) for field in ("do_rescale", "do_normalize"))
     factor = _number(processor, "rescale_factor", float)
     white = 255 * (factor or 1 / 255) if rescales else 255.0
@@ -335,15 +351,19 @@ def _flag(processor: dict, field: str, *, default: bool = True) -> bool:
     return value
 
 
-def _range(mean, std, white: float = 1.0) -> tuple | None:
-    """(mean, std) of images in [0, white] -> what 0 and 255 become."""
+def _range(mean: Any, std: Any, white: float = 1.0) -> ValueRange | None:
+    """(mean, std) of images in [0, white] -> `Preprocessing.value_range`."""
     if mean is None or std is None:
         return None
     channels = [mean, std]
     if not all(isinstance(part, list) and all(_is_moderate(n) for n in part) for part in channels):
-        raise UserError(f"The mean and deviation of the images should be lists of numbers, but are {mean!r}, {std!r}.")
+        raise UserError(
+            f"The mean and standard deviation of the images should be lists of numbers, but are {mean!r}, {std!r}."
+        )
     if len(mean) != len(std) or not mean or min(std) <= 0:
-        raise UserError(f"The images' mean {mean} and deviation {std} should have one positive number per channel.")
+        raise UserError(
+            f"The images' mean {mean} and standard deviation {std} should have one positive number per channel."
+        )
     low = tuple(-m / s for m, s in zip(mean, std, strict=True))
     high = tuple((white - m) / s for m, s in zip(mean, std, strict=True))
     if len(set(low)) == len(set(high)) == 1:
@@ -351,5 +371,5 @@ def _range(mean, std, white: float = 1.0) -> tuple | None:
     return low, high
 
 
-def _is_moderate(number) -> bool:
+def _is_moderate(number: object) -> bool:
     return isinstance(number, int | float) and -1e6 < number < 1e6

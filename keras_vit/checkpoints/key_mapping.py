@@ -1,7 +1,7 @@
-"""Rules of translation between the keys and shapes of a file and those of our models, in both directions.
+"""Rules that map keys and shapes of a file to those of the model and back.
 
-A rule pairs templates of keys: "{i}" stands for a number, "{s-1}" for one that is smaller by one, "{u:02d}" for one of
-at least two digits. Its form says how the array stands in the file. One table of rules reads a layout and writes it.
+A rule pairs two key templates: "{i}" stands for a number, "{s-1}" for a number minus one, "{u:02d}" for a number of at
+least two digits. Its form maps the array to the weight. The same table of rules reads a layout and writes it.
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ from keras_vit.files.lazy_array import LazyArray, empty
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How an array stands in a file, against the weight of our model that it is."""
+    """How an array in a file relates to the weight of the model."""
 
     ranks: tuple[int, ...]
-    """Numbers of axes that it may have in the file; empty for any."""
+    """Allowed ranks in the file; empty for any."""
     shape: Callable[[tuple[int, ...]], tuple[int, ...]]
     """Shape in the file -> shape of the weight."""
     load: Callable[[np.ndarray], np.ndarray]
-    """Array of the file -> weight."""
+    """Array in the file -> weight."""
     store: Callable[[np.ndarray, int], np.ndarray]
-    """Weight, number of heads -> array of the file; a view."""
+    """Weight, number of heads -> array in the file, as a view."""
 
 
 def _merge_last(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -37,9 +37,9 @@ def _merge_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[0] * shape[1], *shape[2:]
 
 
-def _only_ones(sides: tuple[int, ...], stored: tuple[int, ...], squeezed: tuple[int, ...]) -> tuple[int, ...]:
-    """The squeezed shape if what is squeezed has length one; else the stored one, which will fit no weight."""
-    return squeezed if set(sides) <= {1} else stored
+def _squeeze(axes: tuple[int, ...], shape: tuple[int, ...], squeezed: tuple[int, ...]) -> tuple[int, ...]:
+    """The squeezed shape if the removed `axes` have length one; else `shape`, which does not match any weight."""
+    return squeezed if set(axes) <= {1} else shape
 
 
 SAME = Form((), lambda shape: shape, lambda array: array, lambda weight, heads: weight)
@@ -67,14 +67,14 @@ FROM_HEADS = Form(
     lambda w, heads: w.reshape(heads, w.shape[0] // heads, w.shape[1]),
 )
 # GroupNorm: (C), in files of older flax (1, 1, 1, C).
-CHANNELS = Form((1, 4), lambda s: _only_ones(s[:-1], s, s[-1:]), lambda a: a.reshape(-1), lambda w, heads: w)
-# A dense layer kept as a 1x1 convolution: (1, 1, in, out), torch's (out, in, 1, 1).
+CHANNELS = Form((1, 4), lambda s: _squeeze(s[:-1], s, s[-1:]), lambda a: a.reshape(-1), lambda w, heads: w)
+# A dense layer stored as a 1x1 convolution: (1, 1, in, out), torch's (out, in, 1, 1).
 POINTWISE = Form(
-    (4,), lambda s: _only_ones(s[:2], s, s[2:]), lambda a: a.reshape(a.shape[2:]), lambda w, heads: w[None, None]
+    (4,), lambda s: _squeeze(s[:2], s, s[2:]), lambda a: a.reshape(a.shape[2:]), lambda w, heads: w[None, None]
 )
 POINTWISE_TORCH = Form(
     (4,),
-    lambda s: _only_ones(s[2:], s, (s[1], s[0])),
+    lambda s: _squeeze(s[2:], s, (s[1], s[0])),
     lambda a: a[:, :, 0, 0].T,
     lambda w, heads: w.T[:, :, None, None],
 )
@@ -82,53 +82,52 @@ POINTWISE_TORCH = Form(
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One key of a file, and the weights it holds: one, none (a counter that inference does not read), or several one
-    after another along the file's first axis.
-    """
+    """A key of a file and its weights: one, none (a counter), or several, concatenated along the first axis."""
 
-    ours: tuple[str, ...]
-    theirs: str
+    names: tuple[str, ...]
+    key: str
     form: Form = SAME
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """An array of a file as a weight of a model: shape known, numbers read on demand."""
+    """A weight that is read from a file on demand."""
 
     source: LazyArray
     shape: tuple[int, ...]
     convert: Callable[[np.ndarray], np.ndarray]
-    """The array of the file -> the weight."""
-    place: Callable[[np.ndarray], np.ndarray] | None = None
-    """A weight to be filled -> the view of it that has the axes of the file; None if there is none."""
+    """Array in the file -> weight."""
+    view: Callable[[np.ndarray], np.ndarray] | None = None
+    """Empty weight -> view of it with the axes of the file; None if there is no such view."""
 
     def read(self) -> np.ndarray:
-        """The numbers of the weight in memory of their own."""
-        if self.place is None:
+        """Read the weight into new memory."""
+        if self.view is None:
             return self.taken_from(self.source.read())
         weight = empty(self.shape)
-        self.source.fill(self.place(weight))
+        self.source.fill(self.view(weight))
         return weight
 
     def taken_from(self, array: np.ndarray) -> np.ndarray:
-        """The numbers of the weight, copied out of the whole array of the file."""
+        """Copy the weight from the complete array of the file."""
         weight = empty(self.shape)
         weight[...] = self.convert(array)
         return weight
 
 
 def translate(arrays: Mapping[str, LazyArray], rules: Iterable[Rule]) -> tuple[dict[str, Weight], tuple[str, ...]]:
-    """(weights by our names, keys that no rule knows or that hold no weight). Raises UserError for a wrong rank."""
-    weights, unused = {}, []
-    for key, stored in arrays.items():
+    """(weights by name, keys without a rule or without a weight). Raises UserError for a wrong rank."""
+    weights: dict[str, Weight] = {}
+    unused = []
+    for key, array in arrays.items():
         for rule in rules:
-            numbers = _match(rule.theirs, key)
+            numbers = _match(rule.key, key)
             if numbers is not None:
-                found = _weights(stored, rule, numbers)
-                if twice := weights.keys() & found.keys():
-                    raise UserError(f"The file holds the weight {min(twice)!r} twice, the second time as {key!r}.")
+                found = _weights(array, rule, numbers)
+                if duplicates := weights.keys() & found.keys():
+                    raise UserError(f"The file holds the weight {min(duplicates)!r} twice, the second time as {key!r}.")
                 weights |= found
-                if not rule.ours:
+                if not rule.names:
                     unused.append(key)
                 break
         else:
@@ -136,25 +135,25 @@ def translate(arrays: Mapping[str, LazyArray], rules: Iterable[Rule]) -> tuple[d
     return weights, tuple(unused)
 
 
-def _weights(stored: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str, Weight]:
-    form, parts = rule.form, len(rule.ours)
-    if parts and not stored.is_float:
-        raise UserError(f"The array {stored.key!r} should hold floating-point numbers, but holds {stored.dtype}.")
-    if form.ranks and len(stored.shape) not in form.ranks:
+def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str, Weight]:
+    form, parts = rule.form, len(rule.names)
+    if parts and not array.is_float:
+        raise UserError(f"The array {array.key!r} should hold floating-point numbers, but holds {array.dtype}.")
+    if form.ranks and len(array.shape) not in form.ranks:
         ranks = " or ".join(map(str, form.ranks))
-        raise UserError(f"The array {stored.key!r} should have {ranks} axes, but has shape {stored.shape}.")
+        raise UserError(f"The array {array.key!r} should have {ranks} axes, but has shape {array.shape}.")
     if parts == 1:
-        name, shape = _fill(rule.ours[0], numbers), form.shape(stored.shape)
-        if stored.part is not None:
-            return {name: Weight(stored, shape, functools.partial(_load_part, form, stored.part))}
-        return {name: Weight(stored, shape, form.load, functools.partial(_place, form, stored.shape))}
-    if parts and (not stored.shape or stored.shape[0] % parts):
-        raise UserError(f"The array {stored.key!r} should hold {parts} equal parts, but has shape {stored.shape}.")
+        name, shape = _fill(rule.names[0], numbers), form.shape(array.shape)
+        if array.part is not None:
+            return {name: Weight(array, shape, functools.partial(_load_part, form, array.part))}
+        return {name: Weight(array, shape, form.load, functools.partial(_file_view, form, array.shape))}
+    if parts and (not array.shape or array.shape[0] % parts):
+        raise UserError(f"The array {array.key!r} should hold {parts} equal parts, but has shape {array.shape}.")
     found = {}
-    for part, name in enumerate(rule.ours):
-        size = stored.shape[0] // parts
+    for part, name in enumerate(rule.names):
+        size = array.shape[0] // parts
         load = functools.partial(_load_part, form, slice(part * size, (part + 1) * size))
-        found[_fill(name, numbers)] = Weight(stored, form.shape((size, *stored.shape[1:])), load)
+        found[_fill(name, numbers)] = Weight(array, form.shape((size, *array.shape[1:])), load)
     return found
 
 
@@ -162,29 +161,30 @@ def _load_part(form: Form, part: int | slice, array: np.ndarray) -> np.ndarray:
     return form.load(array[part])
 
 
-def _place(form: Form, stored: tuple[int, ...], weight: np.ndarray) -> np.ndarray:
-    """A weight as the array of the file that it is; axes of length one and those of the heads are of no account."""
-    return form.store(weight, 1).reshape(stored, copy=False)
+def _file_view(form: Form, shape: tuple[int, ...], weight: np.ndarray) -> np.ndarray:
+    """The view of a weight with the shape of the file."""
+    return form.store(weight, 1).reshape(shape, copy=False)
 
 
 def untranslate(weights: Mapping[str, np.ndarray], rules: Iterable[Rule], num_heads: int) -> dict[str, np.ndarray]:
-    """The arrays of a file that holds these weights (by our names). Raises UserError for a weight without a rule."""
-    arrays, used = {}, set()
+    """Weights by name -> arrays by key of the file. Raises UserError for a weight without a rule."""
+    arrays: dict[str, np.ndarray] = {}
+    used: set[str] = set()
     for rule in rules:
-        if not rule.ours:
+        if not rule.names:
             continue
         for name in weights:
-            numbers = _match(rule.ours[0], name)
+            numbers = _match(rule.names[0], name)
             if numbers is None or name in used:
                 continue
-            parts = [_fill(part, numbers) for part in rule.ours]
+            parts = [_fill(part, numbers) for part in rule.names]
             if not all(part in weights for part in parts):
                 continue
-            stored = [rule.form.store(weights[part], num_heads) for part in parts]
-            arrays[_fill(rule.theirs, numbers)] = stored[0] if len(stored) == 1 else np.concatenate(stored)
+            views = [rule.form.store(weights[part], num_heads) for part in parts]
+            arrays[_fill(rule.key, numbers)] = views[0] if len(views) == 1 else np.concatenate(views)
             used |= set(parts)
-    if homeless := sorted(weights.keys() - used):
-        raise UserError(f"This layout has no place for {', '.join(homeless[:3])}; choose another.")
+    if unknown := sorted(weights.keys() - used):
+        raise UserError(f"This layout cannot store {', '.join(unknown[:3])}; choose another.")
     return arrays
 
 
@@ -202,7 +202,7 @@ def _pattern(template: str) -> re.Pattern:
 
 
 def _match(template: str, key: str) -> dict[str, int] | None:
-    """The numbers in a key, by letter; None if the key is not of this template."""
+    """The numbers in a key, by letter; None if the key does not match the template."""
     match = _pattern(template).fullmatch(key)
     if match is None:
         return None

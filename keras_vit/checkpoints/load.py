@@ -1,193 +1,40 @@
-"""Checkpoints in and out of models: read the architecture and build it, load, adapt.
+"""Load a checkpoint into a model: every key and shape is checked before a weight is assigned."""
 
-What a file holds is settled from its headers (`recognition.py`), and that it fits the model (`merging.py`); only then
-are numbers read.
-"""
-
+import concurrent.futures
 import dataclasses
-import functools
-import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.adapt import Changes, build_and_fill, stored_channels
-from keras_vit.checkpoints.assign import LoadReport, assign, plan_merge, values_by_key
-from keras_vit.checkpoints.formats import POSITIONS, Layout
-from keras_vit.checkpoints.infer_config import (
-    Checkpoint,
-    file_config_grid,
-    infer_config,
-    known_image_size,
-    no_square,
-    open_checkpoint,
-    refuse_unexpected_keys,
-    refuse_untold,
-    value_range,
-)
+from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, open_checkpoint
+from keras_vit.checkpoints.formats import POSITIONS, TORCH
+from keras_vit.checkpoints.infer_config import file_config_grid, heads_in, not_square_error, square_grid
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.errors import UserError, check_integers
-from keras_vit.files.lazy_array import LazyArray, check_all
-from keras_vit.models.build import config_of, preprocessing_of
-from keras_vit.models.config import (
-    Classifier,
-    ConvStem,
-    Gelu,
-    ModelConfig,
-    PositionEmbeddingKind,
-    ResNetConfig,
-    ViTConfig,
-)
-from keras_vit.models.kernel_resizing import ChannelRule
-from keras_vit.models.position_resizing import Resampler, check_resampler
-from keras_vit.preprocessing import Preprocessing
-
-_DEFAULT_SIZE = 224  # pixels, of models without position embeddings
+from keras_vit.files.lazy_array import check_all
+from keras_vit.models.build import config_of
+from keras_vit.models.config import ViTConfig
+from keras_vit.models.layers import PositionEmbedding, TokenDense, zero_copy
+from keras_vit.models.position_resizing import Resampler, check_resampler, resize_position_embedding
 
 
-def from_checkpoint(
-    path: str | os.PathLike,
-    *,
-    image_size: int | tuple[int, int] | None = None,
-    num_classes: int | None = None,
-    patch_size: int | tuple[int, int] | None = None,
-    channels: int | None = None,
-    channel_rule: ChannelRule = "mean",
-    resampler: Resampler | None = None,
-    stored_grid: tuple[int, int] | None = None,
-    classifier: Classifier | None = None,
-    position_embedding: PositionEmbeddingKind | None = None,
-    num_heads: int | None = None,
-    num_groups: int | None = None,
-    conv_stem_strides: tuple[int, ...] | None = None,
-    gelu: Gelu | None = None,
-    layer_norm_epsilon: float | None = None,
-    dropout_rate: float = 0.0,
-    attention_dropout_rate: float = 0.0,
-    stochastic_depth_rate: float = 0.0,
-    keep_pre_logits: bool = False,
-) -> keras.Model:
-    """Read the architecture out of a checkpoint, build it, and load it.
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What happened to every array of a checkpoint and every weight of a model.
 
-    Read are .npz files of vit_jax, big_vision and big_transfer, folders and .safetensors files of transformers, timm
-    and torchvision. Numerics are those of the code that wrote the file.
-
-    Args:
-        path: of the file or folder; or an address or official name, which `find_checkpoint` downloads once.
-        image_size: pixels, or (height, width); None takes the size that config.json or the position embeddings tell,
-            else 224. Another size resamples position embeddings.
-        num_classes: None keeps the head as stored. A number drops head and pre_logits and gives a head of zeros;
-            0 gives the features.
-        patch_size: another patch size, by FlexiViT's pseudo-inverse resize; None keeps the stored one.
-        channels: another number of image channels; None keeps the stored one.
-        channel_rule: "mean" spreads the sum over the old channels, "repeat" cycles through them.
-        resampler: of position embeddings; None takes the origin's own.
-        stored_grid: rows and columns of the stored position embeddings, where they are not square.
-        classifier: "gap" (the default where the file has no class token) or "unpooled"; "token" and "map" are seen.
-        position_embedding: of files without a table: "sincos-2d" (the default for big_vision) or "none" (for others).
-        num_heads: where neither arrays nor config.json tell it; default: that of the official model of these sizes. A
-            timm file without config.json and class token, whose norm precedes pooling, needs it and `gelu`.
-        num_groups: of GroupNorm, likewise; the default is 32.
-        conv_stem_strides: of early convolutions; default: 2, or, of more than four, 1 for those that do not widen.
-        gelu, layer_norm_epsilon: other numerics than the origin's ("tanh" and 1e-6 for JAX files; config.json's, else
-            "erf" and 1e-12, for transformers; "erf" and 1e-6 for timm and torchvision).
-        dropout_rate, attention_dropout_rate, stochastic_depth_rate: for training on.
-        keep_pre_logits: keep the tanh layer though num_classes is given (vit_jax: an equal representation_size).
+    Weights have the keys of the released files: vit_jax's pre-Linen keys, for BiT big_transfer's.
     """
-    changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
-    check_integers("stored_grid", stored_grid, length=2)
-    check_integers("conv_stem_strides", conv_stem_strides, length=0)
-    check_integers("num_heads", num_heads)
-    check_integers("num_groups", num_groups)
-    checkpoint = open_checkpoint(path)
-    refuse_unexpected_keys(checkpoint)
-    given = {"num_heads": num_heads, "num_groups": num_groups, "gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
-    file_config = dataclasses.replace(checkpoint.file_config, **{k: v for k, v in given.items() if v is not None})
-    config = infer_config(checkpoint, file_config, classifier, position_embedding, conv_stem_strides)
-    refuse_untold(checkpoint, config, given)
-    rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
-    rates |= {"stochastic_depth_rate": stochastic_depth_rate}
-    of_vit = {"num_heads": num_heads, "gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon, "classifier": classifier}
-    of_vit |= {name: rate or None for name, rate in rates.items()}
-    told = {"position_embedding": position_embedding, "stored_grid": stored_grid}
-    told |= {"num_groups": num_groups, "conv_stem_strides": conv_stem_strides}
-    _refuse_inapplicable(checkpoint, config, of_vit, told)
-    if isinstance(config, ViTConfig):
-        config = dataclasses.replace(config, **rates)
-    grid = stored_grid or file_config_grid(checkpoint, config)
-    if image_size is None:
-        image_size = known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
-    channels_now = stored_channels(checkpoint)
-    preprocessing = Preprocessing(
-        image_size,
-        channels_now,
-        resize=checkpoint.file_config.resize,
-        value_range=value_range(checkpoint, channels_now),
-        crop_from=checkpoint.file_config.crop_from,
-    )
-    return build_and_fill(checkpoint, config, preprocessing, grid, changes)
 
-
-def _refuse_inapplicable(checkpoint: Checkpoint, config: ModelConfig, of_vit: dict, told: dict) -> None:
-    """Raise UserError for what was given (None: was not) and cannot mean anything for this file.
-
-    of_vit: arguments of every Vision Transformer. told: arguments of some models.
-    """
-    is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
-    stem = config.stem if is_vit else config
-    applies = dict.fromkeys((*of_vit, "position_embedding"), (is_vit, "the file is of a ResNet"))
-    if has_table:
-        applies["position_embedding"] = False, "the file has a table of them"
-    applies["stored_grid"] = has_table, "the file has no table of position embeddings"
-    applies["num_groups"] = isinstance(stem, ResNetConfig), "the file has no GroupNorm"
-    applies["conv_stem_strides"] = isinstance(stem, ConvStem), "the file has no early convolutions"
-    for name, value in (of_vit | told).items():
-        does, why_not = applies[name]
-        if value is not None and not does:
-            raise UserError(f"{name}={value!r:.80} does not apply, for {why_not}; leave it out.")
-
-
-def _default_image_size(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int]:
-    if POSITIONS in checkpoint.weights:
-        raise no_square(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens)
-    return _DEFAULT_SIZE, _DEFAULT_SIZE
-
-
-def adapt(
-    model: keras.Model,
-    *,
-    image_size: int | tuple[int, int] | None = None,
-    num_classes: int | None = None,
-    patch_size: int | tuple[int, int] | None = None,
-    channels: int | None = None,
-    channel_rule: ChannelRule = "mean",
-    resampler: Resampler = "bilinear-aligned",
-    keep_pre_logits: bool = False,
-) -> keras.Model:
-    """A new model with the weights of another one, for other images or classes; as `from_checkpoint` does with a file.
-
-    Args:
-        model: built by `keras_vit.build`; it stays as it is.
-        image_size, num_classes, patch_size, channels: None keeps the model's own.
-        channel_rule, resampler, keep_pre_logits: as `from_checkpoint`.
-    """
-    changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
-    config, preprocessing = config_of(model), preprocessing_of(model)
-    weights = {}
-    for key, value in values_by_key(model).items():
-        content = functools.partial(_numbers_of, value)
-        stored = LazyArray(key, tuple(value.shape), np.dtype(np.float32), content)
-        weights[key] = Weight(stored, stored.shape, np.asarray)
-    grid = config.grid(preprocessing.image_size) if POSITIONS in weights else None
-    if image_size is not None:
-        preprocessing = dataclasses.replace(preprocessing, image_size=image_size)
-    return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes)
-
-
-def _numbers_of(value) -> io.BytesIO:
-    return io.BytesIO(np.array(value, np.float32).tobytes())
+    loaded: Mapping[str, str]
+    """Loaded weights -> keys in the file."""
+    resized: tuple[str, ...]
+    """Loaded weights that were resampled to another grid."""
+    dropped: tuple[str, ...]
+    """Keys that were not loaded: those of `drop`, and arrays that are not weights (optimizer, counters)."""
+    kept: tuple[str, ...]
+    """Weights that were not changed: those of `keep`."""
 
 
 def load_checkpoint(
@@ -199,31 +46,189 @@ def load_checkpoint(
     drop: str | Iterable[str] = (),
     keep: str | Iterable[str] = (),
 ) -> LoadReport:
-    """Load a checkpoint of any layout into a model, strictly: nothing is left over on either side unless declared.
+    """Load a checkpoint of any layout into a model; all keys must match, except for those in `drop` and `keep`.
 
-    The model is untouched when this raises UserError, whose text names the keys that are missing, left over or of
-    another shape. Its numerics (GELU, epsilons) stay the model's own; `from_checkpoint` takes the file's.
+    The model stays unchanged if this raises UserError, which names missing keys, unexpected keys and wrong shapes. GELU
+    and epsilons stay the model's own; `from_checkpoint` takes those of the file.
 
     Args:
         model: built by `keras_vit.build`.
-        path: of the file or folder; or an address or official name, see `find_checkpoint`.
-        resampler: of position embeddings; None takes that of the file's origin.
-        stored_grid: rows and columns of the stored position embeddings, where they are not square.
-        drop: beginnings of keys that may stay in the file, such as "head/"; by our names, or by the file's own.
-        keep: beginnings of weight names that may stay as they are.
+        path: file, folder, address or official name, see `find_checkpoint`.
+        resampler: of position embeddings; default: that of the code that wrote the file.
+        stored_grid: (rows, columns) of the stored position embeddings, if they are not square.
+        drop: prefixes of keys that are not loaded, such as "head/"; names of the model's weights or keys of the file.
+        keep: prefixes of weight names that are not changed.
     """
     if resampler is not None:
         check_resampler(resampler)
     check_integers("stored_grid", stored_grid, length=2)
-    drop, keep = _beginnings("drop", drop), _beginnings("keep", keep)
-    plan = plan_merge(model, open_checkpoint(path), resampler, stored_grid, drop=drop, keep=keep)
-    check_all({weight.source.key: weight.source for weight in plan.weights.values()}.values())
-    assign(model, plan.weights)
-    return plan.report
+    drop, keep = _prefixes("drop", drop), _prefixes("keep", keep)
+    match = match_weights(model, open_checkpoint(path), resampler, stored_grid, drop=drop, keep=keep)
+    check_all({weight.source.key: weight.source for weight in match.weights.values()}.values())
+    assign(model, match.weights)
+    return match.report
 
 
-def _beginnings(name: str, given) -> tuple[str, ...]:
-    beginnings = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
-    if not all(isinstance(beginning, str) for beginning in beginnings):
-        raise UserError(f"{name} must be beginnings of keys, such as 'head/', but is {given!r:.80}.")
-    return beginnings
+def _prefixes(name: str, value: object) -> tuple[str, ...]:
+    prefixes = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if not all(isinstance(prefix, str) for prefix in prefixes):
+        raise UserError(f"{name} must be prefixes of keys, such as 'head/', but is {value!r:.80}.")
+    return prefixes
+
+
+def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
+    """The weights of a model by their keys in the released checkpoints."""
+    flax = {"gamma": "scale", "beta": "bias"}
+    weights = {}
+    for layer in model.layers:
+        names = {} if layer.name.endswith(("group_norm", "batch_norm")) else flax  # BiT has TensorFlow's names
+        for weight in layer.weights:
+            key = f"{layer.name.replace('.', '/')}/{names.get(weight.name, weight.name)}"
+            weights["cls" if key == "cls/cls" else key] = weight
+    return weights
+
+
+def values_by_key(model: keras.Model) -> dict:
+    """The values that the model computes with, by key; for a dense layer with LoRA the merged kernel.
+
+    Raises UserError for a model that Keras has quantized, because no other code can read its weights.
+    """
+    if any(layer.quantization_mode for layer in model.layers):
+        raise UserError(f"The model {model.name!r} is quantized by Keras; use the model before `quantize`.")
+    weights = weights_by_key(model)
+    for layer in model.layers:
+        if isinstance(layer, TokenDense) and layer.lora_enabled:
+            key = layer.name.replace(".", "/")
+            weights[f"{key}/kernel"] = layer.kernel
+            del weights[f"{key}/lora_kernel_a"], weights[f"{key}/lora_kernel_b"]
+    return weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """The weights of a checkpoint that fit a model; all shapes have been checked."""
+
+    weights: Mapping[str, Weight]
+    report: LoadReport
+
+
+def match_weights(
+    model: keras.Model,
+    checkpoint: Checkpoint,
+    resampler: Resampler | None,
+    stored_grid: tuple[int, int] | None,
+    *,
+    drop: tuple[str, ...],
+    keep: tuple[str, ...],
+) -> Match:
+    """Check every array against every weight; nothing is read or assigned yet."""
+    weights = weights_by_key(model)
+    matched = {key: weight for key, weight in checkpoint.weights.items() if not _has_prefix(drop, key, weight)}
+    dropped = {
+        *checkpoint.weights.keys() - matched.keys(),
+        *(key for key in checkpoint.unexpected_keys if key.startswith(drop)),
+    }
+    kept = {key for key in weights.keys() - matched.keys() if key.startswith(keep)}
+    missing = sorted(weights.keys() - matched.keys() - kept)
+    unknown = set(checkpoint.unexpected_keys) - dropped
+    unexpected = sorted(unknown | {matched[key].source.key for key in matched.keys() - weights.keys()})
+    if missing or unexpected:
+        problems = {"missing keys": missing, "unexpected keys": unexpected}
+        found = "; ".join(f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys)
+        raise UserError(f"The checkpoint does not fit the model; {found}.")
+    resized: tuple[str, ...] = ()
+    config = config_of(model)
+    if checkpoint.layout_name != "keras" and isinstance(config, ViTConfig):
+        _check_settings(checkpoint, config)
+    if POSITIONS in matched:
+        layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
+        stored_grid = stored_grid or file_config_grid(checkpoint, config)
+        fitted = _fit_positions(checkpoint, layer, resampler or checkpoint.layout.resampler, stored_grid)
+        resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
+        matched[POSITIONS] = fitted
+    for key, weight in matched.items():
+        if weight.shape != tuple(weights[key].shape):
+            raise UserError(
+                f"The array {weight.source.key!r} has shape {weight.source.shape}, but the model needs "
+                f"{tuple(weights[key].shape)} for {key!r}."
+            )
+        heads = heads_in(key, weight)
+        if heads is not None and isinstance(config, ViTConfig) and heads != config.num_heads:
+            raise UserError(f"The file has {heads} heads ({weight.source.key!r}), not {config.num_heads}.")
+    loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
+    report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
+    return Match(matched, report)
+
+
+def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
+    """Raise UserError for differences between file and model that do not show in keys and shapes."""
+    expected: dict[str, object] = {"position_injection": "input"}
+    norm = checkpoint.weights.get("Transformer/encoder_norm/scale")
+    if norm is not None:
+        expected["norm_after_pooling"] = norm.source.key == "fc_norm.weight"
+    if checkpoint.file_config.num_heads is not None:
+        expected["num_heads"] = checkpoint.file_config.num_heads
+    for field, value in expected.items():
+        if getattr(config, field) != value:
+            raise UserError(
+                f"The file is of a model with {field}={value!r}, but this one has {getattr(config, field)!r}."
+            )
+
+
+def _has_prefix(prefixes: tuple[str, ...], key: str, weight: Weight) -> bool:
+    return key.startswith(prefixes) or weight.source.key.startswith(prefixes)
+
+
+def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
+    """Read each array of the file once and assign the weights in it; uses all cores."""
+    variables = weights_by_key(model)
+    by_source: dict[str, list[str]] = {}
+    for key, weight in weights.items():
+        by_source.setdefault(weight.source.key, []).append(key)
+
+    def fill(keys: list[str]) -> None:
+        if len(keys) == 1:
+            variables[keys[0]].assign(zero_copy(weights[keys[0]].read()))
+            return
+        array = weights[keys[0]].source.read()
+        for key in keys:
+            variables[key].assign(zero_copy(weights[key].taken_from(array)))
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(fill, by_source.values()):
+            pass
+
+
+def _fit_positions(
+    checkpoint: Checkpoint, layer: PositionEmbedding, resampler: Resampler, stored_grid: tuple[int, int] | None
+) -> Weight:
+    """The position embeddings, resized to the grid of the model if the stored grid differs.
+
+    Without a `stored_grid`, an equal number of tokens means the same grid in vit_jax; in PyTorch codes a square number
+    of tokens means a square grid.
+    """
+    table = checkpoint.weights[POSITIONS]
+    if len(table.shape) != 3 or table.shape[0] != 1:
+        raise UserError(f"The array {table.source.key!r} should be (1, tokens, width), but has shape {table.shape}.")
+    rows, columns = layer.grid
+    num_tokens = table.shape[1] - layer.num_prefix_tokens
+    if stored_grid is None:
+        square = square_grid(num_tokens)
+        same_number = num_tokens == rows * columns
+        is_grid = same_number and (square is None or checkpoint.layout_name not in TORCH)
+        stored_grid = (rows, columns) if is_grid else square
+    if stored_grid is None:
+        raise not_square_error(num_tokens)
+    old_grid = (stored_grid[0], stored_grid[1])
+    if old_grid[0] * old_grid[1] != num_tokens:
+        raise UserError(f"The file has position embeddings for {num_tokens} patches, not for a grid of {stored_grid}.")
+    if old_grid == (rows, columns):
+        return table
+    shape = (1, layer.num_prefix_tokens + rows * columns, table.shape[2])
+
+    def resize(array: np.ndarray) -> np.ndarray:
+        return resize_position_embedding(
+            table.convert(array), old_grid, (rows, columns), layer.num_prefix_tokens, resampler
+        )
+
+    return Weight(table.source, shape, resize)

@@ -1,19 +1,19 @@
-"""Writing a model's weights so that another code loads them."""
+"""Save the weights of a model in the layout of another code."""
 
 import errno
 import os
 import pathlib
-import shutil
+from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.assign import values_by_key
 from keras_vit.checkpoints.formats import LAYOUTS, POSITIONS, SUFFIXES, layout_of, num_classes_of
 from keras_vit.checkpoints.hf_config import RESAMPLE, TRANSFORMERS_GELU
 from keras_vit.checkpoints.key_mapping import untranslate
+from keras_vit.checkpoints.load import values_by_key
 from keras_vit.errors import UserError
-from keras_vit.files.lazy_array import temporary_beside
+from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import write_npz
 from keras_vit.files.safetensors import write_json, write_safetensors
 from keras_vit.models.build import config_of, preprocessing_of
@@ -22,14 +22,15 @@ from keras_vit.preprocessing import Preprocessing
 
 
 def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str) -> None:
-    """Write the weights of a model so that the other code loads them.
+    """Save the weights of a model in the layout of another code.
 
     Args:
         model: built by `keras_vit.build`.
-        path: of the file, written under a temporary name and renamed; for "huggingface" a folder, which must not be
-            there yet.
+        path: file, written atomically; for "huggingface" a new folder.
         layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
-            UserError says what a layout cannot express. big_vision adds the class token's position to the token.
+            For big_vision, the position embedding of the class token is added to the token.
+
+    Raises UserError for a model that the layout cannot express.
     """
     path, config = pathlib.Path(path), config_of(model)
     if layout not in LAYOUTS:
@@ -57,22 +58,18 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
 def _write_folder(
     folder: pathlib.Path, arrays: dict, config: ModelConfig, preprocessing: Preprocessing, num_classes: int
 ) -> None:
-    there = UserError(f"{folder.name} is there already; give the name of a new folder.")
+    exists = UserError(f"{folder.name} already exists; give the name of a new folder.")
     if folder.exists():
-        raise there
-    temporary = temporary_beside(folder)
-    temporary.mkdir(parents=True)
+        raise exists
     try:
-        write_safetensors(temporary / "model.safetensors", arrays)
-        write_json(temporary / "config.json", _huggingface_config(config, preprocessing, num_classes))
-        write_json(temporary / "preprocessor_config.json", _preprocessor_config(preprocessing))
-        os.rename(temporary, folder)
+        with atomic_folder(folder) as temporary:
+            write_safetensors(temporary / "model.safetensors", arrays)
+            write_json(temporary / "config.json", _huggingface_config(config, preprocessing, num_classes))
+            write_json(temporary / "preprocessor_config.json", _preprocessor_config(preprocessing))
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # written by another process in the meantime
-            raise there from error
+            raise exists from error
         raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _without_class_position(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -83,8 +80,8 @@ def _without_class_position(weights: dict[str, np.ndarray]) -> dict[str, np.ndar
 
 
 def _huggingface_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: int) -> dict:
-    """config.json of transformers for a model of ours that it can express."""
-    fields = {"dtype": "float32", "num_channels": preprocessing.channels}
+    """The content of config.json for transformers."""
+    fields: dict[str, Any] = {"dtype": "float32", "num_channels": preprocessing.channels}
     if num_classes:
         fields["id2label"] = {str(index): f"LABEL_{index}" for index in range(num_classes)}
         fields["label2id"] = {label: int(index) for index, label in fields["id2label"].items()}
@@ -121,6 +118,7 @@ def _huggingface_config(config: ModelConfig, preprocessing: Preprocessing, num_c
 
 
 def _bit_fields(config: ResNetConfig) -> dict:
+    assert config.stage_channels is not None
     stages = [f"stage{stage + 1}" for stage in range(len(config.block_units))]
     return {
         "model_type": "bit",
@@ -140,19 +138,22 @@ def _bit_fields(config: ResNetConfig) -> dict:
 
 
 def _preprocessor_config(preprocessing: Preprocessing) -> dict:
-    """preprocessor_config.json of transformers: resize, rescale and normalisation as ours, to the rounding of pixels.
+    """The content of preprocessor_config.json for transformers; equal to `preprocessing` up to rounding of pixels.
 
-    The largest centred square, resized, is the centre of the image that is resized to the same smaller side.
+    Cropping the largest centered square and resizing it equals resizing the smaller side and cropping the center.
     """
     height, width = preprocessing.image_size
     lows, highs = preprocessing.channel_ranges()
     std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
     if preprocessing.resize == "stretch":
-        resize = {"image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width}}
+        resize: dict[str, Any] = {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": height, "width": width},
+        }
     else:
         if preprocessing.resize == "crop" and height != width:
             raise UserError(
-                f"A processor of transformers cannot resize by 'crop' to {height}x{width}, which is no square; adapt "
+                f"A processor of transformers cannot resize by 'crop' to {height}x{width}, which is not square; adapt "
                 "the model to square images, or choose another layout."
             )
         resize = {"image_processor_type": "BitImageProcessor", "do_center_crop": True}

@@ -1,7 +1,7 @@
-"""What the names of timm's architectures and their arguments mean for the numbers, where the arrays do not tell it.
+"""The settings of timm's architectures that their arrays do not contain.
 
-Facts of timm 1.0.31, read off its models: every architecture whose arrays are those of models built here. LayerNorm's
-epsilon is 1e-6 in all of them.
+Taken from the models of timm 1.0.31: every architecture whose arrays are those of a supported model. The epsilon of
+LayerNorm is 1e-6 in all of them.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from keras_vit.models.config import Gelu
 
 @dataclasses.dataclass(frozen=True)
 class TimmModel:
-    """One architecture of timm; None where it has no attention."""
+    """One architecture of timm; fields are None without attention."""
 
     num_heads: int | None
     gelu: Gelu | None
@@ -53,9 +53,9 @@ TIMM_MODELS: Mapping[str, TimmModel] = {
 }
 
 _ACTIVATIONS: Mapping[str, Gelu] = {"gelu": "erf", "gelu_tanh": "tanh"}
-# Arguments whose meaning shows in the keys and shapes of the arrays, and those that change no number.
+# Arguments that follow from keys and shapes of the arrays, and arguments that do not affect the outputs.
 # fmt: off
-_SEEN_IN_ARRAYS = (
+_IN_ARRAYS = (
     "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth",
     "num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "scale_attn_norm", "scale_mlp_norm",
     "proj_bias", "init_values", "class_token", "pos_embed", "reg_tokens", "pre_norm",
@@ -69,35 +69,35 @@ _WITHOUT_EFFECT = (
     "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
 )
 # fmt: on
-# Arguments that are understood with one value only.
+# Arguments that are supported with one value only.
 _FIXED = {"no_embed_class": False, "pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
 
 
 def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmModel:
-    """The facts of an architecture that is built with these `model_args`.
+    """The settings of an architecture with these `model_args`.
 
-    Raises UserError for another architecture than those that are known, and for an argument that is not understood.
+    Raises UserError for an unsupported architecture or argument.
     """
     if not isinstance(architecture, str) or architecture.partition(".")[0] not in TIMM_MODELS:
         raise UserError(
-            f"config.json says architecture={architecture!r:.80}, which is none of the {len(TIMM_MODELS)} models of "
-            "timm that are known to compute as those built here; give a checkpoint of one of them."
+            f"config.json has the unsupported architecture={architecture!r:.80}; give a checkpoint of one of the "
+            f"{len(TIMM_MODELS)} supported models of timm."
         )
     model = TIMM_MODELS[architecture.partition(".")[0]]
-    given = {name: value for name, value in arguments.items() if value is not None}  # timm drops None
-    activation = given.pop("act_layer", None)
+    known = {name: value for name, value in arguments.items() if value is not None}  # timm ignores None
+    activation = known.pop("act_layer", None)
     if activation is not None:
-        if model.gelu is None or activation not in tuple(_ACTIVATIONS):
+        if model.gelu is None or not isinstance(activation, str) or activation not in _ACTIVATIONS:
             raise UserError(
-                f"config.json says act_layer={activation!r:.80}, but models with {' or '.join(_ACTIVATIONS)} are built "
-                "here; give a checkpoint of one of them."
+                f"config.json has the unsupported act_layer={activation!r:.80}; give a checkpoint of a model with "
+                f"{' or '.join(_ACTIVATIONS)}."
             )
         model = dataclasses.replace(model, gelu=_ACTIVATIONS[activation])
-    for name, value in given.items():
+    for name, value in known.items():
         fixed = name in _FIXED and type(value) is type(_FIXED[name]) and value == _FIXED[name]
-        if name not in (*_SEEN_IN_ARRAYS, *_WITHOUT_EFFECT) and not fixed:
+        if name not in (*_IN_ARRAYS, *_WITHOUT_EFFECT) and not fixed:
             raise UserError(
-                f"config.json asks for {name:.80}={value!r:.80} in model_args, which is not known here; give a "
-                "checkpoint of a model without it."
+                f"config.json has the unsupported {name:.80}={value!r:.80} in model_args; give a checkpoint of a model "
+                "without it."
             )
     return model

@@ -1,1 +1,1 @@
-"""Files and what is written into them: npz, safetensors, lazy arrays, tables. The bottom room, used by all."""
+"""File formats and file access: npz, safetensors, lazy arrays, labels, tables, atomic writes."""

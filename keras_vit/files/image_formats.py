@@ -1,33 +1,34 @@
-"""Which image files are read: one list for training, evaluation, inspection and serving, by content, not by name.
+"""The supported image formats, by content: the same for training, evaluation, inspection and serving.
 
-TensorFlow decodes in training and in a served graph, Pillow in inspection. A file that the two would show differently,
-or that TensorFlow shows wrongly, is refused by all of them.
+TensorFlow decodes images in training and serving, Pillow in inspection. Files that the two decode differently, or that
+TensorFlow decodes incorrectly, are refused everywhere.
 """
 
 import functools
 import importlib.metadata
 import struct
+from collections.abc import Iterator
 
 _MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM", "GIF": b"GIF8"}
-# The first TensorFlow that decodes WebP, and the distributions that it comes in.
+# The first TensorFlow version that decodes WebP, and the names of its distributions.
 _WEBP_SINCE = (2, 21)
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly")
-# The tag of EXIF that says how to turn a picture; 1 is upright.
+# The EXIF tag for orientation, and its value for upright images.
 _ORIENTATION, _UPRIGHT = 0x0112, 1
 
 
 @functools.cache
 def formats() -> tuple[str, ...]:
-    """Names of the formats. WebP is one unless a TensorFlow is installed that cannot decode it."""
-    return (*_MAGIC, "WebP") if _webp_is_decoded() else tuple(_MAGIC)
+    """Names of the formats; includes WebP unless the installed TensorFlow cannot decode it."""
+    return (*_MAGIC, "WebP") if _supports_webp() else tuple(_MAGIC)
 
 
 def format_list() -> str:
-    """The formats for a message: JPEG, PNG, BMP, GIF or WebP."""
+    """The formats for a message, such as "JPEG, PNG, BMP, GIF or WebP"."""
     return f"{', '.join(formats()[:-1])} or {formats()[-1]}"
 
 
-def _webp_is_decoded() -> bool:
+def _supports_webp() -> bool:
     for distribution in _DISTRIBUTIONS:
         try:
             version = importlib.metadata.version(distribution)
@@ -38,31 +39,31 @@ def _webp_is_decoded() -> bool:
 
 
 def image_format(data: bytes) -> str | None:
-    """The format of a file by its first 12 bytes, or None where it is not read."""
+    """The format of a file from its first 12 bytes; None if it is not supported."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WebP" if "WebP" in formats() else None
     return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
 
 
 def format_problem(data: bytes) -> str | None:
-    """Why an image file is refused by its header, or None; the pixels are not looked at."""
+    """Why an image file is not supported, from its header alone; None if it is."""
     match image_format(data):
         case None:
             return f"not {format_list()}"
-        case "BMP" if not _is_plain_bmp(data):
-            return "a BMP with a palette or compressed, which would be read wrongly; save it as PNG"
-        case "GIF" if not _fills_its_screen(data):
+        case "BMP" if not _has_raw_pixels(data):
+            return "a BMP with a palette or compression, which would be decoded incorrectly; save it as PNG"
+        case "GIF" if not _first_frame_is_full(data):
             return "a GIF whose first frame does not fill it; save it as PNG"
         case "WebP" if data[12:16] == b"VP8X" and data[20:21] and data[20] & 0x02:
-            # TensorFlow 2.21 writes all its frames into the memory of one.
+            # TensorFlow 2.21 writes all frames into the memory of one.
             return "an animated WebP; save a frame of it"
     return None
 
 
 def colour_key(data: bytes) -> tuple[int, ...] | None:
-    """Of a PNG without alpha the grey or the RGB that is transparent, in the file's bits; None where there is none.
+    """The transparent gray value or RGB color of a PNG without alpha channel; None if there is none.
 
-    TensorFlow makes an alpha of it only where four channels are asked for.
+    It has the bit depth of the file. TensorFlow converts it to alpha only when decoding four channels.
     """
     if image_format(data) != "PNG" or len(data) < 26 or data[25] not in (0, 2):
         return None
@@ -72,7 +73,7 @@ def colour_key(data: bytes) -> tuple[int, ...] | None:
 
 
 def orientation(data: bytes) -> int:
-    """The EXIF orientation of a file, 1 to 8, which is not applied anywhere; 1 where none is stored."""
+    """The EXIF orientation of a file, 1 to 8, which is never applied; 1 if there is none."""
     try:
         match image_format(data):
             case "JPEG":
@@ -86,31 +87,30 @@ def orientation(data: bytes) -> int:
     return _UPRIGHT
 
 
-def _is_plain_bmp(data: bytes) -> bool:
-    """Whether the bytes of a BMP are its pixels, for which TensorFlow takes them in any case.
+def _has_raw_pixels(data: bytes) -> bool:
+    """Whether the data of a BMP are its pixels; TensorFlow assumes so for every BMP.
 
-    Offsets: 10 the first pixel, 14 the length of the header with the palette behind it, 28 bits per pixel, 30 the
-    compression; of its kinds 3 gives a mask for each colour, at 54. The colours of a palette are blue, green, red,
-    unused; that of a grey image is a ramp.
+    Offsets: 10 first pixel; 14 length of the header, which the palette follows; 28 bits per pixel; 30 compression,
+    where 3 means a mask per color at 54. Palette entries are blue, green, red, unused; that of a gray image is a ramp.
     """
     if len(data) < 54:
-        return True  # too short to be decoded at all
+        return True  # too short to be decoded
     first_pixel, header_bytes = struct.unpack_from("<II", data, 10)
     if header_bytes < 40:
         return False
     bits, compression = struct.unpack_from("<HI", data, 28)
     if bits > 8:
-        usual = compression == 3 and data[54:66] == struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)
-        return bits in (24, 32) and (compression == 0 or usual)
+        default_masks = compression == 3 and data[54:66] == struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)
+        return bits in (24, 32) and (compression == 0 or default_masks)
     palette = data[14 + header_bytes : first_pixel][:1024]
-    ramp = all(palette[4 * grey : 4 * grey + 3] == bytes([grey] * 3) for grey in range(len(palette) // 4))
+    ramp = all(palette[4 * gray : 4 * gray + 3] == bytes([gray] * 3) for gray in range(len(palette) // 4))
     return compression == 0 and ramp
 
 
-def _fills_its_screen(data: bytes) -> bool:
-    """Whether the first frame of a GIF has the size of the whole, and no later one is larger.
+def _first_frame_is_full(data: bytes) -> bool:
+    """Whether the first frame of a GIF has the size of the image, and no later one is larger.
 
-    TensorFlow takes the largest frame for the whole, others the size in the header. A damaged file passes.
+    TensorFlow uses the size of the largest frame, other decoders the size in the header. Damaged files pass.
     """
     try:
         screen = struct.unpack_from("<HH", data, 6)
@@ -133,11 +133,11 @@ def _fills_its_screen(data: bytes) -> bool:
 
 
 def _table_bytes(flags: int) -> int:
-    """Bytes of the colour table that the flags of a GIF announce."""
+    """Size in bytes of a GIF color table, from its flags."""
     return 3 * 2 ** (flags % 8 + 1) if flags >= 128 else 0
 
 
-def _png_chunks(data: bytes, end: bytes = b"IDAT"):
+def _png_chunks(data: bytes, end: bytes = b"IDAT") -> Iterator[tuple[bytes, bytes]]:
     """(kind, content) of the chunks of a PNG before the first of kind `end`."""
     position = 8
     while position + 8 <= len(data):

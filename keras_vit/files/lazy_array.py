@@ -1,6 +1,6 @@
-"""Arrays in files that come from strangers: what a file holds is known before a number of it is read.
+"""Arrays in untrusted files: keys, shapes and dtypes are known before any array is read.
 
-Numbers are read block by block into their place, so that a file and what becomes of it are never in memory together.
+Arrays are read block by block into their destination, so that memory never holds both file and weights.
 """
 
 import concurrent.futures
@@ -8,8 +8,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import pathlib
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -17,120 +15,120 @@ import numpy as np
 
 from keras_vit.errors import UserError
 
-_BLOCK = 2**20  # bytes, which stay in the processor's cache while they are checked and converted
-_ALIGNMENT = 64  # bytes; TensorFlow and JAX take over memory so aligned without a copy
+_BLOCK = 2**20  # bytes; fits in the processor's cache
+_ALIGNMENT = 64  # bytes; TensorFlow and JAX use memory with this alignment without a copy
 _BFLOAT16 = np.dtype("V2")  # two opaque bytes to NumPy
 
 
 class ByteStream(Protocol):
-    """What an array is read from."""
+    """A binary stream."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill the buffer, or the beginning of it; say with how many bytes."""
+        """Read into the beginning of the buffer; returns the number of bytes, 0 at the end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LazyArray:
-    """One array of a file: key, shape and type are known from the file's headers, the numbers are read on demand."""
+    """An array of a file: key, shape and dtype come from the headers, the values are read on demand."""
 
     key: str
-    whole: tuple[int, ...]
-    """Shape in the file."""
+    file_shape: tuple[int, ...]
+    """Shape in the file; `shape` is that of the part."""
     dtype: np.dtype
     open: Callable[[], contextlib.AbstractContextManager[ByteStream]]
-    """The bytes of the numbers; to leave it after the last of them raises UserError if the file's checksum differs."""
-    by_columns: bool = False
-    """Whether the first axis varies fastest (Fortran's order)."""
+    """Opens a stream of the values. On exit, after all have been read, it raises UserError for a wrong checksum."""
+    fortran_order: bool = False
+    """Whether the first axis varies fastest."""
     part: int | None = None
-    """If a row of a stacked array is meant, its index; only `shape` is the row's."""
+    """Index along the first axis if this is one part of a stacked array; affects only `shape`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Axes of the array that is meant."""
-        return self.whole if self.part is None else self.whole[1:]
+        """Shape of the array, or of its part."""
+        return self.file_shape if self.part is None else self.file_shape[1:]
 
     @property
     def is_float(self) -> bool:
-        """Whether the array holds floating-point numbers."""
+        """Whether the dtype is a floating-point type."""
         return self.dtype.kind == "f" or self.dtype == _BFLOAT16
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the numbers in the file."""
-        return math.prod(self.whole) * self.dtype.itemsize
+        """Bytes of the values in the file."""
+        return math.prod(self.file_shape) * self.dtype.itemsize
 
     def fetch(self) -> np.ndarray:
-        """The whole array as stored, whatever its type."""
-        array = np.empty(self.whole, self.dtype)
+        """Read the complete array with the dtype of the file."""
+        array = np.empty(self.file_shape, self.dtype)
         self._read(array, lambda block: block)
         return array
 
     def read(self) -> np.ndarray:
-        """The whole array as float32."""
-        array = empty(self.whole)
+        """Read the complete array as float32."""
+        array = empty(self.file_shape)
         self.fill(array)
         return array
 
     def fill(self, target: np.ndarray) -> None:
-        """Write the whole array into `target`, float32 of its shape in any order of memory.
+        """Read the complete array into `target`, a float32 array of its shape with any strides.
 
-        Raises UserError if the numbers are not all finite.
+        Raises UserError for values that are not finite.
         """
         self._read(target, self._checked)
 
     def check(self) -> None:
-        """Read every number for its checks alone. Raises UserError as `fill`."""
+        """Read and check all values without keeping them. Raises UserError like `fill`."""
         for _, block in self._blocks():
             self._checked(block)
 
     def _read(self, target: np.ndarray, convert: Callable[[np.ndarray], np.ndarray]) -> None:
-        target = np.atleast_1d(target.T if self.by_columns else target)  # a view
-        for place, block in self._blocks():
-            target[place] = convert(block)
+        target = np.atleast_1d(target.T if self.fortran_order else target)  # a view
+        for index, block in self._blocks():
+            target[index] = convert(block)
 
     def _blocks(self) -> Iterator[tuple[tuple, np.ndarray]]:
-        """(place, numbers as stored) in the order of the file; the numbers are valid until the next.
+        """(index, values) in the order of the file; the values are valid until the next block.
 
-        Places are those of the transposed array if the array is stored by columns.
+        In Fortran order, indices are those of the transposed array.
         """
-        shape = (self.whole[::-1] if self.by_columns else self.whole) or (1,)
+        shape = (self.file_shape[::-1] if self.fortran_order else self.file_shape) or (1,)
         buffer = np.empty(min(self.num_bytes, _BLOCK), np.uint8)
         with self.open() as stream:
-            for place, size in _places(shape, max(_BLOCK // self.dtype.itemsize, 1)):
-                raw = buffer[: math.prod(size) * self.dtype.itemsize]
-                read_exactly(stream, memoryview(raw))
-                yield place, raw.view(self.dtype).reshape(size)
+            for index, shape_of_block in _block_indices(shape, max(_BLOCK // self.dtype.itemsize, 1)):
+                raw = buffer[: math.prod(shape_of_block) * self.dtype.itemsize]
+                read_exactly(stream, raw.data)
+                yield index, raw.view(self.dtype).reshape(shape_of_block)
 
     def _checked(self, block: np.ndarray) -> np.ndarray:
-        """Numbers of the file as float32."""
+        """The values as float32; raises UserError for values that are not finite."""
         if self.dtype == _BFLOAT16:  # the upper half of a float32
             block = (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        with np.errstate(over="ignore"):  # what is too large for a weight is not finite then
+        with np.errstate(over="ignore"):  # overflow gives infinity
             block = block.astype(np.float32, copy=False)
         if not np.isfinite([block.min(), block.max()]).all():
-            raise UserError(f"The array {self.key!r} holds numbers that are not finite; the file is damaged.")
+            raise UserError(f"The array {self.key!r} has values that are not finite; the file is damaged.")
         return block
 
 
 def empty(shape: tuple[int, ...]) -> np.ndarray:
-    """A float32 array to be filled, in memory that a backend can take over."""
+    """An uninitialized float32 array with the alignment for zero-copy."""
     return _aligned(np.empty, shape)
 
 
 def zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """As `empty`, of zeros; the system gives it no memory before something else is written into it."""
+    """A float32 array of zeros with the alignment for zero-copy; the system allocates its memory on first write."""
     return _aligned(np.zeros, shape)
 
 
-def _aligned(make: Callable, shape: tuple[int, ...]) -> np.ndarray:
+def _aligned(allocate: Callable, shape: tuple[int, ...]) -> np.ndarray:
     size = 4 * math.prod(shape)
-    memory = make(size + _ALIGNMENT, np.uint8)
+    memory = allocate(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(np.float32).reshape(shape)
 
 
-def _places(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple, tuple[int, ...]]]:
-    """Cut an array into pieces that follow each other in memory: (index, shape) of each, at most `most` numbers."""
+def _block_indices(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple, tuple[int, ...]]]:
+    """(index, shape) of contiguous blocks of at most `most` values, in the order of memory."""
     if 0 in shape:
         return
     axis = next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= most)
@@ -143,7 +141,7 @@ def _places(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple, tuple[in
 
 
 def read_exactly(stream: ByteStream, buffer: memoryview) -> None:
-    """Fill the buffer. Raises EOFError if the stream ends before."""
+    """Fill the buffer. Raises EOFError if the stream ends early."""
     done = 0
     while done < len(buffer):
         count = stream.readinto(buffer[done:])
@@ -153,16 +151,8 @@ def read_exactly(stream: ByteStream, buffer: memoryview) -> None:
 
 
 def check_all(arrays: Iterable[LazyArray]) -> None:
-    """Read every array once for its checks alone, on all cores."""
-    largest_first = sorted(arrays, key=lambda stored: -stored.num_bytes)
+    """Read and check all arrays without keeping them; uses all cores."""
+    largest_first = sorted(arrays, key=lambda array: -array.num_bytes)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(LazyArray.check, largest_first):
             pass
-
-
-def temporary_beside(path: pathlib.Path) -> pathlib.Path:
-    """A name in the folder of `path` that no other thread, process or host takes, for what becomes `path` when whole.
-
-    It is `path.name`, digits and "tmp", so that what a killed process left can be told from other files.
-    """
-    return path.with_name(f"{path.name}.{secrets.randbelow(10**18)}.tmp")

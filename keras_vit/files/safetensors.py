@@ -1,24 +1,24 @@
-"""Reading and writing .safetensors files, and the folders in which transformers and timm keep them."""
+"""Read and write .safetensors files, and the folders of transformers and timm."""
 
 import contextlib
 import functools
 import json
-import os
 import pathlib
 from collections.abc import Iterator
 
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.files.lazy_array import ByteStream, LazyArray, temporary_beside
+from keras_vit.files.atomic import atomic_write
+from keras_vit.files.lazy_array import ByteStream, LazyArray
 
-_TYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
+_DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _LARGEST_CONFIG = 2**22  # bytes
-_LARGEST_HEADER = 2**24  # bytes; those of real files have a hundred for each array
+_LARGEST_HEADER = 2**24  # bytes; about a hundred per array
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
-    """A folder as transformers and timm write it: one file, or shards with an index."""
+    """The arrays of a folder of transformers or timm: one file, or shards with an index."""
     if (folder / "model.safetensors").is_file():
         return open_safetensors(folder / "model.safetensors")
     index = folder / "model.safetensors.index.json"
@@ -26,18 +26,18 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
         raise UserError(f"The folder {folder.name!r} should hold model.safetensors, but has {_names(folder)}.")
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise UserError(f"{index.name} should hold a 'weight_map' from keys to files; fetch it again.")
-    arrays = {}
+        raise UserError(f"{index.name} should hold a 'weight_map' from keys to files; download it again.")
+    arrays: dict[str, LazyArray] = {}
     for name in sorted(set(shards.values())):
         if pathlib.Path(name).name != name or not name.endswith(".safetensors"):
-            raise UserError(f"{index.name} names the shard {name!r}, which is no .safetensors file of the same folder.")
-        held = open_safetensors(folder / name)
-        if foreign := sorted(key for key in held if shards.get(key) != name):
-            raise UserError(f"{name} holds the array {foreign[0]!r}, which {index.name} does not list there.")
-        arrays |= held
+            raise UserError(f"{index.name} names the shard {name!r}, which is not a .safetensors file of that folder.")
+        shard = open_safetensors(folder / name)
+        if unlisted := sorted(key for key in shard if shards.get(key) != name):
+            raise UserError(f"{name} holds the array {unlisted[0]!r}, which {index.name} does not list there.")
+        arrays |= shard
     missing = sorted(shards.keys() - arrays.keys())
     if missing:
-        raise UserError(f"{index.name} lists the array {missing[0]!r}, which no shard holds; fetch the folder again.")
+        raise UserError(f"{index.name} lists the array {missing[0]!r}, which no shard has; download the folder again.")
     return arrays
 
 
@@ -46,23 +46,23 @@ def _names(folder: pathlib.Path) -> str:
 
 
 def read_json(path: pathlib.Path) -> dict:
-    """A JSON object of at most 4 MB. Raises UserError otherwise."""
+    """Read a JSON object of at most 4 MB. Raises UserError for anything else."""
     try:
         if path.stat().st_size > _LARGEST_CONFIG:
             raise UserError(f"{path.name} is {path.stat().st_size} bytes, too large for a configuration.")
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} cannot be read as JSON ({error}); fetch it again.") from error
+        raise UserError(f"{path.name} cannot be read as JSON ({error}); download it again.") from error
     if not isinstance(value, dict):
         raise UserError(f"{path.name} should hold a JSON object, but holds a {type(value).__name__}.")
     return value
 
 
 def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
-    """What a .safetensors file holds, by key. Raises UserError for whatever is not a whole file of plain numbers.
+    """The arrays of a .safetensors file, by key. Raises UserError unless it is a complete file of numeric arrays.
 
-    The library checks the file. It is not asked for the numbers, because it maps the file into memory and so would take
-    as much again as the model.
+    The safetensors library checks the header. It does not read the values, because it maps the file into memory and
+    would double the memory use.
     """
     import safetensors
 
@@ -72,47 +72,43 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
         with open(path, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             if size > _LARGEST_HEADER and size + 8 <= path.stat().st_size:
-                raise UserError(f"The header of {path.name} is {size} bytes, too large for one; it is no checkpoint.")
+                raise UserError(f"The header of {path.name} is {size} bytes, too large; it is not a checkpoint.")
             with safetensors.safe_open(path, "numpy"):
                 header = json.loads(stream.read(size))
     except (safetensors.SafetensorError, OSError) as error:
-        raise _not_whole(path, error) from error
+        raise _incomplete(path, error) from error
     header.pop("__metadata__", None)
     arrays = {}
     for key, tensor in header.items():
-        kind = _TYPES.get(tensor["dtype"])
-        if kind is None:
-            raise UserError(f"The array {key!r} of {path.name} is of the unknown type {tensor['dtype']}.")
-        numbers = functools.partial(_numbers, path, 8 + size + tensor["data_offsets"][0])
-        arrays[key] = LazyArray(key, tuple(tensor["shape"]), np.dtype(kind), numbers)
+        dtype = _DTYPES.get(tensor["dtype"])
+        if dtype is None:
+            raise UserError(f"The array {key!r} of {path.name} has the unknown dtype {tensor['dtype']}.")
+        values = functools.partial(_open_values, path, 8 + size + tensor["data_offsets"][0])
+        arrays[key] = LazyArray(key, tuple(tensor["shape"]), np.dtype(dtype), values)
     return arrays
 
 
-def _not_whole(path: pathlib.Path, error: Exception) -> UserError:
-    return UserError(f"{path.name} cannot be read as a whole .safetensors file ({error}); fetch it again.")
+def _incomplete(path: pathlib.Path, error: Exception) -> UserError:
+    return UserError(f"{path.name} cannot be read as a .safetensors file ({error}); download it again.")
 
 
 @contextlib.contextmanager
-def _numbers(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
+def _open_values(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
     try:
         with open(path, "rb", buffering=0) as stream:
             stream.seek(start)
             yield stream
     except (OSError, EOFError) as error:
-        raise _not_whole(path, error) from error
+        raise _incomplete(path, error) from error
 
 
 def write_safetensors(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write a file that torch reads, under a temporary name, then rename it: it is whole or not there."""
+    """Write a file that PyTorch reads, atomically."""
     from safetensors.numpy import save_file
 
-    temporary = temporary_beside(path)
-    try:
-        contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
+    contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
+    with atomic_write(path) as temporary:
         save_file(contiguous, temporary, metadata={"format": "pt"})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:

@@ -1,10 +1,10 @@
-"""Tables that read well in a terminal and as Markdown."""
+"""Tables for the terminal and Markdown."""
 
 from collections.abc import Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, numbers on the right."""
+    """A Markdown table with aligned, right-justified columns."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [
         "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"

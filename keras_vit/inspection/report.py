@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from keras_vit import run_directory
+from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from keras_vit.inspection.compute import Findings
 from keras_vit.inspection.html_report import page
@@ -19,7 +20,7 @@ def write(findings: Findings, output: str | os.PathLike) -> list[str]:
     All of it is put in place at the end; of an earlier report there, figures that are not replaced are removed.
     """
     earlier = _figures_of(pathlib.Path(output))
-    with run_directory.staged(run_directory.check_output(output)) as stage:
+    with staged(run_directory.check_output(output)) as stage:
         for name, figure in draw_all(findings):
             save(figure, stage / name)
         write_npz(stage / "arrays.npz", findings.arrays)

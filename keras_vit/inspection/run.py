@@ -6,8 +6,9 @@ import keras
 
 from keras_vit import run_directory
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.load import adapt, from_checkpoint
+from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
 from keras_vit.errors import UserError
+from keras_vit.files.labels import read_labels
 from keras_vit.inspection.compute import FIGURES, inspect
 from keras_vit.inspection.html_report import sentences
 from keras_vit.inspection.images import read_pictures
@@ -72,7 +73,7 @@ def _model(arguments: InspectionOptions) -> keras.Model:
 
 def _labels(arguments: InspectionOptions) -> tuple[str, ...]:
     if arguments.labels is not None:
-        return run_directory.read_labels(arguments.labels)
+        return read_labels(arguments.labels)
     if arguments.run is not None and pathlib.Path(arguments.run).is_dir():
         return run_directory.load_labels(arguments.run)
     return ()

@@ -1,4 +1,4 @@
-"""`python -m keras_vit.convert`: what it prints, what it refuses, and that nothing is left where it fails."""
+"""`python -m keras_vit.convert`: its report, its errors, and no files after a failure."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,14 @@ from keras_vit import UserError, convert
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 
 
-def test_every_key_is_reported_and_what_was_written_is_read_again(tmp_path, capsys):
+def test_every_key_is_reported_and_the_written_file_is_verified(tmp_path, capsys):
     convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / "x.safetensors"), "--layout", "timm"])
     lines = capsys.readouterr().out.splitlines()
     query = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
     assert f"{query}  ->  blocks.0.attn.qkv.weight  (144, 48)" in lines
     assert len(lines) == 56 + 2
-    assert lines[-2].startswith("56 weights, 67,447 numbers, in")
-    assert lines[-2].endswith("read again, all are equal bit for bit.")
+    assert lines[-2].startswith("56 weights, 67,447 parameters, in")
+    assert lines[-2].endswith("verified, all are equal bit for bit.")
     assert lines[-1] == "GELU: tanh in this model, erf in the code of timm files; set it there."
     again = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
     expected = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz").get_weights()
@@ -23,17 +23,17 @@ def test_every_key_is_reported_and_what_was_written_is_read_again(tmp_path, caps
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_is_resized_new_or_left_out_is_said(tmp_path, capsys):
+def test_resized_new_and_dropped_weights_are_reported(tmp_path, capsys):
     arguments = ["--layout", "npz", "--num-classes", "3", "--image-size", "48", "48"]
     convert.main([str(FIXTURES / "vit_token_rep.npz"), str(tmp_path / "x.npz"), *arguments])
     lines = capsys.readouterr().out.splitlines()
     assert "head/kernel  ->  head/kernel  (48, 3)  new, of zeros" in lines
     positions = "Transformer/posembed_input/pos_embedding"
     assert f"{positions}  ->  {positions}  (1, 37, 48)  resized" in lines
-    assert {"pre_logits/bias  ->  left out", "pre_logits/kernel  ->  left out"} <= set(lines)
+    assert {"pre_logits/bias  ->  dropped", "pre_logits/kernel  ->  dropped"} <= set(lines)
 
 
-def test_a_saved_model_is_adapted_as_asked(tmp_path, capsys):
+def test_a_keras_model_is_adapted_and_converted(tmp_path, capsys):
     randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)).save(tmp_path / "model.keras")
     arguments = ["--layout", "npz", "--num-classes", "5", "--image-size", "12", "60"]
     convert.main([str(tmp_path / "model.keras"), str(tmp_path / "x.npz"), *arguments])
@@ -41,19 +41,19 @@ def test_a_saved_model_is_adapted_as_asked(tmp_path, capsys):
     assert keras_vit.from_checkpoint(tmp_path / "x.npz", stored_grid=(3, 10)).output_shape == (None, 5)
 
 
-def test_the_numerics_of_a_resnet_are_compared_too(tmp_path, capsys):
+def test_differing_epsilons_of_a_resnet_are_reported(tmp_path, capsys):
     convert.main([str(FIXTURES / "hybrid_stages2.npz"), str(tmp_path / "x.safetensors"), "--layout", "timm"])
     printed = capsys.readouterr().out
     assert "GroupNorm epsilon: 1e-06 in this model, 1e-05 in the code of timm files; set it there." in printed
     assert "epsilon of the kernels' deviation: 1e-05 in this model, 0.0 in the code of timm files" in printed
 
 
-def test_what_a_layout_changes_is_named(tmp_path, capsys):
+def test_weights_that_a_layout_changes_are_reported(tmp_path, capsys):
     convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / "x.npz"), "--layout", "big_vision"])
     assert "changed: cls, Transformer/posembed_input/pos_embedding." in capsys.readouterr().out
 
 
-def test_a_saved_model_is_converted(tmp_path, capsys):
+def test_a_keras_model_is_converted(tmp_path, capsys):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3))
     model.save(tmp_path / "model.keras")
     convert.main([str(tmp_path / "model.keras"), str(tmp_path / "hf"), "--layout", "huggingface"])
@@ -65,13 +65,13 @@ def test_a_saved_model_is_converted(tmp_path, capsys):
     ("arguments", "sentence"),
     [
         (["{in}", "{out}/x.npz", "--layout", "h5"], "The layout must be one of npz, npz-linen"),
-        (["{in}", "{out}", "--layout", "npz"], "is there already; give the name of a new file"),
+        (["{in}", "{out}", "--layout", "npz"], "already exists; give the name of a new file"),
         (["{in}", "{out}/no/x.npz", "--layout", "npz"], "There is no folder '.*/no' to write x.npz into"),
         (["{out}/none.npz", "{out}/x.npz", "--layout", "npz"], "There is no file, folder or official checkpoint"),
         (["{bit}", "{out}/x.npz", "--layout", "torchvision"], "The layout torchvision cannot express this ResNet"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_is_left(arguments, sentence, tmp_path):
+def test_invalid_arguments_raise_and_leave_no_file(arguments, sentence, tmp_path):
     names = {"in": FIXTURES / "vit_token.npz", "bit": FIXTURES / "hf_bit", "out": tmp_path}
     with pytest.raises(UserError, match=sentence):
         convert.main([argument.format(**names) for argument in arguments])

@@ -1,4 +1,4 @@
-"""What is written after --checkpoint: names and addresses, the cache, broken transfers. No network but 127.0.0.1."""
+"""find_checkpoint: names, addresses, the cache and failed downloads. No network but 127.0.0.1."""
 
 import collections
 import contextlib
@@ -21,7 +21,7 @@ from keras_vit.checkpoints import download
 from keras_vit.checkpoints.download import best_upstream, find_checkpoint
 
 STORAGE = "https://storage.googleapis.com"
-CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, no power of two
+CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, not a power of two
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -48,7 +48,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for key, value in ({"Content-Length": str(len(content)), "Connection": "close"} | headers).items():
             self.send_header(key.replace("_", "-"), value)
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the other side may have enough
+        with contextlib.suppress(ConnectionError):  # the client may have closed the connection
             self.wfile.write(content)
         self.close_connection = True
 
@@ -57,7 +57,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.requests[path] += 1
         first = self.server.requests[path] == 1
         length = {"Content-Length": str(len(CONTENT))}
-        if path == "/whole/model.npz":
+        if path == "/complete/model.npz":
             self.answer(200, CONTENT)
         elif path == "/together.npz":
             self.server.together.wait(10)
@@ -73,7 +73,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path == "/busy-once.npz":
             self.answer(*((503, b"later") if first else (200, CONTENT)))
         elif path == "/near.npz":
-            self.answer(302, Location="/whole/model.npz")
+            self.answer(302, Location="/complete/model.npz")
         elif path == "/far.npz":
             self.answer(302, Location="http://example.com/model.npz")
         elif path in ("/chunked.npz", "/chunked-short.npz"):
@@ -110,7 +110,7 @@ def _server():
 
 @pytest.fixture(name="cache", autouse=True)
 def _cache(tmp_path, monkeypatch) -> pathlib.Path:
-    """Only this machine can be reached, nothing is waited for, and the cache is where it can be seen."""
+    """A cache in tmp_path, with access to 127.0.0.1 only and no pauses."""
     resolve = socket.getaddrinfo
 
     def resolve_local(host, *arguments, **options):
@@ -130,19 +130,19 @@ def _cache(tmp_path, monkeypatch) -> pathlib.Path:
     return tmp_path / "cache"
 
 
-def kept(cache: pathlib.Path) -> list[pathlib.Path]:
+def cached_files(cache: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path for path in cache.rglob("*") if path.is_file())
 
 
-def complaint(name: str, cache: pathlib.Path | None = None) -> str:
+def error_message(name: str, cache: pathlib.Path | None = None) -> str:
     with pytest.raises(UserError) as caught:
         find_checkpoint(name, cache)
     return str(caught.value)
 
 
-def place_by_hand(name: str, content: bytes) -> pathlib.Path:
-    """Put a file at the path that the refusal without a network names."""
-    path = pathlib.Path(complaint(name).split("put the file at ")[1].removesuffix("."))
+def place_manually(name: str, content: bytes) -> pathlib.Path:
+    """Put a file at the path in the error message without a network."""
+    path = pathlib.Path(error_message(name).split("put the file at ")[1].removesuffix("."))
     path.write_bytes(content)
     return path
 
@@ -193,11 +193,11 @@ FINE = f"{B_16}--imagenet2012-steps_20k-lr_0.03-res_384"
     ],
 )
 def test_a_name_becomes_an_address(name, address):
-    assert complaint(name).startswith(f"{STORAGE}/{address} cannot be fetched (")
+    assert error_message(name).startswith(f"{STORAGE}/{address} cannot be downloaded (")
 
 
-def test_one_object_has_one_place_however_it_is_written():
-    path = place_by_hand("sam/ViT-B_16", CONTENT)
+def test_equivalent_addresses_have_one_cache_path():
+    path = place_manually("sam/ViT-B_16", CONTENT)
     same = ("gs://vit_models/sam/ViT-B_16.npz", f"{STORAGE}/vit_models/sam/ViT-B_16.npz#part")
     assert {find_checkpoint(name) for name in same} == {path}
 
@@ -223,7 +223,7 @@ def test_one_object_has_one_place_however_it_is_written():
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_official_ones(name, near, cache):
-    sentence = complaint(name)
+    sentence = error_message(name)
     found, advice = sentence.split("; give an existing path, an https:// or gs:// address, ")
     assert found == f"There is no file, folder or official checkpoint {name[:200]!r}"
     assert near in advice
@@ -261,11 +261,11 @@ def test_an_unknown_name_is_refused_with_the_nearest_official_ones(name, near, c
     ],
 )
 def test_an_address_that_is_not_safe_or_not_a_file_is_refused(name, cache):
-    assert complaint(name).startswith("An address must be https://host/…/file or gs://bucket/…/file, without")
+    assert error_message(name).startswith("An address must be https://host/…/file or gs://bucket/…/file, without")
     assert not cache.exists()
 
 
-# AugReg's rule
+# AugReg's index
 
 
 COLUMNS = (
@@ -287,7 +287,7 @@ def index_of(*rows: tuple[str, str, str]) -> str:
 INDEX = index_of(
     ("i21k", "0.45", "B_16-i21k-a"),
     ("i21k", "0.47", "B_16-i21k-b"),
-    ("i21k", "0.47", "B_16-i21k-b"),  # a row for each fine-tuning
+    ("i21k", "0.47", "B_16-i21k-b"),  # one row per fine-tuned model
     ("i21k", "0.46", "B_16-i21k-c"),
     ("i21k", "", "B_16-i21k-unfinished"),
     ("i21k", "nan", "B_16-i21k-diverged"),
@@ -308,7 +308,7 @@ INDEX = index_of(
 @pytest.mark.parametrize(
     ("model", "file"), [("B_16", "B_16-i21k-b"), ("S_16", "S_16-i21k-a"), ("Ti_16", "Ti_16-i21k-b")]
 )
-def test_augreg_takes_the_best_upstream_file_of_this_very_model(model, file):
+def test_augreg_selects_the_best_upstream_file_of_the_model(model, file):
     assert best_upstream(INDEX, model) == file
     assert best_upstream(INDEX.replace("\n", "\r\n"), model) == file
 
@@ -324,24 +324,24 @@ def test_augreg_takes_the_best_upstream_file_of_this_very_model(model, file):
         (f"{COLUMNS}\n{'x' * 200_000}\n", "cannot be read (field larger"),
     ],
 )
-def test_an_index_without_an_answer_is_named(index, problem):
+def test_an_index_without_the_model_is_refused(index, problem):
     with pytest.raises(UserError, match=re.escape(problem)):
         best_upstream(index, "L_16")
 
 
 def test_an_augreg_model_goes_through_the_index_in_the_cache():
-    place_by_hand("augreg:B_16", INDEX.encode())
-    model = place_by_hand("augreg:B_16", CONTENT)
+    place_manually("augreg:B_16", INDEX.encode())
+    model = place_manually("augreg:B_16", CONTENT)
     assert model.name == "B_16-i21k-b.npz"
     assert find_checkpoint("augreg:B_16") == find_checkpoint("gs://vit_models/augreg/B_16-i21k-b.npz") == model
 
 
 def test_a_name_in_the_index_cannot_leave_the_bucket():
-    place_by_hand("augreg:B_16", index_of(("i21k", "0.5", "B_16-/../../../x")).encode())
-    assert complaint("augreg:B_16").startswith("An address must be")
+    place_manually("augreg:B_16", index_of(("i21k", "0.5", "B_16-/../../../x")).encode())
+    assert error_message("augreg:B_16").startswith("An address must be")
 
 
-# Places in the cache
+# Cache paths
 
 
 @pytest.mark.parametrize(
@@ -358,52 +358,52 @@ def test_a_name_in_the_index_cannot_leave_the_bucket():
         ("https://example.com/été.npz", "_t_.npz"),
     ],
 )
-def test_a_file_keeps_its_name_and_stays_in_a_folder_of_its_own(address, own, cache):
+def test_a_cached_file_keeps_its_name_in_a_separate_folder(address, own, cache):
     if own is None:
-        assert complaint(address).startswith("An address must be")
+        assert error_message(address).startswith("An address must be")
         return
-    path = place_by_hand(address, CONTENT)
+    path = place_manually(address, CONTENT)
     assert path.name == own
     assert path.resolve().parent.parent == cache.resolve()
     assert re.fullmatch("[0-9a-f]{20}", path.parent.name)
     assert find_checkpoint(address) == path
 
 
-def test_a_very_long_name_is_cut_and_keeps_its_ending(cache):
-    first, second = (place_by_hand(f"https://example.com/{'x' * 3_000}{end}.npz", b"weights") for end in "ab")
+def test_a_very_long_name_is_cut_but_keeps_its_suffix(cache):
+    first, second = (place_manually(f"https://example.com/{'x' * 3_000}{end}.npz", b"weights") for end in "ab")
     assert (len(first.name), first.suffix, first.parent.parent) == (160, ".npz", cache)
     assert first.parent != second.parent
 
 
-def test_the_cache_is_the_argument_else_the_variable_else_the_home(tmp_path, monkeypatch):
+def test_the_cache_is_the_argument_or_the_environment_variable_or_in_the_home(tmp_path, monkeypatch):
     name = "sam/ViT-B_16"
-    assert f" {tmp_path / 'other'}/" in complaint(name, tmp_path / "other")
-    assert f" {tmp_path / 'cache'}/" in complaint(name)
+    assert f" {tmp_path / 'other'}/" in error_message(name, tmp_path / "other")
+    assert f" {tmp_path / 'cache'}/" in error_message(name)
     monkeypatch.setenv("KERAS_VIT_CACHE", "~/mine")
-    assert f" {tmp_path / 'home' / 'mine'}/" in complaint(name)
+    assert f" {tmp_path / 'home' / 'mine'}/" in error_message(name)
     monkeypatch.delenv("KERAS_VIT_CACHE")
-    assert f" {tmp_path / 'home' / '.cache' / 'keras_vit'}/" in complaint(name)
+    assert f" {tmp_path / 'home' / '.cache' / 'keras_vit'}/" in error_message(name)
 
 
-# Transfers
+# Downloads
 
 
-def test_a_file_is_downloaded_once_and_noted(server, cache):
-    address = server.address("/whole/model.npz?key=secret")
+def test_a_file_is_downloaded_once_with_metadata(server, cache):
+    address = server.address("/complete/model.npz?key=secret")
     path = find_checkpoint(address)
     assert path.read_bytes() == CONTENT
-    note = path.with_name("model.npz.json")
-    assert kept(cache) == [path, note]
-    noted = json.loads(note.read_text())
-    assert (noted["address"], noted["downloaded"]) == (server.address("/whole/model.npz"), True)
-    assert (noted["size"], noted["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", noted["date"])
+    metadata_file = path.with_name("model.npz.json")
+    assert cached_files(cache) == [path, metadata_file]
+    metadata = json.loads(metadata_file.read_text())
+    assert (metadata["address"], metadata["downloaded"]) == (server.address("/complete/model.npz"), True)
+    assert (metadata["size"], metadata["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", metadata["date"])
     assert find_checkpoint(address) == path
-    assert server.requests["/whole/model.npz"] == 1
+    assert server.requests["/complete/model.npz"] == 1
 
 
 def test_equal_names_at_two_addresses_are_two_files(server):
-    first, second = (find_checkpoint(server.address(f"/whole/model.npz?{key}")) for key in "ab")
+    first, second = (find_checkpoint(server.address(f"/complete/model.npz?{key}")) for key in "ab")
     assert first.name == second.name
     assert first != second
 
@@ -434,23 +434,23 @@ def test_a_failed_transfer_leaves_nothing_and_says_where_to_put_the_file(
 ):
     monkeypatch.setattr(download, "_TIMEOUT", 0.2)
     address = server.address(path)
-    sentence = complaint(address)
-    assert sentence.startswith(f"{address} cannot be fetched ({reason}")
-    assert kept(cache) == []
+    sentence = error_message(address)
+    assert sentence.startswith(f"{address} cannot be downloaded ({reason}")
+    assert cached_files(cache) == []
     assert server.requests[path] == attempts
-    place_by_hand(address, b"by hand")
+    place_manually(address, b"by hand")
     assert find_checkpoint(address).read_bytes() == b"by hand"
 
 
 def test_an_interrupted_transfer_leaves_nothing(server, cache, monkeypatch):
     def interrupt(_):
-        assert [path.suffix for path in kept(cache)] == [".tmp"]
+        assert [path.suffixes[-2:] for path in cached_files(cache)] == [[".tmp", ".npz"]]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(download, "_read", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        find_checkpoint(server.address("/whole/model.npz"))
-    assert kept(cache) == []
+        find_checkpoint(server.address("/complete/model.npz"))
+    assert cached_files(cache) == []
 
 
 def test_a_redirect_to_a_safe_address_is_followed(server):
@@ -458,11 +458,11 @@ def test_a_redirect_to_a_safe_address_is_followed(server):
     assert (path.name, path.read_bytes()) == ("near.npz", CONTENT)
 
 
-def test_a_transfer_without_a_size_but_with_a_marked_end_is_whole(server):
+def test_a_chunked_transfer_is_complete(server):
     assert find_checkpoint(server.address("/chunked.npz")).read_bytes() == CONTENT
 
 
-def test_callers_at_the_same_moment_each_get_the_whole_file(server, cache):
+def test_concurrent_callers_each_get_the_complete_file(server, cache):
     found = {}
 
     def find(caller: int) -> None:
@@ -474,85 +474,85 @@ def test_callers_at_the_same_moment_each_get_the_whole_file(server, cache):
     for caller in callers:
         caller.join()
     assert found == {0: CONTENT, 1: CONTENT}
-    assert len(kept(cache)) == 2
+    assert len(cached_files(cache)) == 2
 
 
-@pytest.mark.parametrize(("path", "reads"), [("/whole/model.npz", 0), ("/chunked.npz", 2)])
-def test_a_file_that_would_fill_the_disk_is_refused_before_it_does(path, reads, server, cache, monkeypatch):
+@pytest.mark.parametrize(("path", "reads"), [("/complete/model.npz", 0), ("/chunked.npz", 2)])
+def test_a_file_larger_than_the_free_space_is_refused(path, reads, server, cache, monkeypatch):
     read, done = download._read, []
     monkeypatch.setattr(download, "_read", lambda response: done.append(1) or read(response))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=2**26 + 2**20))
-    sentence = complaint(server.address(path))
-    assert f"is larger than the {2**20} bytes for which the disk of" in sentence
-    assert (kept(cache), len(done)) == ([], reads)
+    sentence = error_message(server.address(path))
+    assert f"is larger than the {2**20} bytes of free space on the disk of" in sentence
+    assert (cached_files(cache), len(done)) == ([], reads)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_is_shown_on_a_terminal_only(terminal, server, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    find_checkpoint(server.address("/whole/model.npz"))
+    find_checkpoint(server.address("/complete/model.npz"))
     out, err = capsys.readouterr()
     assert (out, "model.npz: 100%" in err, bool(err)) == ("", terminal, terminal)
 
 
 @pytest.mark.parametrize("name", ["page.npz", "page.safetensors", "page.csv", "page"])
-def test_a_page_is_not_kept_as_a_checkpoint(name, server, cache):
-    sentence = complaint(server.address(f"/{name}"))
-    assert "cannot be fetched (it is no " in sentence
+def test_an_html_page_is_not_kept_as_a_checkpoint(name, server, cache):
+    sentence = error_message(server.address(f"/{name}"))
+    assert "cannot be downloaded (it is no " in sentence
     assert "<!DOCTYPE html>" in sentence
-    assert (kept(cache), server.requests[f"/{name}"]) == ([], 1)
+    assert (cached_files(cache), server.requests[f"/{name}"]) == ([], 1)
 
 
-# Without a network, and by hand
+# Without a network, and manually placed files
 
 
-def test_without_a_network_one_sentence_names_the_address_and_the_place(cache):
-    sentence = complaint("imagenet21k/ViT-B_16")
-    assert sentence.startswith(f"{STORAGE}/vit_models/imagenet21k/ViT-B_16.npz cannot be fetched ([Errno")
+def test_without_a_network_the_error_names_the_address_and_the_cache_path(cache):
+    sentence = error_message("imagenet21k/ViT-B_16")
+    assert sentence.startswith(f"{STORAGE}/vit_models/imagenet21k/ViT-B_16.npz cannot be downloaded ([Errno")
     assert re.search(rf"put the file at {re.escape(str(cache))}/[0-9a-f]{{20}}/ViT-B_16\.npz\.$", sentence)
     assert "\n" not in sentence
 
 
-def test_a_file_put_by_hand_is_taken_and_noted_as_such():
-    path = place_by_hand("sam/ViT-B_16", CONTENT)
+def test_a_manually_placed_file_is_used_and_marked_as_such():
+    path = place_manually("sam/ViT-B_16", CONTENT)
     assert find_checkpoint("sam/ViT-B_16") == path
-    noted = json.loads(path.with_name("ViT-B_16.npz.json").read_text())
-    assert (noted["address"], noted["downloaded"]) == (f"{STORAGE}/vit_models/sam/ViT-B_16.npz", False)
-    assert (noted["size"], noted["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    metadata = json.loads(path.with_name("ViT-B_16.npz.json").read_text())
+    assert (metadata["address"], metadata["downloaded"]) == (f"{STORAGE}/vit_models/sam/ViT-B_16.npz", False)
+    assert (metadata["size"], metadata["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
-def test_a_cached_file_of_another_size_is_refused_until_somebody_decides(server):
-    address = server.address("/whole/model.npz")
+def test_a_cached_file_of_another_size_is_refused_until_the_user_decides(server):
+    address = server.address("/complete/model.npz")
     path = find_checkpoint(address)
     path.write_bytes(b"damaged")
-    sentence = complaint(address)
-    assert f"should be {len(CONTENT)} bytes as noted beside it, but is 7; delete it to fetch it again" in sentence
+    sentence = error_message(address)
+    assert f"should be {len(CONTENT)} bytes, but is 7; delete it to download it again" in sentence
     path.with_name("model.npz.json").unlink()
     assert find_checkpoint(address).read_bytes() == b"damaged"
     path.unlink()
     assert find_checkpoint(address).read_bytes() == CONTENT
 
 
-def test_a_cached_file_with_another_hash_is_refused_until_somebody_decides(server):
-    address = server.address("/whole/model.npz")
+def test_a_cached_file_with_another_hash_is_refused_until_the_user_decides(server):
+    address = server.address("/complete/model.npz")
     path = find_checkpoint(address)
     path.write_bytes(CONTENT[:-1] + b"!")
-    assert f"should have the SHA-256 {hashlib.sha256(CONTENT).hexdigest()} noted beside it" in complaint(address)
+    assert f"should have the SHA-256 {hashlib.sha256(CONTENT).hexdigest()}, but has" in error_message(address)
     path.with_name("model.npz.json").unlink()
     assert find_checkpoint(address) == path
 
 
-def test_the_note_of_a_deleted_file_does_not_judge_the_next_one():
-    path = place_by_hand("sam/ViT-B_16", CONTENT)
+def test_metadata_of_a_deleted_file_is_not_used_for_the_next_one():
+    path = place_manually("sam/ViT-B_16", CONTENT)
     find_checkpoint("sam/ViT-B_16")
     path.unlink()
-    assert place_by_hand("sam/ViT-B_16", b"another") == path
+    assert place_manually("sam/ViT-B_16", b"another") == path
     assert find_checkpoint("sam/ViT-B_16").read_bytes() == b"another"
 
 
-@pytest.mark.parametrize("note", [b"", b"{", b"[]", b"{}", b"\xff", b'{"size": 3}'])
-def test_a_note_that_cannot_be_read_is_written_anew(note):
-    path = place_by_hand("sam/ViT-B_16", CONTENT)
-    path.with_name("ViT-B_16.npz.json").write_bytes(note)
+@pytest.mark.parametrize("metadata_file", [b"", b"{", b"[]", b"{}", b"\xff", b'{"size": 3}'])
+def test_unreadable_metadata_is_rewritten(metadata_file):
+    path = place_manually("sam/ViT-B_16", CONTENT)
+    path.with_name("ViT-B_16.npz.json").write_bytes(metadata_file)
     assert find_checkpoint("sam/ViT-B_16") == path
     assert json.loads(path.with_name("ViT-B_16.npz.json").read_text())["size"] == len(CONTENT)

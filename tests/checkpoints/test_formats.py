@@ -1,4 +1,4 @@
-"""Six layouts of files: read, written, adapted, and what each cannot express."""
+"""The six layouts: loading, saving, adapting, and models that they cannot express."""
 
 import dataclasses
 import pathlib
@@ -16,7 +16,7 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 
-# Files of every family, the options that tell what they cannot, and the layout that they are written in.
+# Files of every family, the settings that they do not contain, and their layout.
 FILES = {
     "vit_token.npz": ({}, "npz"),
     "vit_token_linen.npz": ({}, "npz-linen"),
@@ -47,7 +47,7 @@ def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_read_and_written_again_has_the_same_keys_and_arrays(name, tmp_path):
+def test_loading_and_saving_gives_the_same_keys_and_arrays(name, tmp_path):
     options, layout = FILES[name]
     model = keras_vit.from_checkpoint(FIXTURES / name, **options)
     written = tmp_path / f"written{SUFFIXES.get(layout, '.npz')}"
@@ -59,10 +59,10 @@ def test_a_file_read_and_written_again_has_the_same_keys_and_arrays(name, tmp_pa
         array = array.reshape(-1) if array.shape[:3] == (1, 1, 1) and "gn" in key else array  # older flax
         np.testing.assert_array_equal(copy[key], array, err_msg=key)
         assert copy[key].dtype == array.dtype, key
-    assert keras_vit.describe(FIXTURES / name, **untold(options)).layout == layout
+    assert keras_vit.describe(FIXTURES / name, **known_settings(options)).layout == layout
 
 
-def untold(options: dict) -> dict:
+def known_settings(options: dict) -> dict:
     return {key: value for key, value in options.items() if key != "image_size"}
 
 
@@ -94,7 +94,7 @@ EXPRESSIBLE = {
 
 @pytest.mark.parametrize("layout", EXPRESSIBLE)
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_is_written_is_read_bit_for_bit_or_refused(kind, layout, tmp_path):
+def test_saving_and_loading_is_exact_or_refused(kind, layout, tmp_path):
     model = randomize(keras_vit.build(MODELS[kind], image_size=TINY_IMAGE, num_classes=7))
     path = tmp_path / f"model{SUFFIXES.get(layout, '.npz')}"
     if kind not in EXPRESSIBLE[layout]:
@@ -120,7 +120,7 @@ def test_what_is_written_is_read_bit_for_bit_or_refused(kind, layout, tmp_path):
 
 
 def without_class_position(model) -> None:
-    """big_vision's token has no position: it can express only models whose token has none either."""
+    """Set the position embedding of the class token to zero, because big_vision has none."""
     positions = model.get_layer("Transformer.posembed_input")
     if positions.weights and positions.num_prefix_tokens:
         table = np.array(positions.pos_embedding)
@@ -135,7 +135,7 @@ def test_the_position_of_the_class_token_is_added_to_the_token_for_big_vision(tm
     np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
 
 
-def test_a_written_folder_says_what_arrays_cannot(tmp_path):
+def test_a_saved_folder_has_the_settings_that_arrays_do_not_contain(tmp_path):
     config = dataclasses.replace(TINY, gelu="erf", layer_norm_epsilon=1e-7)
     model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)
     keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
@@ -145,7 +145,7 @@ def test_a_written_folder_says_what_arrays_cannot(tmp_path):
     assert {path.name for path in (tmp_path / "hf").iterdir()} == {
         "config.json", "model.safetensors", "preprocessor_config.json",
     }  # fmt: skip
-    with pytest.raises(UserError, match="hf is there already"):
+    with pytest.raises(UserError, match="hf already exists"):
         keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
 
 
@@ -159,7 +159,7 @@ def test_a_written_folder_says_what_arrays_cannot(tmp_path):
         ("torchvision_vit.safetensors", ("erf", 1e-6)),
     ],
 )
-def test_numerics_are_those_of_the_origin(name, expected):
+def test_gelu_and_epsilons_are_those_of_the_layout(name, expected):
     config = keras_vit.config_of(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
     assert (config.gelu, config.layer_norm_epsilon) == expected
 
@@ -168,7 +168,7 @@ def epsilons(resnet) -> tuple[float, ...]:
     return resnet.group_norm_epsilon, resnet.variance_epsilon, resnet.deviation_epsilon
 
 
-def test_standardisation_is_that_of_the_origin():
+def test_weight_standardization_is_that_of_the_layout():
     def config(name):
         return keras_vit.config_of(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
 
@@ -178,7 +178,7 @@ def test_standardisation_is_that_of_the_origin():
 
 
 @pytest.mark.parametrize("prefix", ["opt/target/", "params/", "params/img/"])
-def test_prefixes_of_whole_files_are_taken_off_and_what_is_beside_them_is_left(prefix, tmp_path):
+def test_key_prefixes_are_removed_and_other_arrays_are_unused(prefix, tmp_path):
     original = read_npz(FIXTURES / "vit_token.npz")
     arrays = {f"{prefix}{key}": array for key, array in original.items()}
     arrays |= {"opt/state/step": np.array(7)}
@@ -190,16 +190,16 @@ def test_prefixes_of_whole_files_are_taken_off_and_what_is_beside_them_is_left(p
     assert keras_vit.load_checkpoint(model, tmp_path / "x.npz").dropped == ("opt/state/step",)
 
 
-def test_half_precision_is_read_exactly(tmp_path):
+def test_half_precision_is_loaded_exactly(tmp_path):
     original = read_npz(FIXTURES / "vit_token.npz")
     for kind in (ml_dtypes.bfloat16, np.float16, np.float64):
         np.savez(tmp_path / "half.npz", **{key: array.astype(kind) for key, array in original.items()})
-        weights = keras_vit.checkpoints.assign.weights_by_key(keras_vit.from_checkpoint(tmp_path / "half.npz"))
+        weights = keras_vit.checkpoints.load.weights_by_key(keras_vit.from_checkpoint(tmp_path / "half.npz"))
         kernel = original["head/kernel"].astype(kind).astype(np.float32)
         np.testing.assert_array_equal(np.asarray(weights["head/kernel"]), kernel)
 
 
-def test_bfloat16_safetensors_are_read(tmp_path):
+def test_bfloat16_safetensors_are_loaded(tmp_path):
     original = safetensors.numpy.load_file(FIXTURES / "timm_vit.safetensors")
     halves = {key: array.astype(ml_dtypes.bfloat16) for key, array in original.items()}
     safetensors.numpy.save_file(halves, tmp_path / "half.safetensors")
@@ -208,7 +208,7 @@ def test_bfloat16_safetensors_are_read(tmp_path):
     assert keras_vit.describe(tmp_path / "half.safetensors", num_heads=4).types == ("bfloat16",)
 
 
-def test_a_scanned_encoder_is_taken_apart(tmp_path):
+def test_a_scanned_encoder_is_unstacked(tmp_path):
     original = read_npz(FIXTURES / "bv_vit_tok_learn.npz")
     blocks = {key for key in original if "encoderblock_0/" in key}
     stacked = {key: array for key, array in original.items() if "encoderblock_" not in key}
@@ -238,7 +238,7 @@ def test_numbered_convolutions_of_bit_are_the_same_weights(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "twice.npz", num_groups=2)
 
 
-def test_a_linen_hybrid_is_read(tmp_path):
+def test_a_linen_hybrid_is_loaded(tmp_path):
     model = keras_vit.from_checkpoint(FIXTURES / "hybrid_stages2.npz")
     keras_vit.save_checkpoint(model, tmp_path / "linen.npz", layout="npz-linen")
     again = keras_vit.from_checkpoint(tmp_path / "linen.npz")
@@ -246,7 +246,7 @@ def test_a_linen_hybrid_is_read(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_shards_of_a_folder_are_one_checkpoint_and_stay_in_it(tmp_path):
+def test_shards_are_one_checkpoint_and_stay_in_their_folder(tmp_path):
     arrays = arrays_of(FIXTURES / "hf_vit")
     write_json(tmp_path / "config.json", read_json(FIXTURES / "hf_vit" / "config.json"))
     names = {key: f"model-{index % 2}.safetensors" for index, key in enumerate(arrays)}
@@ -259,11 +259,11 @@ def test_shards_of_a_folder_are_one_checkpoint_and_stay_in_it(tmp_path):
         np.testing.assert_array_equal(one, other)
     for trick in ("../model-0.safetensors", "/etc/passwd", "model-0.bin"):
         write_json(tmp_path / "model.safetensors.index.json", {"weight_map": names | {"x": trick}})
-        with pytest.raises(UserError, match="no .safetensors file of the same folder"):
+        with pytest.raises(UserError, match="not a .safetensors file of that folder"):
             keras_vit.from_checkpoint(tmp_path)
 
 
-def test_pictures_are_normalised_as_the_origin_does(tmp_path):
+def test_images_are_normalized_as_in_the_layout(tmp_path):
     white = np.full((32, 32, 3), 255, np.uint8)
     torchvision = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4)
     imagenet = [(1 - mean) / std for mean, std in ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))]
@@ -278,7 +278,7 @@ def test_pictures_are_normalised_as_the_origin_does(tmp_path):
     np.testing.assert_allclose(file_config(white)[0, 0], [1.0, 1.2, 1.4], rtol=1e-6)
 
 
-def test_a_rectangle_is_told_by_config_json(tmp_path):
+def test_a_rectangular_grid_is_read_from_config_json(tmp_path):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
     keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
     assert keras_vit.from_checkpoint(tmp_path / "hf").input_shape == (None, *TINY_IMAGE, 3)
@@ -295,7 +295,7 @@ def test_a_rectangle_is_told_by_config_json(tmp_path):
         ("torchvision_vit.safetensors", "bicubic-aligned"),
     ],
 )
-def test_positions_are_resized_as_the_origin_does_unless_told_otherwise(name, resampler):
+def test_position_embeddings_are_resized_as_in_the_layout_by_default(name, resampler):
     stored = keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0])
     table = np.asarray(stored.get_layer("Transformer.posembed_input").pos_embedding)
     for choice in (None, "bilinear"):
@@ -305,7 +305,7 @@ def test_positions_are_resized_as_the_origin_does_unless_told_otherwise(name, re
         np.testing.assert_array_equal(found, expected)
 
 
-def test_another_patch_size_keeps_the_embedding_of_enlarged_pictures():
+def test_another_patch_size_keeps_the_embedding_of_enlarged_images():
     small = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz")
     large = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", patch_size=16, image_size=64)
     assert keras_vit.config_of(large).patch_size == 16
@@ -320,7 +320,7 @@ def test_another_patch_size_keeps_the_embedding_of_enlarged_pictures():
 @pytest.mark.parametrize(
     "name", ["vit_token.npz", "hybrid_stages2.npz", "hf_bit", "torchvision_vit_convstem.safetensors"]
 )
-def test_another_number_of_channels_is_taken(name):
+def test_the_number_of_channels_can_be_changed(name):
     grey = keras_vit.from_checkpoint(FIXTURES / name, channels=1, **FILES[name][0])
     assert grey.input_shape[-1] == 1
     colour = keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0])
@@ -329,14 +329,14 @@ def test_another_number_of_channels_is_taken(name):
         np.testing.assert_allclose(grey(images), colour(np.repeat(images, 3, axis=-1)), atol=1e-5)
 
 
-def test_a_file_that_does_not_tell_its_heads_says_so():
+def test_an_unknown_number_of_heads_is_refused():
     with pytest.raises(UserError, match="no official model is 48 wide with 3 layers and MLPs of 96; give num_heads"):
         keras_vit.from_checkpoint(FIXTURES / "timm_vit.safetensors")
     with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
         keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", num_heads=3)
 
 
-def test_a_model_with_other_heads_is_not_filled():
+def test_a_model_with_another_number_of_heads_is_refused():
     model = keras_vit.build(dataclasses.replace(config_of_golden(), num_heads=3), image_size=32, num_classes=7)
     with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
         keras_vit.load_checkpoint(model, FIXTURES / "vit_token.npz")
@@ -346,14 +346,14 @@ def config_of_golden():
     return keras_vit.describe(FIXTURES / "vit_token.npz").config
 
 
-def test_early_convolutions_have_strides_of_two_unless_told():
+def test_early_convolutions_have_strides_of_two_by_default():
     name = "torchvision_vit_convstem.safetensors"
     assert keras_vit.describe(FIXTURES / name, num_heads=4).config.stem == ConvStem((12, 24, 24), (3, 3, 3), (2, 2, 2))
-    told = keras_vit.from_checkpoint(FIXTURES / name, num_heads=4, conv_stem_strides=(2, 2, 1))
-    assert told.input_shape == (None, 16, 16, 3)
+    model = keras_vit.from_checkpoint(FIXTURES / name, num_heads=4, conv_stem_strides=(2, 2, 1))
+    assert model.input_shape == (None, 16, 16, 3)
 
 
-def test_a_description_names_the_official_model_and_takes_no_memory(tmp_path):
+def test_describe_names_the_official_model_without_reading_arrays(tmp_path):
     model = keras_vit.build("ViT-Ti_16", num_classes=5)
     keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="timm")
     found = keras_vit.describe(tmp_path / "x.safetensors")
@@ -362,7 +362,7 @@ def test_a_description_names_the_official_model_and_takes_no_memory(tmp_path):
     assert "5,525,381 in 152 arrays of float32" in str(found)
 
 
-def test_a_model_is_adapted_as_its_file_would_be(tmp_path):
+def test_adapting_a_model_equals_adapting_its_file(tmp_path):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
     keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
     changes = {"image_size": (16, 36), "num_classes": 4, "patch_size": (8, 6), "channels": 1}
@@ -374,7 +374,7 @@ def test_a_model_is_adapted_as_its_file_would_be(tmp_path):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_kind_is_adapted_to_other_classes(kind, tiny_images):
+def test_every_kind_of_model_is_adapted_to_other_classes(kind, tiny_images):
     model = randomize(keras_vit.build(MODELS[kind], image_size=TINY_IMAGE, num_classes=7))
     again = keras_vit.adapt(model)
     np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
@@ -385,7 +385,7 @@ def test_every_kind_is_adapted_to_other_classes(kind, tiny_images):
         np.testing.assert_allclose(features, keras_vit.intermediates(model)(tiny_images)["pre_logits"], rtol=1e-5)
 
 
-def test_a_range_for_each_channel_becomes_one_for_another_number_of_channels():
+def test_a_value_range_per_channel_becomes_the_mean_for_another_number_of_channels():
     grey = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4, channels=1)
     low, high = keras_vit.preprocessing_of(grey).value_range
     np.testing.assert_allclose(low, -(0.485 / 0.229 + 0.456 / 0.224 + 0.406 / 0.225) / 3, rtol=1e-6)
@@ -396,7 +396,7 @@ def test_a_range_for_each_channel_becomes_one_for_another_number_of_channels():
     ("layout", "name", "suffix"),
     [("npz", "x.safetensors", ".npz"), ("timm", "x.npz", ".safetensors"), ("torchvision", "x", ".safetensors")],
 )
-def test_a_file_is_named_as_its_layout_is_read(layout, name, suffix, tmp_path):
+def test_a_wrong_file_suffix_is_refused(layout, name, suffix, tmp_path):
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)
     with pytest.raises(UserError, match=f"layout {layout} should end in {suffix}, but is '{name}'"):
         keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
@@ -404,7 +404,7 @@ def test_a_file_is_named_as_its_layout_is_read(layout, name, suffix, tmp_path):
 
 
 def refused_and_untouched(name: str, path: pathlib.Path, sentence: str) -> None:
-    """Neither way of loading takes the file, and a model full of other numbers stays as it is."""
+    """Check that both ways of loading refuse the file, and that the model is unchanged."""
     model = randomize(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
     before = model.get_weights()
     with pytest.raises(UserError, match=sentence):
@@ -424,24 +424,24 @@ ATTENTION = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/"
         ("hybrid_stages2.npz", {"gn_root/scale": np.ones((2, 1, 1, 32))}, "'gn_root/scale' has shape"),
         ("vit_token.npz", {f"{ATTENTION}key/kernel": np.ones((48, 2, 24))}, "The file has 2 heads"),
         ("vit_token.npz", {f"{ATTENTION}out/kernel": np.ones((2, 24, 48))}, "The file has 2 heads"),
-        ("vit_token.npz", {"head/bias": np.full(7, 1e39)}, "'head/bias' holds numbers that are not finite"),
+        ("vit_token.npz", {"head/bias": np.full(7, 1e39)}, "'head/bias' has values that are not finite"),
         ("vit_token.npz", {"Transformer/posembed_input/pos_embedding": np.ones((2, 17, 48))}, "pos_embedding"),
         ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 3, 3), np.float32)}, "'head.fc.weight' has shape"),
         ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 0, 0), np.float32)}, "'head.fc.weight' has shape"),
     ],
 )
-def test_what_fits_no_weight_is_refused_before_any_is_touched(name, change, sentence, tmp_path):
+def test_an_array_that_fits_no_weight_is_refused_before_any_is_assigned(name, change, sentence, tmp_path):
     arrays, path = arrays_of(FIXTURES / name) | change, tmp_path / name
     (write_npz if path.suffix == ".npz" else write_safetensors)(path, arrays)
     refused_and_untouched(name, path, sentence)
 
 
-def test_a_block_that_lacks_a_weight_is_named_before_a_model_is_built(tmp_path, monkeypatch):
+def test_an_incomplete_block_is_refused_before_the_model_is_built(tmp_path, monkeypatch):
     arrays = read_npz(FIXTURES / "vit_token.npz")
     del arrays[f"{ATTENTION}key/bias"]
     write_npz(tmp_path / "x.npz", arrays)
-    monkeypatch.setattr(keras_vit.checkpoints.adapt, "build", pytest.fail)
-    with pytest.raises(UserError, match="not whole: missing in the file: Transformer/encoderblock_1/.*key/bias"):
+    monkeypatch.setattr(keras_vit.checkpoints.from_checkpoint, "build", pytest.fail)
+    with pytest.raises(UserError, match="incomplete; missing keys: Transformer/encoderblock_1/.*key/bias"):
         keras_vit.from_checkpoint(tmp_path / "x.npz")
 
 
@@ -453,12 +453,12 @@ def test_a_block_that_lacks_a_weight_is_named_before_a_model_is_built(tmp_path, 
         ("hf_bit", {"embedding_dynamic_padding": True}, "embedding_dynamic_padding=False for this Bit"),
         ("hf_bit_bottleneck_same", {"embedding_dynamic_padding": False}, "embedding_dynamic_padding=True for this Bit"),
         ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
-        ("hf_vit_in21k", {"pooler_act": "relu"}, "the pooler's activation 'relu'"),
-        ("hf_vit", {"hidden_act": "swish"}, "the activation 'swish'; known are"),
+        ("hf_vit_in21k", {"pooler_act": "relu"}, "pooler activation 'relu'"),
+        ("hf_vit", {"hidden_act": "swish"}, "unsupported activation 'swish'; supported are"),
         ("hf_vit", {"backbone_config": [1]}, "backbone_config as an object"),
     ],
 )
-def test_a_configuration_that_asks_for_other_operators_is_refused(name, change, sentence, tmp_path):
+def test_an_unsupported_operator_in_config_json_is_refused(name, change, sentence, tmp_path):
     shutil.copytree(FIXTURES / name, tmp_path / name)
     config = read_json(tmp_path / name / "config.json") | change
     (tmp_path / name / "config.json").unlink()
@@ -470,19 +470,19 @@ def test_a_configuration_that_asks_for_other_operators_is_refused(name, change, 
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"global_pool": "max"}, "global_pool='max'; only token and avg"),
-        ({"global_pool": "avg"}, "the head reads 'gap', but the arrays are those of 'token'"),
+        ({"global_pool": "max"}, "global_pool='max'; supported are token and avg"),
+        ({"global_pool": "avg"}, "the classifier 'gap', but the arrays are those of 'token'"),
         ({"model_args": {"no_embed_class": True}}, "no_embed_class"),
     ],
 )
-def test_a_timm_configuration_that_the_arrays_contradict_is_refused(config, sentence, tmp_path):
+def test_a_timm_config_that_contradicts_the_arrays_is_refused(config, sentence, tmp_path):
     shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", {"architecture": "vit_base_patch16_224"} | config)
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(tmp_path, num_heads=4)
 
 
-def test_a_square_number_of_tokens_is_a_square_to_the_torch_codes_alone():
+def test_a_square_number_of_tokens_is_a_square_grid_in_pytorch_codes_only():
     timm, jax = FIXTURES / "timm_vit.safetensors", FIXTURES / "vit_token.npz"
     stored = np.asarray(
         keras_vit.from_checkpoint(timm, num_heads=4).get_layer("Transformer.posembed_input").pos_embedding
@@ -494,7 +494,7 @@ def test_a_square_number_of_tokens_is_a_square_to_the_torch_codes_alone():
     assert keras_vit.load_checkpoint(model, jax).resized == ()
 
 
-def test_config_json_counts_for_load_checkpoint_too(tmp_path):
+def test_load_checkpoint_reads_config_json(tmp_path):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
     keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
     wider = keras_vit.build(TINY, image_size=(12, 60), num_classes=7)
@@ -504,7 +504,7 @@ def test_config_json_counts_for_load_checkpoint_too(tmp_path):
         keras_vit.load_checkpoint(heads, tmp_path / "hf")
 
 
-def test_kinds_that_share_their_keys_are_not_taken_for_each_other(tmp_path):
+def test_models_with_equal_keys_but_other_settings_are_refused(tmp_path):
     after = dataclasses.replace(TINY, classifier="gap", norm_after_pooling=True)
     model = keras_vit.build(after, image_size=TINY_IMAGE, num_classes=7)
     keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="timm")
@@ -538,12 +538,12 @@ def test_an_array_in_a_shard_that_does_not_list_it_is_refused(tmp_path):
         lambda: ConvStem((4,), (3,), (0,)),
     ],
 )
-def test_stems_and_resnets_that_cannot_be_are_refused(wrong):
+def test_invalid_stems_and_resnets_are_refused(wrong):
     with pytest.raises(UserError):
         wrong()
 
 
-def test_a_standardised_kernel_stays_float32_in_mixed_precision():
+def test_a_standardized_kernel_stays_float32_in_mixed_precision():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         model = keras_vit.build(MODELS["bit"], image_size=TINY_IMAGE, num_classes=3)

@@ -1,4 +1,4 @@
-"""What files tell of themselves, what callers tell about them, and what contradicts the arrays."""
+"""Settings from config.json and from the caller, and contradictions with the arrays."""
 
 import dataclasses
 import pathlib
@@ -17,36 +17,36 @@ from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, TINY_STEM, randomize
 
 
-def with_config(folder: pathlib.Path, name: str = "config.json", origin: str = "hf_vit", **change) -> pathlib.Path:
-    """A copy of a golden folder whose configuration is changed."""
-    copy = folder / origin
-    shutil.copytree(FIXTURES / origin, copy)
+def with_config(folder: pathlib.Path, name: str = "config.json", fixture: str = "hf_vit", **change) -> pathlib.Path:
+    """A copy of a golden folder with changes in a config."""
+    copy = folder / fixture
+    shutil.copytree(FIXTURES / fixture, copy)
     known = read_json(copy / name) if (copy / name).is_file() else {}
     (copy / name).unlink(missing_ok=True)
     write_json(copy / name, known | change)
     return copy
 
 
-def said(description: keras_vit.Description) -> list[str]:
-    """Its lines, with single spaces."""
+def lines_of(description: keras_vit.Description) -> list[str]:
+    """The lines of a description, with single spaces."""
     return [" ".join(line.split()) for line in str(description).splitlines()]
 
 
-def test_a_description_asks_for_nothing_that_the_file_does_not_tell(tmp_path):
+def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
     timm = keras_vit.describe(FIXTURES / "timm_vit.safetensors")
     assert (timm.config, timm.fields["num_heads"], timm.fields["hidden_size"]) == (None, None, 48)
-    assert "num_heads not told by the file" in said(timm)
+    assert "num_heads not in the file" in lines_of(timm)
     rectangle = keras_vit.describe(FIXTURES / "vit_nonsquare.npz")
     assert rectangle.image_size is None
-    assert "image size not told by the file" in said(rectangle)
-    told = keras_vit.describe(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
-    assert (told.image_size, told.config.num_heads) == ((32, 48), 4)
+    assert "image size not in the file" in lines_of(rectangle)
+    description = keras_vit.describe(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
+    assert (description.image_size, description.config.num_heads) == ((32, 48), 4)
     bit = keras_vit.describe(FIXTURES / "hf_bit")
     assert bit.image_size is None
     official = keras_vit.build("ViT-Ti_16", image_size=32, num_classes=0)
     keras_vit.save_checkpoint(official, tmp_path / "x.safetensors", layout="timm")
-    assumed = "num_heads not told by the file; taken are the 3 of the official model of this width"
-    assert assumed in said(keras_vit.describe(tmp_path / "x.safetensors"))
+    assumed = "num_heads not in the file; default: the 3 of the official model of this width"
+    assert assumed in lines_of(keras_vit.describe(tmp_path / "x.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,19 @@ def test_a_description_asks_for_nothing_that_the_file_does_not_tell(tmp_path):
         ({"image_size": 30}, r"says image_size=\(30, 30\), but the arrays hold position embeddings for 16 patches"),
         ({"image_size": [64, 32]}, r"says image_size=\(64, 32\), but the arrays hold position embeddings for 16"),
         ({"patch_size": "x"}, "config.json should give 'patch_size' as one or two numbers of pixels, but gives 'x'"),
-        ({"model_type": "deit"}, "config.json says model_type='deit', another architecture than those built here"),
-        ({"model_type": "vit_mae"}, "config.json says model_type='vit_mae', another architecture"),
-        ({"model_type": "vit_msn", "hidden_act": "relu"}, "asks for the activation 'relu'"),
+        ({"model_type": "deit"}, "config.json has the unsupported model_type='deit'; supported are"),
+        ({"model_type": "vit_mae"}, "config.json has the unsupported model_type='vit_mae'"),
+        ({"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported activation 'relu'"),
     ],
 )
-def test_a_configuration_that_contradicts_the_arrays_is_refused_by_its_field(change, sentence, tmp_path):
+def test_a_config_that_contradicts_the_arrays_is_refused(change, sentence, tmp_path):
     folder = with_config(tmp_path, **change)
     for read in (keras_vit.from_checkpoint, keras_vit.describe):
         with pytest.raises(UserError, match=sentence):
             read(folder)
 
 
-def test_a_timm_size_binds_if_the_model_was_made_with_it(tmp_path):
+def test_a_timm_image_size_in_model_args_must_match_the_arrays(tmp_path):
     shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
     config = {
         "architecture": "vit_base_patch16_224",
@@ -88,7 +88,7 @@ def test_a_timm_size_binds_if_the_model_was_made_with_it(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["vit_msn", None])
-def test_numerics_are_read_whatever_the_model_is_called(kind, tmp_path):
+def test_gelu_and_epsilon_are_read_for_every_model_type(kind, tmp_path):
     folder = with_config(tmp_path, model_type=kind, hidden_act="gelu_new", layer_norm_eps=1e-7)
     config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
     assert (config.gelu, config.layer_norm_epsilon) == ("tanh", 1e-7)
@@ -105,7 +105,7 @@ def test_numerics_are_read_whatever_the_model_is_called(kind, tmp_path):
         ({}, (-1.0, 1.0)),
     ],
 )
-def test_pixels_are_rescaled_and_normalised_as_the_processor_says(processor, expected, tmp_path):
+def test_the_value_range_is_that_of_the_processor(processor, expected, tmp_path):
     folder = with_config(tmp_path, "preprocessor_config.json", **processor)
     found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder)).value_range
     np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -118,12 +118,12 @@ def test_pixels_are_rescaled_and_normalised_as_the_processor_says(processor, exp
         ({"do_rescale": False}, "should give image_mean and image_std beside its own rescaling"),
     ],
 )
-def test_a_processor_that_does_not_say_what_it_does_is_refused(processor, sentence, tmp_path):
+def test_an_invalid_processor_is_refused(processor, sentence, tmp_path):
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(with_config(tmp_path, "preprocessor_config.json", **processor))
 
 
-def test_black_is_what_torchvision_makes_of_it():
+def test_black_has_the_value_of_torchvision():
     model = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4)
     black = keras_vit.preprocessing_of(model)(np.zeros((32, 32, 3), np.uint8))[0, 0]
     np.testing.assert_allclose(black, [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], rtol=1e-6)
@@ -133,12 +133,12 @@ def test_black_is_what_torchvision_makes_of_it():
     ("name", "options", "sentence"),
     [
         ("hf_bit", {"patch_size": 8}, "patch_size does not apply to a ResNet"),
-        ("hf_bit", {"num_heads": 4}, "num_heads=4 does not apply, for the file is of a ResNet; leave it out"),
+        ("hf_bit", {"num_heads": 4}, "num_heads=4 does not apply, because the file is of a ResNet; leave it out"),
         ("hf_bit", {"dropout_rate": 0.1}, "dropout_rate=0.1 does not apply"),
-        ("vit_token.npz", {"conv_stem_strides": (2, 2)}, "does not apply, for the file has no early convolutions"),
-        ("vit_token.npz", {"position_embedding": "none"}, "does not apply, for the file has a table of them"),
-        ("vit_token.npz", {"num_groups": 8}, "num_groups=8 does not apply, for the file has no GroupNorm"),
-        ("bv_vit_gap_sincos.npz", {"stored_grid": (4, 4)}, "for the file has no table of position embeddings"),
+        ("vit_token.npz", {"conv_stem_strides": (2, 2)}, "does not apply, because the file has no early convolutions"),
+        ("vit_token.npz", {"position_embedding": "none"}, "does not apply, because the file has a table of them"),
+        ("vit_token.npz", {"num_groups": 8}, "num_groups=8 does not apply, because the file has no GroupNorm"),
+        ("bv_vit_gap_sincos.npz", {"stored_grid": (4, 4)}, "because the file has no table of position embeddings"),
         ("vit_token.npz", {"resampler": "cubic"}, "no resampler named 'cubic'; the nearest names are bicubic"),
         ("vit_token.npz", {"channel_rule": "sum"}, "channel_rule must be one of mean, repeat, but is 'sum'"),
         ("vit_gap.npz", {"classifier": "cls"}, "classifier must be one of token, gap"),
@@ -153,14 +153,14 @@ def test_black_is_what_torchvision_makes_of_it():
         ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": (2, 2)}, "as many channels as kernel sizes"),
     ],
 )
-def test_an_argument_that_means_nothing_for_the_file_is_refused(name, options, sentence):
+def test_an_argument_that_does_not_apply_to_the_file_is_refused(name, options, sentence):
     heads = {"num_heads": 4} if name.startswith("torchvision") else {}
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(FIXTURES / name, **heads | options)
 
 
 @pytest.mark.parametrize("option", [{"drop": 3}, {"keep": [1]}, {"stored_grid": "4x4"}, {"resampler": "cubic"}])
-def test_options_of_loading_are_checked(option):
+def test_arguments_of_load_checkpoint_are_checked(option):
     model = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz")
     with pytest.raises(UserError):
         keras_vit.load_checkpoint(model, FIXTURES / "vit_token.npz", **option)
@@ -176,29 +176,29 @@ def test_options_of_loading_are_checked(option):
         ("something.weight", ""),
     ],
 )
-def test_other_kinds_of_models_are_named_before_anything_is_asked_for(key, kind, tmp_path):
-    """Neither heads, which this file does not tell, nor the configuration come first."""
+def test_unsupported_models_are_refused_before_missing_settings(key, kind, tmp_path):
+    """Unexpected keys are reported before unknown heads and unsupported settings."""
     arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit.safetensors") | {key: np.zeros((1, 4, 48), np.float32)}
     safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", {"architecture": "vit_base_patch16_224", "global_pool": "map"})
-    with pytest.raises(UserError, match=f"kind of model that is not built here{kind}: left over in it: {key}"):
+    with pytest.raises(UserError, match=f"unsupported kind of model{kind}; unexpected keys: {key}"):
         keras_vit.from_checkpoint(tmp_path)
     (tmp_path / "config.json").unlink()
-    assert f"not built here 1 arrays: {key}" in said(keras_vit.describe(tmp_path))
+    assert f"unexpected 1 arrays: {key}" in lines_of(keras_vit.describe(tmp_path))
 
 
-def test_official_names_are_taken_wherever_a_path_is(tmp_path, monkeypatch):
-    asked = []
+def test_official_names_are_accepted_like_paths(tmp_path, monkeypatch):
+    names = []
 
     def found(name):
-        asked.append(name)
+        names.append(name)
         return FIXTURES / "vit_token.npz"
 
-    monkeypatch.setattr(keras_vit.checkpoints.infer_config, "find_checkpoint", found)
+    monkeypatch.setattr(keras_vit.checkpoints.checkpoint, "find_checkpoint", found)
     model = keras_vit.from_checkpoint("augreg:B_16")
     keras_vit.load_checkpoint(model, "gs://bucket/x.npz")
     keras_vit.describe("sam/ViT-B_16")
-    assert asked == ["augreg:B_16", "gs://bucket/x.npz", "sam/ViT-B_16"]
+    assert names == ["augreg:B_16", "gs://bucket/x.npz", "sam/ViT-B_16"]
 
 
 @pytest.mark.parametrize(("channels", "strides"), [((4, 4, 6, 6), (2, 2, 2, 2)), ((4, 4, 6, 6, 8), (2, 1, 2, 1, 2))])
@@ -210,21 +210,21 @@ def test_of_more_than_four_early_convolutions_those_that_widen_have_a_stride(cha
 
 
 @pytest.mark.parametrize("preactivation", [True, False])
-def test_a_written_bit_pads_its_root_as_it_was_trained(preactivation, tmp_path):
+def test_a_saved_bit_has_the_padding_of_its_root(preactivation, tmp_path):
     model = keras_vit.build(dataclasses.replace(TINY_STEM, preactivation=preactivation), image_size=32, num_classes=3)
     keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
     written = read_json(tmp_path / "hf" / "config.json")
     assert written["embedding_dynamic_padding"] is not preactivation
 
 
-def test_damage_in_the_last_array_leaves_the_first_weight_as_it_was(tmp_path):
+def test_damage_in_the_last_array_leaves_the_first_weight_unchanged(tmp_path):
     arrays = read_npz(FIXTURES / "vit_token.npz")
     last = list(arrays)[-1]
     arrays[last].reshape(-1)[-1] = np.nan
     write_npz(tmp_path / "x.npz", arrays)
     model = randomize(keras_vit.from_checkpoint(FIXTURES / "vit_token.npz"))
     before = model.get_weights()
-    with pytest.raises(UserError, match=f"'{last}' holds numbers that are not finite"):
+    with pytest.raises(UserError, match=f"'{last}' has values that are not finite"):
         keras_vit.load_checkpoint(model, tmp_path / "x.npz")
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -239,7 +239,7 @@ def test_a_header_of_safetensors_that_is_too_large_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vit_token.npz", "hybrid_stages2.npz", "bv_vit_tok_learn.npz"])
-def test_arrays_stored_by_columns_are_the_same_weights(name, tmp_path):
+def test_arrays_in_fortran_order_are_the_same_weights(name, tmp_path):
     arrays = read_npz(FIXTURES / name)
     write_npz(tmp_path / "x.npz", {key: np.asfortranarray(array) for key, array in arrays.items()})
     expected = keras_vit.from_checkpoint(FIXTURES / name).get_weights()
@@ -248,14 +248,14 @@ def test_arrays_stored_by_columns_are_the_same_weights(name, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(3, 700_001), (1, 2, 1_100_000), (2_000_003,), (5, 0), ()])
-def test_an_array_is_read_whole_across_blocks(shape, tmp_path):
+def test_an_array_of_several_blocks_is_read_completely(shape, tmp_path):
     array = np.random.default_rng(0).random(shape, np.float32)
     write_npz(tmp_path / "x.npz", {"rows": array, "columns": np.asfortranarray(array)})
     for found in read_npz(tmp_path / "x.npz").values():
         np.testing.assert_array_equal(found, array)
 
 
-def test_a_loaded_model_can_be_trained_on_without_touching_the_file(tmp_path):
+def test_training_a_loaded_model_does_not_change_the_file(tmp_path):
     shutil.copy(FIXTURES / "vit_token.npz", tmp_path / "x.npz")
     content = (tmp_path / "x.npz").read_bytes()
     model, again = (keras_vit.from_checkpoint(tmp_path / "x.npz", num_classes=2) for _ in range(2))
@@ -266,16 +266,16 @@ def test_a_loaded_model_can_be_trained_on_without_touching_the_file(tmp_path):
     assert (tmp_path / "x.npz").read_bytes() == content
 
 
-def timm_folder(folder: pathlib.Path, origin: str = "timm_vit", **config) -> pathlib.Path:
-    """A golden file of timm with a config.json beside it."""
-    shutil.copy(FIXTURES / f"{origin}.safetensors", folder / "model.safetensors")
+def timm_folder(folder: pathlib.Path, fixture: str = "timm_vit", **config) -> pathlib.Path:
+    """A folder with a golden file of timm and a config.json."""
+    shutil.copy(FIXTURES / f"{fixture}.safetensors", folder / "model.safetensors")
     (folder / "config.json").unlink(missing_ok=True)
     write_json(folder / "config.json", config)
     return folder
 
 
 def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
-    """The folder, of whose config.json some fields are taken away."""
+    """Remove fields from config.json."""
     known = read_json(folder / "config.json")
     (folder / "config.json").unlink()
     write_json(folder / "config.json", {name: value for name, value in known.items() if name not in fields})
@@ -301,7 +301,7 @@ def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
         ("resnetv2_50x1_bit", {"width_factor": 2, "output_stride": 32}, (None, None)),
     ],
 )
-def test_an_architecture_of_timm_and_its_arguments_tell_heads_and_gelu(architecture, arguments, facts):
+def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architecture, arguments, facts):
     model = timm_model(architecture, arguments)
     assert (model.num_heads, model.gelu) == facts
 
@@ -327,50 +327,50 @@ def test_an_architecture_of_timm_and_its_arguments_tell_heads_and_gelu(architect
         ("resnetv2_50x1_bit", {"act_layer": "gelu"}, "act_layer='gelu'"),
     ],
 )
-def test_what_is_not_known_of_timm_is_refused_by_its_name(architecture, arguments, name):
+def test_unsupported_timm_architectures_and_arguments_are_refused(architecture, arguments, name):
     with pytest.raises(UserError, match=re.escape(name)):
         timm_model(architecture, arguments)
 
 
-def test_a_timm_folder_is_built_as_its_architecture_says(tmp_path):
+def test_a_timm_folder_has_the_settings_of_its_architecture(tmp_path):
     folder = timm_folder(tmp_path, "timm_vit_avg", architecture="vit_base_patch32_siglip_gap_256", global_pool="avg")
     config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
     assert (config.num_heads, config.gelu, config.layer_norm_epsilon) == (12, "tanh", 1e-6)
-    assert keras_vit.describe(folder).untold == ()
+    assert keras_vit.describe(folder).ambiguous == ()
     timm_folder(tmp_path, "timm_vit_avg", architecture="vit_base_patch16_rpn_224", global_pool="avg")
     for read in (keras_vit.from_checkpoint, keras_vit.describe):
         with pytest.raises(UserError, match="vit_base_patch16_rpn_224"):
             read(folder)
 
 
-def test_a_bare_timm_file_that_may_be_another_model_is_refused_or_said(tmp_path):
+def test_an_ambiguous_timm_file_is_refused_and_described(tmp_path):
     described = keras_vit.describe(FIXTURES / "timm_vit_avg.safetensors")
-    assert described.untold == ("block",)
-    assert any(line.startswith("norms not told by the file; taken are norms before each") for line in said(described))
+    assert described.ambiguous == ("block",)
+    assert any(line.startswith("norms not in the file; default: before each") for line in lines_of(described))
     arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit_avg.safetensors")
     residual_post_norm = {key: array for key, array in arrays.items() if not key.endswith("qkv.bias")}
     safetensors.numpy.save_file(residual_post_norm, tmp_path / "rpn.safetensors")
     with pytest.raises(UserError, match="vit_base_patch16_rpn_224"):
         keras_vit.from_checkpoint(tmp_path / "rpn.safetensors", num_heads=4)
-    assert keras_vit.describe(tmp_path / "rpn.safetensors").untold == ("block",)
+    assert keras_vit.describe(tmp_path / "rpn.safetensors").ambiguous == ("block",)
     before = {key.replace("fc_norm", "norm"): array for key, array in arrays.items()}
     safetensors.numpy.save_file(before, tmp_path / "gap.safetensors")
     with pytest.raises(UserError, match="give gelu, or put the config.json beside"):
         keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4)
-    told = keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4, gelu="tanh")
-    assert keras_vit.config_of(told).gelu == "tanh"
-    assert keras_vit.describe(tmp_path / "gap.safetensors").untold == ("gelu", "num_heads")
+    model = keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4, gelu="tanh")
+    assert keras_vit.config_of(model).gelu == "tanh"
+    assert keras_vit.describe(tmp_path / "gap.safetensors").ambiguous == ("gelu", "num_heads")
 
 
-def test_official_heads_are_taken_for_official_models_only(tmp_path):
+def test_default_heads_are_for_official_models_only(tmp_path):
     small = keras_vit.build(dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=1), image_size=32)
     keras_vit.save_checkpoint(small, tmp_path / "x.safetensors", layout="timm")
     with pytest.raises(UserError, match="no official model is 192 wide with 1 layers"):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
 
-# transformers 5.23.0 writes all fields, older ones what differs; the defaults are those of the configuration modules.
-def test_what_a_configuration_leaves_out_is_the_default_of_its_class(tmp_path):
+# transformers 5.23.0 writes all fields, older versions those that differ from the defaults of the config classes.
+def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
     folder = without(with_config(tmp_path / "heads"), "num_attention_heads", "layer_norm_eps", "hidden_act")
     config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
     assert (config.num_heads, config.layer_norm_epsilon, config.gelu) == (12, 1e-12, "erf")
@@ -385,7 +385,7 @@ def test_what_a_configuration_leaves_out_is_the_default_of_its_class(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("origin", "field", "sentence"),
+    ("fixture", "field", "sentence"),
     [
         ("hf_bit", "layer_type", None),
         ("hf_bit", "global_padding", None),
@@ -396,8 +396,8 @@ def test_what_a_configuration_leaves_out_is_the_default_of_its_class(tmp_path):
         ("hf_bit_bottleneck_same", "embedding_dynamic_padding", "embedding_dynamic_padding=True"),
     ],
 )
-def test_what_the_configuration_of_a_bit_leaves_out_is_the_default(origin, field, sentence, tmp_path):
-    folder = without(with_config(tmp_path, origin=origin), field)
+def test_missing_fields_of_a_bit_config_have_defaults(fixture, field, sentence, tmp_path):
+    folder = without(with_config(tmp_path, fixture=fixture), field)
     if sentence is None:
         keras_vit.from_checkpoint(folder)
         return
@@ -429,7 +429,7 @@ def test_what_the_configuration_of_a_bit_leaves_out_is_the_default(origin, field
         ),
     ],
 )
-def test_pictures_are_resized_as_the_processor_says(processor, resize, crop_from, tmp_path):
+def test_images_are_resized_like_by_the_processor(processor, resize, crop_from, tmp_path):
     folder = with_config(tmp_path, "preprocessor_config.json", **processor)
     found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
     assert (found.resize, found.crop_from, found.image_size) == (resize, crop_from, (32, 32))
@@ -449,13 +449,13 @@ def test_pictures_are_resized_as_the_processor_says(processor, resize, crop_from
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type='ConvNext"),
     ],
 )
-def test_what_a_processor_does_and_pictures_here_cannot_is_refused_by_its_name(processor, name, tmp_path):
-    with pytest.raises(UserError, match=f"preprocessor_config.json says {name}"):
+def test_unsupported_processors_are_refused(processor, name, tmp_path):
+    with pytest.raises(UserError, match=f"preprocessor_config.json has the unsupported {name}"):
         keras_vit.from_checkpoint(with_config(tmp_path, "preprocessor_config.json", **processor))
 
 
 @pytest.mark.parametrize(("resize", "crop_from"), [("crop", None), ("resize-small", 40)])
-def test_a_written_processor_resizes_as_the_model_does(resize, crop_from, tmp_path):
+def test_a_saved_processor_resizes_like_the_model(resize, crop_from, tmp_path):
     preprocessing = keras_vit.Preprocessing((24, 24), resize=resize, crop_from=crop_from)
     config = dataclasses.replace(TINY, patch_size=8)
     model = keras_vit.build(config, preprocessing=preprocessing, num_classes=3)
@@ -463,7 +463,7 @@ def test_a_written_processor_resizes_as_the_model_does(resize, crop_from, tmp_pa
     assert keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path / "hf")) == preprocessing
 
 
-def test_a_window_that_is_no_square_cannot_be_written_for_transformers(tmp_path):
+def test_a_rectangular_crop_cannot_be_saved_for_transformers(tmp_path):
     preprocessing = keras_vit.Preprocessing((16, 24), resize="crop")
     model = keras_vit.build(dataclasses.replace(TINY, patch_size=8), preprocessing=preprocessing, num_classes=3)
     with pytest.raises(UserError, match="'crop' to 16x24"):
@@ -472,21 +472,21 @@ def test_a_window_that_is_no_square_cannot_be_written_for_transformers(tmp_path)
 
 
 @pytest.mark.parametrize("prefix", ["params/", "opt/target/", "params/img/"])
-def test_a_file_of_two_models_is_refused(prefix, tmp_path):
+def test_a_file_with_two_models_is_refused(prefix, tmp_path):
     arrays = read_npz(FIXTURES / "vit_token.npz")
     write_npz(tmp_path / "x.npz", arrays | {f"{prefix}{key}": array + 1 for key, array in arrays.items()})
     with pytest.raises(UserError, match=f"one each under no prefix and '{prefix}'"):
         keras_vit.from_checkpoint(tmp_path / "x.npz")
 
 
-def test_what_does_not_fit_is_told_in_a_short_sentence(tmp_path):
+def test_a_long_list_of_keys_is_shortened(tmp_path):
     arrays = read_npz(FIXTURES / "vit_token.npz")
     model = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz")
     write_npz(tmp_path / "x.npz", arrays | {f"{number:05}{'x' * 300}": np.zeros(1) for number in range(2000)})
-    with pytest.raises(UserError, match="left over in it: .* and 1990 more") as caught:
+    with pytest.raises(UserError, match="unexpected keys: .* and 1990 more") as caught:
         keras_vit.load_checkpoint(model, tmp_path / "x.npz")
     assert len(str(caught.value)) < 3000
     assert "missing" not in str(caught.value)
     write_npz(tmp_path / "y.npz", {key: array for key, array in arrays.items() if key != "cls"})
-    with pytest.raises(UserError, match="missing in the file: cls.$"):
+    with pytest.raises(UserError, match="missing keys: cls.$"):
         keras_vit.load_checkpoint(model, tmp_path / "y.npz")

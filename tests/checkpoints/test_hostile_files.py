@@ -1,4 +1,4 @@
-"""Mutated checkpoint files: each is loaded whole or refused in one sentence, quickly, in little memory.
+"""Mutated checkpoint files: each is loaded completely or refused with one sentence, quickly and in little memory.
 
 `python -m pytest tests/test_fuzz.py -m slow` tries 10,000; the quick test the first 400 of them.
 """
@@ -25,7 +25,7 @@ SECONDS, BYTES = 5.0, 64 * 2**20
 
 
 def fresh(layout: str) -> keras.Model:
-    """A model that the layout can express, all its weights one number."""
+    """A model that the layout can express, with constant weights."""
     has_pre_logits = layout not in ("huggingface", "timm")
     config = CONFIG if has_pre_logits else ViTConfig(patch_size=4, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=12)
     model = keras_vit.build(config, image_size=8, num_classes=3)
@@ -51,7 +51,7 @@ def seeds(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
-    """The content with one to three accidents, or tricks on its headers."""
+    """The content with one to three mutations, or manipulated headers."""
     content = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         kind = rng.randrange(8)
@@ -68,7 +68,7 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
             content = content or bytearray(b"P")
         elif kind == 4:
             content[place:place] = content[max(place - 60, 0) : place]
-        elif kind == 5:  # other numbers of an array, or other lengths
+        elif kind == 5:  # other values or other lengths
             digits = [i for i, byte in enumerate(content) if chr(byte).isdigit()] or [0]
             content[rng.choice(digits)] = ord(rng.choice("0123456789-"))
         elif kind == 6:
@@ -87,7 +87,7 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
 
 
 def _header_byte(content: bytes, rng: random.Random) -> int:
-    """A place in what describes the arrays: a zip's entries and directory, a JSON header, NumPy's headers."""
+    """A position in the metadata: a zip's entries and directory, a JSON header or NumPy headers."""
     places = [0, len(content) - 1]
     for mark in (b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"\x93NUMPY", b'"'):
         start = content.find(mark, rng.randrange(len(content)))
@@ -105,7 +105,7 @@ def mutated_config(content: bytes, rng: random.Random) -> bytes:
 
 
 def attempt(layout: str, path: pathlib.Path, model: keras.Model, rng: random.Random) -> bool:
-    """Load the file, or be refused; say which. Fails when a model is left half-filled."""
+    """Whether the file is loaded; fails if a refused file changes the model."""
     try:
         if rng.random() < 0.05:
             options = {"num_heads": 2} if layout in ("timm", "torchvision") else {}
@@ -131,26 +131,26 @@ def campaign(folder: pathlib.Path, count: int) -> dict[bool, int]:
         layout = LAYOUTS[number % len(LAYOUTS)]
         path = files[layout]
         victim = path.with_name("config.json") if layout == "huggingface" and rng.random() < 0.4 else path
-        whole = victim.read_bytes()
-        victim.write_bytes((mutated_config if victim.suffix == ".json" else mutated)(whole, rng))
+        content = victim.read_bytes()
+        victim.write_bytes((mutated_config if victim.suffix == ".json" else mutated)(content, rng))
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
         try:
             outcomes[attempt(layout, path, models[layout], rng)] += 1
         except Exception as error:
             raise AssertionError(f"mutation {number} of {layout}") from error
         finally:
-            victim.write_bytes(whole)
+            victim.write_bytes(content)
         assert time.monotonic() - start < SECONDS, number
         assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < BYTES, number
     return outcomes
 
 
-def test_a_mutated_file_is_loaded_whole_or_refused(tmp_path):
+def test_a_mutated_file_is_loaded_completely_or_refused(tmp_path):
     outcomes = campaign(tmp_path, 400)
     assert outcomes[False] > 200
     assert outcomes[True] > 0
 
 
 @pytest.mark.slow
-def test_ten_thousand_mutated_files_are_loaded_whole_or_refused(tmp_path):
+def test_ten_thousand_mutated_files_are_loaded_completely_or_refused(tmp_path):
     assert sum(campaign(tmp_path, 10_000).values()) == 10_000

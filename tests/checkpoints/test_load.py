@@ -1,4 +1,4 @@
-"""Checkpoint files: strict on both sides, both numberings, resized on the way, hostile ones refused."""
+"""load_checkpoint and from_checkpoint: strict matching, resizing, damaged and malicious files."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ def saved(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> pathlib.Path:
     return path / "changed.npz"
 
 
-def test_the_architecture_is_read_from_the_file():
+def test_the_architecture_is_inferred_from_the_file():
     model = keras_vit.from_checkpoint(FIXTURES / "vit_token_rep.npz")
     config = keras_vit.config_of(model)
     assert (config.hidden_size, config.num_layers, config.num_heads, config.mlp_dim) == (48, 3, 4, 96)
@@ -36,7 +36,7 @@ def test_the_architecture_is_read_from_the_file():
     assert model.output_shape == (None, 7)
 
 
-def test_both_numberings_are_the_same_checkpoint():
+def test_linen_and_pre_linen_keys_are_the_same_checkpoint():
     models = [keras_vit.from_checkpoint(FIXTURES / name) for name in ("vit_token.npz", "vit_token_linen.npz")]
     for first, second in zip(*(model.get_weights() for model in models), strict=True):
         np.testing.assert_array_equal(first, second)
@@ -52,7 +52,7 @@ def test_twelve_blocks_are_loaded_in_the_order_of_their_numbers(tmp_path, tiny_i
 
 @pytest.mark.parametrize("layout", ["npz", "npz-linen"])
 @pytest.mark.parametrize("classifier", ["token", "gap", "map", "unpooled"])
-def test_what_is_written_is_read_bit_for_bit(layout, classifier, tmp_path):
+def test_saving_and_loading_is_exact(layout, classifier, tmp_path):
     config = dataclasses.replace(TINY, classifier=classifier, representation_size=9)
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
     keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout=layout)
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_bit_for_bit(layout, classifier, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vit_token", "vit_token_linen", "vit_token_rep", "vit_gap"])
-def test_a_file_read_and_written_again_has_the_same_keys_and_arrays(name, tmp_path):
+def test_loading_and_saving_gives_the_same_keys_and_arrays(name, tmp_path):
     original = read_npz(FIXTURES / f"{name}.npz")
     model = keras_vit.from_checkpoint(FIXTURES / f"{name}.npz")
     keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz-linen" if "linen" in name else "npz")
@@ -82,15 +82,15 @@ def test_an_unknown_layout_is_refused(tmp_path):
         keras_vit.save_checkpoint(keras_vit.build(TINY, image_size=TINY_IMAGE), tmp_path / "x", layout="h5")
 
 
-def test_missing_and_left_over_keys_are_named_and_the_model_is_untouched(tmp_path, arrays):
+def test_missing_and_unexpected_keys_are_named_and_the_model_is_unchanged(tmp_path, arrays):
     model = keras_vit.from_checkpoint(TOKEN)
     before = model.get_weights()
     del arrays[f"{BLOCK}LayerNorm_2/scale"]
-    arrays["stranger/kernel"] = np.zeros(3, np.float32)
+    arrays["foreign/kernel"] = np.zeros(3, np.float32)
     with pytest.raises(UserError) as caught:
         keras_vit.load_checkpoint(model, saved(tmp_path, arrays))
-    assert f"missing in the file: {BLOCK}LayerNorm_2/scale" in str(caught.value)
-    assert "left over in it: stranger/kernel" in str(caught.value)
+    assert f"missing keys: {BLOCK}LayerNorm_2/scale" in str(caught.value)
+    assert "unexpected keys: foreign/kernel" in str(caught.value)
     for first, second in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(first, second)
 
@@ -98,13 +98,13 @@ def test_missing_and_left_over_keys_are_named_and_the_model_is_untouched(tmp_pat
 def test_a_checkpoint_of_another_shape_is_refused_by_key(tmp_path, arrays):
     arrays["head/kernel"] = arrays["head/kernel"][:, :5]
     model = keras_vit.build("testing", image_size=32)
-    with pytest.raises(UserError, match="does not fit the model: left over in it: "):
+    with pytest.raises(UserError, match="does not fit the model; unexpected keys: "):
         keras_vit.load_checkpoint(model, TOKEN)
     with pytest.raises(UserError, match=r"'head/kernel' has shape \(48, 5\), but the model needs \(48, 7\)"):
         keras_vit.from_checkpoint(saved(tmp_path, arrays))
 
 
-def test_declared_differences_are_reported():
+def test_dropped_and_kept_weights_are_reported():
     model = keras_vit.from_checkpoint(TOKEN, num_classes=5)
     report = keras_vit.load_checkpoint(model, TOKEN, drop=["head/"], keep=["head/"])
     assert report.dropped == report.kept == ("head/bias", "head/kernel")
@@ -113,13 +113,13 @@ def test_declared_differences_are_reported():
     assert report.resized == ()
 
 
-def test_another_image_size_resizes_the_positions_and_says_so():
+def test_another_image_size_resizes_the_positions_and_reports_it():
     model = keras_vit.from_checkpoint(TOKEN, image_size=(48, 24))
     assert keras_vit.load_checkpoint(model, TOKEN).resized == ("Transformer/posembed_input/pos_embedding",)
     assert model.get_layer("Transformer.posembed_input").grid == (6, 3)
 
 
-def test_a_new_class_count_gives_a_head_of_zeros_and_no_pre_logits():
+def test_num_classes_gives_a_head_of_zeros_and_no_pre_logits():
     model = keras_vit.from_checkpoint(FIXTURES / "vit_token_rep.npz", num_classes=7)
     kernel, bias = model.get_layer("head").get_weights()
     assert kernel.shape == (48, 7)
@@ -128,20 +128,20 @@ def test_a_new_class_count_gives_a_head_of_zeros_and_no_pre_logits():
     assert "pre_logits" not in [layer.name for layer in model.layers]
 
 
-def test_no_classes_give_the_features():
+def test_zero_classes_give_the_features():
     assert keras_vit.from_checkpoint(TOKEN, num_classes=0).output_shape == (None, 48)
 
 
-def test_a_grid_that_is_no_square_must_be_told():
-    with pytest.raises(UserError, match=r"24 patches, which is no square; give stored_grid=\(rows, columns\)"):
+def test_a_grid_that_is_not_square_needs_stored_grid():
+    with pytest.raises(UserError, match=r"24 patches, which is not square; give stored_grid=\(rows, columns\)"):
         keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz")
     by_grid = keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
     assert keras_vit.preprocessing_of(by_grid).image_size == (32, 48)
 
 
-def test_what_is_no_vision_transformer_is_refused(tmp_path):
+def test_another_model_is_refused(tmp_path):
     with pytest.raises(
-        UserError, match="no Vision Transformer, hybrid or BiT of a known layout: its 1 arrays begin with weights"
+        UserError, match="not a Vision Transformer, hybrid or BiT of a known layout: its 1 arrays begin with weights"
     ):
         keras_vit.from_checkpoint(saved(tmp_path, {"weights": np.zeros(3, np.float32)}))
 
@@ -167,7 +167,7 @@ def test_a_missing_file_is_named():
 def test_a_truncated_file_is_refused(share, tmp_path):
     content = TOKEN.read_bytes()
     (tmp_path / "cut.npz").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UserError, match=r"cut.npz cannot be read as a whole .npz archive .* fetch it again"):
+    with pytest.raises(UserError, match=r"cut.npz cannot be read as an .npz archive .* download it again"):
         keras_vit.from_checkpoint(tmp_path / "cut.npz")
 
 
@@ -185,7 +185,7 @@ def test_pickled_objects_are_never_loaded(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "evil.npz")
 
 
-def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path):
+def test_a_header_that_claims_more_than_the_file_allocates_no_memory(tmp_path):
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (250000000000,), }"
     header += b" " * (118 - len(header) - 1) + b"\n"
     with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
@@ -210,15 +210,15 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_name_to_drop_or_keep_is_not_taken_for_its_letters():
+def test_a_single_prefix_to_drop_or_keep_can_be_a_string():
     model = keras_vit.from_checkpoint(TOKEN, num_classes=5)
     report = keras_vit.load_checkpoint(model, TOKEN, drop="head/", keep="head/")
     assert report.dropped == report.kept == ("head/bias", "head/kernel")
 
 
-def test_a_weight_that_is_there_twice_is_refused(tmp_path, arrays):
+def test_a_duplicate_weight_is_refused(tmp_path, arrays):
     mixed = arrays | {f"{BLOCK}MlpBlock_0/Dense_0/kernel": arrays[f"{BLOCK}MlpBlock_3/Dense_0/kernel"] + 1}
-    with pytest.raises(UserError, match=f"left over in it: {BLOCK}MlpBlock_0/Dense_0/kernel"):
+    with pytest.raises(UserError, match=f"unexpected keys: {BLOCK}MlpBlock_0/Dense_0/kernel"):
         keras_vit.from_checkpoint(saved(tmp_path, mixed))
     with zipfile.ZipFile(saved(tmp_path, arrays), "a") as archive, archive.open("cls", "w") as stream:
         np.lib.format.write_array(stream, arrays["cls"] + 1)
@@ -227,12 +227,12 @@ def test_a_weight_that_is_there_twice_is_refused(tmp_path, arrays):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_are_refused_by_key_and_the_model_is_untouched(value, tmp_path, arrays):
+def test_values_that_are_not_finite_are_refused_and_the_model_is_unchanged(value, tmp_path, arrays):
     arrays["head/kernel"][3, 2] = value
     model = randomize(keras_vit.from_checkpoint(TOKEN))
     before = model.get_weights()
     for load in (keras_vit.from_checkpoint, lambda path: keras_vit.load_checkpoint(model, path)):
-        with pytest.raises(UserError, match="'head/kernel' holds numbers that are not finite"):
+        with pytest.raises(UserError, match="'head/kernel' has values that are not finite"):
             load(saved(tmp_path, arrays))
     for first, second in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(first, second)
@@ -249,17 +249,17 @@ def test_numbers_that_are_not_finite_are_refused_by_key_and_the_model_is_untouch
         {"pre_logits/kernel": np.zeros((48, 10**10, 0), np.float32)},
     ],
 )
-def test_shapes_that_ask_for_more_than_the_file_holds_take_no_memory(change, tmp_path, arrays):
+def test_shapes_larger_than_the_file_allocate_no_memory(change, tmp_path, arrays):
     with pytest.raises(UserError):
         keras_vit.from_checkpoint(saved(tmp_path, arrays | change))
 
 
 def test_damage_in_a_compressed_archive_is_refused(tmp_path, arrays):
     np.savez_compressed(tmp_path / "packed.npz", **arrays)
-    whole = (tmp_path / "packed.npz").read_bytes()
+    content = (tmp_path / "packed.npz").read_bytes()
     model = keras_vit.from_checkpoint(tmp_path / "packed.npz")
-    for place in range(0, len(whole), len(whole) // 150):
-        (tmp_path / "flipped.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 8]) + whole[place + 1 :])
+    for place in range(0, len(content), len(content) // 150):
+        (tmp_path / "flipped.npz").write_bytes(content[:place] + bytes([content[place] ^ 8]) + content[place + 1 :])
         try:
             keras_vit.load_checkpoint(model, tmp_path / "flipped.npz")
         except UserError as refusal:
@@ -294,7 +294,7 @@ def header_of(**arrays) -> bytes:
     ],
     ids=["empty", "noise", "long header", "cut", "overlapping", "too large a shape"],
 )
-def test_safetensors_that_are_not_whole_are_refused(content, tmp_path):
+def test_incomplete_safetensors_are_refused(content, tmp_path):
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"x.safetensors cannot be read as a whole .safetensors file"):
+    with pytest.raises(UserError, match=r"x.safetensors cannot be read as a .safetensors file"):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")

@@ -145,7 +145,7 @@ def test_data_of_other_classes_are_refused(run, monkeypatch):
 def test_an_unfinished_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="There is no file, folder or official checkpoint"):
         evaluation.evaluate(EvaluateOptions(str(tmp_path / "none"), DataOptions("digits")))
-    with pytest.raises(UserError, match="is no finished run: it has no model.keras"):
+    with pytest.raises(UserError, match="is not a finished run: it has no model.keras"):
         evaluation.evaluate(EvaluateOptions(str(tmp_path), DataOptions("digits")))
 
 

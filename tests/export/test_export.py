@@ -23,6 +23,7 @@ from export.tflite import __main__ as tflite
 from export.tflite import export as tflite_export
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.errors import ParityError
+from keras_vit.files.labels import labels_text
 from keras_vit.files.npz import write_npz
 from keras_vit.run_directory import Samples
 from tests.support import randomize
@@ -324,7 +325,7 @@ def test_no_format_is_refused(samples, tmp_path):
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(UserError, match=f"{tmp_path} cannot be written; give another --output"):
+    with pytest.raises(UserError, match=f"{tmp_path} is not writable; give another --output"):
         run_directory.check_output(tmp_path / "a" / "b")
 
 
@@ -346,7 +347,7 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
 
 
 def test_files_of_an_unknown_model_are_refused(samples, tmp_path):
-    (tmp_path / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")  # of this very run
+    (tmp_path / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")  # of this very run
     tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
     (tmp_path / "export.sha256").unlink()
     with pytest.raises(UserError, match="already holds the export of another model .model-float32.tflite."):
@@ -369,7 +370,7 @@ def _run(samples, tmp_path) -> pathlib.Path:
     run = tmp_path / "run"
     run.mkdir()
     build().save(run / "model.keras")
-    (run / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")
+    (run / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")
     samples.save(run / "samples.npz")
     return run
 
@@ -413,11 +414,11 @@ def not_an_image(path: pathlib.Path) -> None:
         ("model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
         ("model.keras", truncate, r"model.keras cannot be read as a Keras model \(File is not a zip file\)"),
         ("model.keras", lambda path: path.write_bytes(b""), "model.keras cannot be read as a Keras model"),
-        ("model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must be those of one run"),
-        ("samples.npz", truncate, "samples.npz cannot be read as a whole .npz"),
-        ("samples.npz", without_images, "samples.npz holds no sample images; train again"),
-        ("samples.npz", without_labels, "samples.npz holds no sample images; train again"),
-        ("samples.npz", beyond_the_data, "samples.npz holds no sample images; train again"),
+        ("model.keras", of_few_classes, "there are 7 labels; model.keras and labels.txt must belong to the same run"),
+        ("samples.npz", truncate, "samples.npz cannot be read as an .npz"),
+        ("samples.npz", without_images, "samples.npz has no sample images; train again"),
+        ("samples.npz", without_labels, "samples.npz has no sample images; train again"),
+        ("samples.npz", beyond_the_data, "samples.npz has no sample images; train again"),
         ("samples.npz", not_an_image, "images in samples.npz, one from 0 to 0 cannot be decoded; train again"),
     ],
 )

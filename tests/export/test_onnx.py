@@ -19,8 +19,9 @@ from export.onnx import __main__ as onnx
 from export.onnx import export as onnx_export
 from export.onnx import runtimes
 from export.source import random_images
-from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of, run_directory
+from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of
 from keras_vit.errors import ParityError
+from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import Samples
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
 
@@ -338,7 +339,7 @@ def test_the_command_prints_only_its_table_and_sends_no_telemetry(tmp_path):
     run.mkdir()
     home.mkdir()
     model.save(run / "model.keras")
-    (run / "labels.txt").write_text(run_directory.labels_text(LABELS), encoding="utf-8")
+    (run / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")
     samples_of(model).save(run / "samples.npz")
     command = ["-m", "export.onnx", "--run", str(run), "--output", str(run / "x"), "--formats", "onnx", "openvino"]
     environment = {name: value for name, value in os.environ.items() if name not in ("TF_CPP_MIN_LOG_LEVEL", "CI")}

@@ -309,7 +309,7 @@ COLOURS = np.random.default_rng(0).permutation(RAMP).tolist()
 )
 def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
     (folder / "ant" / "indexed.bmp").write_bytes(content)
-    with pytest.raises(UserError, match=r"indexed.bmp \(a BMP with a palette or compressed, .* save it as PNG\)"):
+    with pytest.raises(UserError, match=r"indexed.bmp \(a BMP with a palette or compression, .* save it as PNG\)"):
         open_source(DataOptions(f"folder:{folder}"))
 
 

@@ -16,13 +16,14 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
+from keras_vit.files.atomic import write_text
 from keras_vit.models.layers import no_init_weights
 from tests.support import randomize
 from training.input.sources import DataOptions, array_split
 from training.loop import checkpoints, fit, setup
 from training.loop import pretrain as pretraining
 from training.loop import run as run_module
-from training.loop.run import Run, write_text
+from training.loop.run import Run
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.schedules import Schedule
@@ -116,7 +117,7 @@ def test_a_run_killed_while_it_starts_can_be_started_again(file, tmp_path, monke
 def test_what_killed_processes_left_unfinished_is_removed_and_nothing_else(tmp_path):
     run = Run(tmp_path / "run")
     run.start({}, ("ant", "bee"))
-    left = ["model.99.tmp.keras", "metrics.99.tmp.jsonl", "checkpoints/state.npz.99.tmp"]
+    left = ["model.99.tmp.keras", "metrics.99.tmp.jsonl", "checkpoints/state.99.tmp.npz"]
     for name in [*left, "notes.tmp", "checkpoints/mine.npz"]:
         (run.path / name).write_text("x")
     run.start({}, ("ant", "bee"))

@@ -11,9 +11,9 @@ import pytest
 
 import keras_vit
 from keras_vit import MODELS, Preprocessing, ResNetConfig, UserError, ViTConfig
-from keras_vit.checkpoints.assign import weights_by_key
 from keras_vit.checkpoints.formats import layout_of
 from keras_vit.checkpoints.key_mapping import untranslate
+from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.models.config import ModelConfig
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 
@@ -236,7 +236,7 @@ def test_configurations_cannot_be_changed():
 def initial_weights() -> dict[str, np.ndarray]:
     config = dataclasses.replace(TINY, hidden_size=96, num_heads=2, mlp_dim=160, representation_size=64)
     model = keras_vit.build(config, image_size=(60, 90), num_classes=7)
-    return {key: np.asarray(weight) for key, weight in keras_vit.checkpoints.assign.weights_by_key(model).items()}
+    return {key: np.asarray(weight) for key, weight in keras_vit.checkpoints.load.weights_by_key(model).items()}
 
 
 def test_initial_weights_are_the_official_ones():

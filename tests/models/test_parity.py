@@ -124,7 +124,7 @@ def test_adapting_to_another_size_and_classes_agrees_with_vit_jax(name):
         keep_pre_logits="representation_size" in entry,
     )
     inside = keras_vit.intermediates(model)(recorded["images"])
-    weights = keras_vit.checkpoints.assign.weights_by_key(model)
+    weights = keras_vit.checkpoints.load.weights_by_key(model)
     found = {key: inside[key] for key in ("logits", "pre_logits", "encoded", "embedded")}
     found["pos_embedding"] = weights["Transformer/posembed_input/pos_embedding"]
     found |= {"head_kernel": weights["head/kernel"], "head_bias": weights["head/bias"]}

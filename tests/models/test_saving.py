@@ -61,7 +61,7 @@ assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys
         "import keras_vit, tensorflow, keras",
         pytest.param("import keras_vit; from keras import ops; import keras", marks=pytest.mark.slow),
         pytest.param("import keras_vit.models.layers, keras", marks=pytest.mark.slow),
-        pytest.param("from keras_vit.checkpoints.assign import assign; import keras", marks=pytest.mark.slow),
+        pytest.param("from keras_vit.checkpoints.load import assign; import keras", marks=pytest.mark.slow),
     ],
 )
 def test_keras_knows_our_layers_in_whatever_order_they_are_imported(imports):
@@ -244,7 +244,7 @@ def test_a_folder_that_another_process_wrote_in_the_meantime_is_kept(tmp_path, m
     rename = os.rename
     monkeypatch.setattr(os, "rename", other_first)
     model = keras_vit.build(ViTConfig(patch_size=4, hidden_size=8, num_layers=1, num_heads=2, mlp_dim=12), image_size=8)
-    with pytest.raises(UserError, match="new is there already; give the name of a new folder"):
+    with pytest.raises(UserError, match="new already exists; give the name of a new folder"):
         keras_vit.save_checkpoint(model, tmp_path / "new", layout="huggingface")
     assert [entry.name for entry in tmp_path.iterdir()] == ["new"]
     assert (tmp_path / "new" / "config.json").read_text() == "of the other"

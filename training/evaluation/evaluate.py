@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from training.evaluation.classifiers import OUTPUT_NEEDED, Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
@@ -56,7 +57,7 @@ def evaluate(arguments: EvaluateOptions) -> dict:
     ]
 
     # The numbers first: they took the time, and no picture may cost them.
-    with run_directory.staged(output) as stage:
+    with staged(output) as stage:
         told = {"model": arguments.run, "kind": classifier.kind, "data": arguments.source.data, **metrics}
         (stage / "evaluation.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         (stage / "evaluation.md").write_text(_report(arguments, classifier, metrics), encoding="utf-8")
@@ -70,7 +71,7 @@ def evaluate(arguments: EvaluateOptions) -> dict:
         drawings["mistakes.png"] = lambda path: draw_mistakes(
             source.evaluation, mistakes, probabilities, labels, names, path
         )
-    with run_directory.staged(output) as stage:
+    with staged(output) as stage:
         drawn = [name for name, draw in drawings.items() if _is_drawn(draw, stage / name)]
         (stage / "evaluation.md").write_text(_report(arguments, classifier, metrics, drawn), encoding="utf-8")
     for name in _PICTURES.keys() - set(drawn):

@@ -13,6 +13,7 @@ import tqdm
 from scipy import stats
 
 from keras_vit import UserError
+from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.tables import markdown_table
 from keras_vit.models.complexity import costs
 from keras_vit.run_directory import check_output
@@ -21,7 +22,7 @@ from training.experiments.grids import STUDIES, Point, check_base, data_size
 from training.experiments.trial import Trial, labels_of, run_trial
 from training.input.sources import open_source
 from training.loop.callbacks import TrainingInterrupted
-from training.loop.run import atomic_write, locked, write_text
+from training.loop.run import locked
 from training.options.experiments import StudyOptions
 from training.probes.least_squares import check_shots
 

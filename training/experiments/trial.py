@@ -13,13 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit.files.atomic import write_text
 from training.devices.strategies import open_strategy
 from training.evaluation.classifiers import outputs
 from training.experiments.grids import Point
 from training.input.dataset import Source, Split, random_subset
 from training.input.sources import open_source
 from training.loop.pretrain import pretrain
-from training.loop.run import differences, write_text
+from training.loop.run import differences
 from training.loop.setup import Setup
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions

@@ -11,11 +11,11 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.errors import nearest
+from keras_vit.files.atomic import write_text
 from training.devices.strategies import open_strategy
 from training.experiments.vtab_sources import open_builder, task_source
 from training.input.sources import Source, Split
 from training.loop.finetune import finetune
-from training.loop.run import write_text
 from training.loop.setup import Setup
 from training.options.common import DataOptions
 from training.options.experiments import VtabOptions

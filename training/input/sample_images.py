@@ -4,6 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import staged
+from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import Samples
 from training.input.sources import bad_examples_reported, open_source
 from training.options.data import SamplesOptions
@@ -20,7 +22,7 @@ def write_samples(arguments: SamplesOptions) -> None:
     with bad_examples_reported(source.train, source.evaluation):
         examples = [split.example(tf.constant(index, tf.int64)) for index in chosen]
     encoded = tuple(tf.io.encode_png(image).numpy() for image, _ in examples)
-    with run_directory.staged(output) as stage:
+    with staged(output) as stage:
         Samples(encoded, np.array([int(label) for _, label in examples])).save(stage / run_directory.SAMPLES)
-        (stage / run_directory.LABELS).write_text(run_directory.labels_text(source.labels), encoding="utf-8")
+        (stage / run_directory.LABELS).write_text(labels_text(source.labels), encoding="utf-8")
     print(f"{len(encoded)} images in {output / run_directory.SAMPLES}.")

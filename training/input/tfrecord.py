@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.run_directory import LABELS, parse_labels
+from keras_vit.files.labels import parse_labels
+from keras_vit.run_directory import LABELS
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, reason, skip_undecodable
 from training.input.image_folder import EVALUATION_NAMES
 from training.options.common import OnBadImage

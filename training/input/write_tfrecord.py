@@ -7,6 +7,8 @@ import tensorflow as tf
 import tqdm
 
 from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import staged
+from keras_vit.files.labels import labels_text
 from training.input.dataset import Split
 from training.input.sources import bad_examples_reported, open_source
 from training.input.tfrecord import IMAGE, LABEL, shard_name
@@ -28,11 +30,11 @@ def shard(arguments: ShardOptions) -> None:
                 f"{split.num_examples} images of {name} cannot fill {arguments.shards} files; "
                 f"give --shards {split.num_examples} or fewer."
             )
-    with run_directory.staged(output) as stage:
+    with staged(output) as stage:
         for name, split in splits.items():
             paths = [str(stage / shard_name(name, number, arguments.shards)) for number in range(arguments.shards)]
             _write(split, paths, f"Writing {name}")
-        (stage / run_directory.LABELS).write_text(run_directory.labels_text(source.labels), encoding="utf-8")
+        (stage / run_directory.LABELS).write_text(labels_text(source.labels), encoding="utf-8")
     print(
         f"{source.train.num_examples:,} images to train on and {source.evaluation.num_examples:,} to evaluate on, of "
         f"{len(source.labels)} classes, in {arguments.shards} files each: --data 'tfrecord:{output}/*.tfrecord'."

@@ -7,14 +7,13 @@ of it is on the disk; one that does not fit its name is passed over for the one 
 
 import hashlib
 import json
-import os
 import pathlib
 import re
-import uuid
 
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.files.atomic import atomic_write
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.run_directory import CONFIG
 
@@ -33,10 +32,13 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.n
 
     Raises UserError when the disk cannot take it; the states before stay.
     """
-    unnamed = folder / f"state.{uuid.uuid4().hex}.tmp.npz"
+
+    def named(written: pathlib.Path) -> pathlib.Path:
+        return folder / f"step-{step:08d}-{_digest(written, step)}.npz"
+
     try:
-        write_npz(unnamed, {"progress": np.frombuffer(json.dumps(progress).encode(), np.uint8), **arrays})
-        os.replace(unnamed, folder / f"step-{step:08d}-{_digest(unnamed, step)}.npz")
+        with atomic_write(folder / "state.npz", named) as temporary:
+            write_npz(temporary, {"progress": np.frombuffer(json.dumps(progress).encode(), np.uint8), **arrays})
     except OSError as error:
         before = _states(folder)
         raise UserError(
@@ -44,8 +46,6 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.n
             + (f"that of step {_step(before[0])} is whole: make room, " if before else "make room, ")
             + "and the same command continues."
         ) from error
-    finally:
-        unnamed.unlink(missing_ok=True)
     for old in _states(folder)[_KEPT:]:
         old.unlink()
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, preprocessing_of
+from keras_vit.files.atomic import atomic_write
 from training.devices.strategies import (
     check_equal_on_workers,
     distributed,
@@ -24,7 +25,7 @@ from training.loop.callbacks import TrainingCheckpoint, WithinTraining
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.objectives import make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
-from training.loop.run import Run, atomic_write
+from training.loop.run import Run
 from training.loop.trainer import Trainer
 from training.options.common import Execution
 from training.recipes.recipe import Recipe

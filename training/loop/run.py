@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import platform
-import re
 import socket
 import subprocess
 import time
@@ -25,9 +24,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import atomic_write, is_temporary, write_text
+from keras_vit.files.labels import labels_text
 
-# What `atomic_write` and `write_npz` call a file until it is whole.
-_TEMPORARY = re.compile(r".+\.(\d+|[0-9a-f]{32})\.tmp(\.\w+)?")
 # The file whose lock says that a process writes into the directory, and for how many seconds a process waits for it:
 # one that was just killed holds it a moment longer.
 LOCK = ".lock"
@@ -82,7 +81,7 @@ class Run:
             config = {"id": uuid.uuid4().hex, "settings": settings, "environment": environment()}
             write_text(self.config_file, json.dumps(config, indent=2) + "\n")
         if not self.labels_file.is_file():
-            write_text(self.labels_file, run_directory.labels_text(labels))
+            write_text(self.labels_file, labels_text(labels))
         self.checkpoints_folder.mkdir(exist_ok=True)
 
     def _holds_only(self, unfinished: list[pathlib.Path]) -> bool:
@@ -91,7 +90,7 @@ class Run:
     def _unfinished(self) -> list[pathlib.Path]:
         """Temporary files that a killed process left."""
         folders = [folder for folder in (self.path, self.checkpoints_folder) if folder.is_dir()]
-        return [file for folder in folders for file in folder.iterdir() if _TEMPORARY.fullmatch(file.name)]
+        return [file for folder in folders for file in folder.iterdir() if is_temporary(file)]
 
     def _check_same(self, settings: dict, labels: tuple[str, ...]) -> None:
         """Raises UserError when the directory holds a run of other settings or other classes."""
@@ -246,22 +245,3 @@ def environment() -> dict:
         commit = None
     versions = {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__}
     return {"git_commit": commit, **versions, "numpy": np.__version__}
-
-
-@contextlib.contextmanager
-def atomic_write(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a temporary path to write to, which becomes `path` when the block ends well and else is removed."""
-    temporary = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp{path.suffix}")
-    try:
-        yield temporary
-        with open(temporary, "rb+") as stream:
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from keras_vit import run_directory
+from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table
 from training.options.common import FeatureOptions
 from training.probes.features import FeatureSet
@@ -43,7 +43,7 @@ def write_report(
     )
     text = markdown_table(header, table)
     page = [f"# {title}: {model} on {arguments.source.data}", "", sentence, "", text, ""]
-    with run_directory.staged(features.output) as stage:
+    with staged(features.output) as stage:
         (stage / f"{name}.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         (stage / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
     print(text)

@@ -1,0 +1,155 @@
+"""Open a checkpoint: identify its layout and map its keys to the model's weight names.
+
+Only the headers of the file are read here.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.formats import POSITIONS, Layout, identify_layout
+from keras_vit.checkpoints.hf_config import FileConfig, read_file_config
+from keras_vit.checkpoints.key_mapping import Weight, translate
+from keras_vit.errors import UserError
+from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.npz import open_npz
+from keras_vit.files.safetensors import open_folder, open_safetensors
+
+_PICKLES = (".pth", ".pt", ".bin", ".pkl", ".ckpt")
+_PREFIXES = ("opt/target/", "params/img/", "params/")
+# Substrings of keys that identify unsupported models with otherwise the same arrays.
+_UNSUPPORTED = {
+    "reg_token": "register tokens",
+    "register_tokens": "register tokens",
+    "dist_token": "a distillation token",
+    "distillation_token": "a distillation token",
+    "attn_pool.": "timm's attention pooling",
+    "ls1.": "layer scale",
+    "layer_scale": "layer scale",
+    "q_norm": "norms of queries and keys",
+    "norm_pre": "a norm before the blocks",
+    "rel_pos": "relative positions of timm",
+    "relative_position": "relative positions of transformers",
+    "decoder": "a decoder",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose headers have been read: its layout, and its weights under the model's names."""
+
+    layout_name: str
+    layout: Layout
+    weights: Mapping[str, Weight]
+    unexpected_keys: tuple[str, ...] = ()
+    """Keys that the layout does not know."""
+    unused: tuple[str, ...] = ()
+    """Keys of arrays that are not weights, such as an optimizer's state and counters."""
+    path: pathlib.Path | None = None
+    """Path of the file or folder; None for the weights of a model."""
+
+    @functools.cached_property
+    def file_config(self) -> FileConfig:
+        """The settings in config.json. Raises UserError for unsupported ones."""
+        return FileConfig() if self.path is None else read_file_config(self.path, self.layout_name)
+
+
+def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
+    """Read the headers of a checkpoint. Raises UserError unless it is a complete file of a known layout.
+
+    path: file, folder, address or official name, see `find_checkpoint`.
+    """
+    path = find_checkpoint(path)
+    arrays, ignored = normalize_keys(_open_arrays(path))
+    layout_name, layout = identify_layout(arrays)
+    weights, unused = translate(arrays, layout.rules)
+    if layout_name == "big_vision":
+        weights = _with_class_position(weights)
+    counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token"))}
+    unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
+    return Checkpoint(layout_name, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
+
+
+def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
+    """Raise UserError if the checkpoint has arrays that no supported model has."""
+    if not checkpoint.unexpected_keys:
+        return
+    kinds = {kind for part, kind in _UNSUPPORTED.items() if any(part in key for key in checkpoint.unexpected_keys)}
+    reason = f" (it has {join_keys(sorted(kinds))})" if kinds else ""
+    raise UserError(
+        f"The checkpoint is of an unsupported kind of model{reason}; unexpected keys: "
+        f"{join_keys(checkpoint.unexpected_keys)}."
+    )
+
+
+def join_keys(keys: Sequence[str]) -> str:
+    """The first ten keys for a message, each cut after 200 characters."""
+    shown = ", ".join(key[:200] for key in keys[:10]) or "nothing"
+    return f"{shown} and {len(keys) - 10} more" if len(keys) > 10 else shown
+
+
+def _open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
+    if path.is_dir():
+        return open_folder(path)
+    if path.suffix in _PICKLES:
+        raise UserError(
+            f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it: "
+            "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')."
+        )
+    return open_safetensors(path) if path.suffix == ".safetensors" else open_npz(path)
+
+
+def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
+    """(the model's arrays, keys that belong to no model, such as an optimizer's state).
+
+    Removes the prefix of the file and the numbers that some BiT files append, and splits a stacked encoder
+    (big_vision's scan) into blocks.
+    """
+    prefixes = [prefix for prefix in ("", *_PREFIXES) if _has_model(arrays, prefix)]
+    if len(prefixes) > 1:
+        places = " and ".join(repr(prefix) if prefix else "no prefix" for prefix in prefixes)
+        raise UserError(f"The file should hold one model, but holds one each under {places}; keep one of them.")
+    prefix = prefixes[0] if prefixes else ""
+    ignored = tuple(key for key in arrays if not key.startswith(prefix))
+    normalized: dict[str, LazyArray] = {}
+    for key, array in arrays.items():
+        if not key.startswith(prefix):
+            continue
+        name = re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", key.removeprefix(prefix))
+        unstacked = _unstack_scan(name, array) if name.startswith("Transformer/encoderblock/") else {name: array}
+        if duplicates := normalized.keys() & unstacked.keys():
+            raise UserError(
+                f"The arrays {normalized[min(duplicates)].key!r} and {key!r} are the same weight; keep one of them."
+            )
+        normalized |= unstacked
+    return normalized, ignored
+
+
+def _has_model(arrays: Mapping[str, LazyArray], prefix: str) -> bool:
+    return f"{prefix}embedding/kernel" in arrays or any(key.startswith(f"{prefix}resnet/root_block/") for key in arrays)
+
+
+def _unstack_scan(name: str, array: LazyArray) -> dict[str, LazyArray]:
+    if not array.shape or array.shape[0] > 1000:
+        raise UserError(f"The array {array.key!r} should begin with an axis for the blocks, but has {array.shape}.")
+    return {
+        name.replace("encoderblock/", f"encoderblock_{layer}/"): dataclasses.replace(array, part=layer)
+        for layer in range(array.shape[0])
+    }
+
+
+def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
+    """big_vision's table has no row for the class token; the model's row is zero."""
+    if "cls" not in weights or POSITIONS not in weights:
+        return weights
+    table = weights[POSITIONS]
+    if len(table.shape) != 3:
+        raise UserError(f"The array {table.source.key!r} should have 3 axes, but has shape {table.shape}.")
+    shape = (table.shape[0], table.shape[1] + 1, table.shape[2])
+    return weights | {POSITIONS: Weight(table.source, shape, lambda array: np.pad(array, ((0, 0), (1, 0), (0, 0))))}

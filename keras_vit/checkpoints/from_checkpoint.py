@@ -1,0 +1,315 @@
+"""Build models from checkpoints and from other models, for other images, classes, patches or channels on request.
+
+Changes follow the official code (vit_jax `checkpoint.load_pretrained`); patches are resized as in FlexiViT.
+"""
+
+import dataclasses
+import functools
+import io
+import numbers
+import os
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
+from keras_vit.checkpoints.formats import HEADS, POSITIONS, Layout, num_classes_of
+from keras_vit.checkpoints.infer_config import (
+    file_config_grid,
+    infer_config,
+    known_image_size,
+    not_square_error,
+    refuse_ambiguous_settings,
+    value_range,
+)
+from keras_vit.checkpoints.key_mapping import Weight
+from keras_vit.checkpoints.load import assign, match_weights, values_by_key
+from keras_vit.errors import UserError, check_integers
+from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.build import build, config_of, preprocessing_of
+from keras_vit.models.config import (
+    Classifier,
+    ConvStem,
+    Gelu,
+    ModelConfig,
+    PositionEmbeddingKind,
+    ResNetConfig,
+    ViTConfig,
+    make_plain,
+)
+from keras_vit.models.kernel_resizing import ChannelRule, adapt_channels, resize_patch_kernel
+from keras_vit.models.layers import no_init_weights
+from keras_vit.models.position_resizing import Resampler, check_resampler
+from keras_vit.preprocessing import Preprocessing
+
+_DEFAULT_SIZE = 224  # pixels, for models without position embeddings
+# Kernels whose input is the image.
+_FIRST_KERNELS = (
+    "conv_stem/0/conv/kernel",
+    "conv_root/kernel",
+    "resnet/root_block/standardized_conv2d/kernel",
+    "embedding/kernel",
+)
+
+
+def from_checkpoint(
+    path: str | os.PathLike,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    channel_rule: ChannelRule = "mean",
+    resampler: Resampler | None = None,
+    stored_grid: tuple[int, int] | None = None,
+    classifier: Classifier | None = None,
+    position_embedding: PositionEmbeddingKind | None = None,
+    num_heads: int | None = None,
+    num_groups: int | None = None,
+    conv_stem_strides: tuple[int, ...] | None = None,
+    gelu: Gelu | None = None,
+    layer_norm_epsilon: float | None = None,
+    dropout_rate: float = 0.0,
+    attention_dropout_rate: float = 0.0,
+    stochastic_depth_rate: float = 0.0,
+    keep_pre_logits: bool = False,
+) -> keras.Model:
+    """Infer the architecture of a checkpoint, build the model and load the weights.
+
+    Reads .npz files of vit_jax, big_vision and big_transfer, and folders and .safetensors files of transformers, timm
+    and torchvision. GELU and epsilons are those of the code that wrote the file.
+
+    Args:
+        path: file, folder, address or official name; `find_checkpoint` downloads the latter two once.
+        image_size: pixels, or (height, width). Default: the size in config.json or of the position embeddings, else
+            224. Another size resamples the position embeddings.
+        num_classes: None keeps the head. A number drops head and pre_logits and adds a head of zeros; 0 returns the
+            features.
+        patch_size: another patch size, by FlexiViT's pseudo-inverse resize. Default: that of the checkpoint.
+        channels: another number of image channels. Default: that of the checkpoint.
+        channel_rule: "mean" distributes the sum over the old channels, "repeat" cycles through them.
+        resampler: of position embeddings. Default: that of the code that wrote the file.
+        stored_grid: (rows, columns) of the stored position embeddings, if they are not square.
+        classifier: "gap" (default without a class token) or "unpooled"; "token" and "map" are inferred.
+        position_embedding: without a table in the file, "sincos-2d" (default for big_vision) or "none" (otherwise).
+        num_heads: if it is neither in the arrays nor in config.json. Default: that of the official model of these
+            sizes. Required, with `gelu`, for timm files without config.json and class token that have the norm before
+            pooling.
+        num_groups: of GroupNorm, likewise. Default: 32.
+        conv_stem_strides: of early convolutions. Default: 2; with more than four, 1 for those that do not widen.
+        gelu, layer_norm_epsilon: override those of the checkpoint: "tanh" and 1e-6 for JAX files; config.json's, else
+            "erf" and 1e-12, for transformers; "erf" and 1e-6 for timm and torchvision.
+        dropout_rate, attention_dropout_rate, stochastic_depth_rate: for further training.
+        keep_pre_logits: keep the tanh layer with a new head (vit_jax: an equal representation_size).
+    """
+    changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
+    check_integers("stored_grid", stored_grid, length=2)
+    check_integers("conv_stem_strides", conv_stem_strides, length=0)
+    check_integers("num_heads", num_heads)
+    check_integers("num_groups", num_groups)
+    checkpoint = open_checkpoint(path)
+    refuse_unexpected_keys(checkpoint)
+    overrides: dict[str, Any] = {"num_heads": num_heads, "num_groups": num_groups}
+    overrides |= {"gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
+    known = {name: value for name, value in overrides.items() if value is not None}
+    file_config = dataclasses.replace(checkpoint.file_config, **known)
+    config = infer_config(checkpoint, file_config, classifier, position_embedding, conv_stem_strides)
+    refuse_ambiguous_settings(checkpoint, config, overrides)
+    rates: dict[str, Any] = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
+    rates |= {"stochastic_depth_rate": stochastic_depth_rate}
+    vit_settings = {
+        "num_heads": num_heads,
+        "gelu": gelu,
+        "layer_norm_epsilon": layer_norm_epsilon,
+        "classifier": classifier,
+        **{name: rate or None for name, rate in rates.items()},
+    }
+    other_settings: dict[str, object] = {
+        "position_embedding": position_embedding,
+        "stored_grid": stored_grid,
+        "num_groups": num_groups,
+        "conv_stem_strides": conv_stem_strides,
+    }
+    _refuse_inapplicable(checkpoint, config, vit_settings, other_settings)
+    if isinstance(config, ViTConfig):
+        config = dataclasses.replace(config, **rates)
+    grid = stored_grid or file_config_grid(checkpoint, config)
+    if image_size is None:
+        image_size = known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
+    channels_now = stored_channels(checkpoint)
+    preprocessing = Preprocessing(
+        typing.cast(tuple[int, int], image_size),  # or an int
+        channels_now,
+        resize=checkpoint.file_config.resize,
+        value_range=value_range(checkpoint, channels_now),
+        crop_from=checkpoint.file_config.crop_from,
+    )
+    return build_and_fill(checkpoint, config, preprocessing, grid, changes)
+
+
+def _refuse_inapplicable(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    vit_settings: Mapping[str, object],
+    other_settings: Mapping[str, object],
+) -> None:
+    """Raise UserError for an argument that does not apply to this checkpoint; None means that it was not passed.
+
+    vit_settings: arguments of every Vision Transformer. other_settings: arguments of some models.
+    """
+    is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
+    stem = config.stem if isinstance(config, ViTConfig) else config
+    applies = dict.fromkeys((*vit_settings, "position_embedding"), (is_vit, "the file is of a ResNet"))
+    if has_table:
+        applies["position_embedding"] = False, "the file has a table of them"
+    applies["stored_grid"] = has_table, "the file has no table of position embeddings"
+    applies["num_groups"] = isinstance(stem, ResNetConfig), "the file has no GroupNorm"
+    applies["conv_stem_strides"] = isinstance(stem, ConvStem), "the file has no early convolutions"
+    for name, value in {**vit_settings, **other_settings}.items():
+        does, why_not = applies[name]
+        if value is not None and not does:
+            raise UserError(f"{name}={value!r:.80} does not apply, because {why_not}; leave it out.")
+
+
+def _default_image_size(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int]:
+    if POSITIONS in checkpoint.weights and isinstance(config, ViTConfig):
+        raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens)
+    return _DEFAULT_SIZE, _DEFAULT_SIZE
+
+
+def adapt(
+    model: keras.Model,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    channel_rule: ChannelRule = "mean",
+    resampler: Resampler = "bilinear-aligned",
+    keep_pre_logits: bool = False,
+) -> keras.Model:
+    """A new model with the weights of another one, for other images or classes; like `from_checkpoint` for files.
+
+    Args:
+        model: built by `keras_vit.build`; it stays unchanged.
+        image_size, num_classes, patch_size, channels: None keeps those of the model.
+        channel_rule, resampler, keep_pre_logits: see `from_checkpoint`.
+    """
+    changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
+    config, preprocessing = config_of(model), preprocessing_of(model)
+    weights = {}
+    for key, value in values_by_key(model).items():
+        content = functools.partial(_value_stream, value)
+        array = LazyArray(key, tuple(value.shape), np.dtype(np.float32), content)
+        weights[key] = Weight(array, array.shape, np.asarray)
+    grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
+    if image_size is not None:
+        size = typing.cast(tuple[int, int], image_size)  # or an int
+        preprocessing = dataclasses.replace(preprocessing, image_size=size)
+    return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes)
+
+
+def _value_stream(value: Any) -> io.BytesIO:
+    return io.BytesIO(np.array(value, np.float32).tobytes())
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """How a new model differs from the checkpoint it is filled with; None: not at all."""
+
+    num_classes: int | None
+    patch_size: int | tuple[int, int] | None
+    channels: int | None
+    channel_rule: ChannelRule
+    resampler: Resampler | None
+    keep_pre_logits: bool
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        check_integers("num_classes", self.num_classes, least=0)
+        check_integers("channels", self.channels)
+        if self.patch_size is not None and not isinstance(self.patch_size, numbers.Integral):
+            check_integers("patch_size", self.patch_size, length=2)
+        rules = typing.get_args(ChannelRule)
+        if self.channel_rule not in rules:
+            raise UserError(f"channel_rule must be one of {', '.join(rules)}, but is {self.channel_rule!r}.")
+        if self.resampler is not None:
+            check_resampler(self.resampler)
+        if self.keep_pre_logits and self.num_classes is None:
+            raise UserError("keep_pre_logits is for a new head; give num_classes with it, or leave it out.")
+
+
+def build_and_fill(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    preprocessing: Preprocessing,
+    stored_grid: tuple[int, int] | None,
+    changes: Changes,
+) -> keras.Model:
+    """Build the model of a checkpoint with the changes and load the weights.
+
+    Args:
+        checkpoint: from a file or a model.
+        config: architecture of the checkpoint.
+        preprocessing: of the new model, with the channels of the checkpoint.
+        stored_grid: (rows, columns) of the stored position embeddings, if known.
+        changes: to config and preprocessing.
+    """
+    weights, num_classes = checkpoint.weights, changes.num_classes
+    new_head = num_classes is not None
+    if not new_head:
+        num_classes = num_classes_of(weights)
+    drops_pre_logits = new_head and not changes.keep_pre_logits
+    if isinstance(config, ViTConfig) and drops_pre_logits:
+        config = dataclasses.replace(config, representation_size=None)
+    if changes.patch_size is not None:
+        if not isinstance(config, ViTConfig):
+            raise UserError("patch_size does not apply to a ResNet, which has no patches; leave it out.")
+        config = dataclasses.replace(config, patch_size=changes.patch_size)
+        weights = _with_patch(weights, config.patch)
+    if changes.channels is not None:
+        weights = _with_channels(weights, changes.channels, changes.channel_rule)
+        preprocessing = _for_channels(preprocessing, changes.channels)
+    with no_init_weights():
+        model = build(config, preprocessing=preprocessing, num_classes=num_classes)
+    keep = HEADS if new_head else ()
+    drop = (*keep, "pre_logits/") if drops_pre_logits else keep
+    checkpoint = dataclasses.replace(checkpoint, weights=weights)
+    assign(model, match_weights(model, checkpoint, changes.resampler, stored_grid, drop=drop, keep=keep).weights)
+    return model
+
+
+def stored_channels(checkpoint: Checkpoint) -> int:
+    """Number of image channels of the checkpoint."""
+    return _first_kernel(checkpoint.weights)[1].shape[2]
+
+
+def _first_kernel(weights: Mapping[str, Weight]) -> tuple[str, Weight]:
+    key = next(key for key in _FIRST_KERNELS if key in weights)
+    return key, weights[key]
+
+
+def _with_patch(weights: Mapping[str, Weight], patch: tuple[int, int]) -> dict[str, Weight]:
+    kernel = weights["embedding/kernel"]
+    shape = (*patch, *kernel.shape[2:])
+    resized = Weight(kernel.source, shape, lambda array: resize_patch_kernel(kernel.convert(array), patch))
+    return {**weights, "embedding/kernel": resized}
+
+
+def _with_channels(weights: Mapping[str, Weight], channels: int, rule: ChannelRule) -> dict[str, Weight]:
+    key, kernel = _first_kernel(weights)
+    shape = (*kernel.shape[:2], channels, kernel.shape[3])
+    adapted = Weight(kernel.source, shape, lambda array: adapt_channels(kernel.convert(array), channels, rule))
+    return {**weights, key: adapted}
+
+
+def _for_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
+    """The same preprocessing for another number of channels; a range per channel becomes the mean range."""
+    value_range = preprocessing.value_range
+    if channels != preprocessing.channels:
+        low, high = value_range
+        value_range = float(np.mean(low)), float(np.mean(high))
+    return dataclasses.replace(preprocessing, channels=channels, value_range=value_range)

@@ -1,0 +1,83 @@
+"""Atomic writes: a file or folder appears under its name only when it is complete."""
+
+import contextlib
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+
+_TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
+
+
+def temporary_beside(path: pathlib.Path) -> pathlib.Path:
+    """A new name in the folder of `path` and with its suffix, unique across threads, processes and hosts."""
+    return path.with_name(f"{path.stem}.{secrets.randbelow(10**18)}.tmp{path.suffix}")
+
+
+def is_temporary(path: pathlib.Path) -> bool:
+    """Whether the file has a name of `temporary_beside`; a killed process leaves such files behind."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+@contextlib.contextmanager
+def atomic_write(
+    path: pathlib.Path, final_path: Callable[[pathlib.Path], pathlib.Path] | None = None
+) -> Iterator[pathlib.Path]:
+    """Yield a temporary path in the same folder; on success it is synced to disk and renamed, on failure removed.
+
+    Args:
+        path: of the file.
+        final_path: takes the temporary path of the complete file and returns the path to rename it to, for names that
+            depend on the content; default: `path`.
+    """
+    temporary = temporary_beside(path)
+    try:
+        yield temporary
+        with open(temporary, "rb+") as stream:
+            os.fsync(stream.fileno())
+        os.replace(temporary, path if final_path is None else final_path(temporary))
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Write a UTF-8 file atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a temporary folder beside `path`; it is renamed on success and removed on failure.
+
+    Raises OSError (EEXIST or ENOTEMPTY) if another process has written a folder of that name in the meantime.
+    """
+    temporary = temporary_beside(path)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield an empty folder inside `directory`; on success its files are moved into `directory`.
+
+    On failure nothing remains, including parent folders created for it.
+    """
+    created = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=directory) as stage:
+            yield pathlib.Path(stage)
+            for entry in sorted(pathlib.Path(stage).iterdir()):
+                os.replace(entry, directory / entry.name)
+    finally:
+        for path in created:
+            with contextlib.suppress(OSError):  # not empty after success
+                path.rmdir()

@@ -1,0 +1,30 @@
+"""labels.txt: class names, one per line, in the order of the logits."""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+from keras_vit.errors import UserError
+
+
+def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
+    """Read the class names of a text file."""
+    return parse_labels(pathlib.Path(path).read_bytes(), path)
+
+
+def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
+    """The class names in the content of a text file; the last line may end without a line break.
+
+    Lines end with a line feed, optionally preceded by a carriage return (Windows). Everything else belongs to the name.
+    `path` is for the error message.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} should name a class in each line, but is no UTF-8 text ({error}).") from error
+    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
+
+
+def labels_text(labels: Sequence[str]) -> str:
+    """The content of labels.txt; `parse_labels` reads it."""
+    return "".join(f"{label}\n" for label in labels)
