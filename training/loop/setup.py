@@ -27,7 +27,7 @@ from training.options.common import TrainingOptions
 from training.recipes.recipe import Recipe
 
 # What may change when a run continues: where and how it is computed, not what.
-_CHANGEABLE = ("workdir", "place", "execution", "dry_run")
+_CHANGEABLE = ("workdir", "devices", "execution", "dry_run")
 # Training images that are kept for the exports, which fix the ranges of small numbers on them.
 _CALIBRATION_IMAGES = 512
 
@@ -51,7 +51,7 @@ def open_setup(arguments: TrainingOptions) -> Setup:
         raise UserError(
             f"The seed must be a number from 0 to {2**32 - 1}, but is {arguments.seed}; give --seed 0 or so."
         )
-    return Setup(strategy=open_strategy(arguments.place), source=open_source(arguments.source))
+    return Setup(strategy=open_strategy(arguments.devices), source=open_source(arguments.source))
 
 
 def run_training(

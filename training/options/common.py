@@ -94,7 +94,7 @@ class TrainingOptions:
     """Repeat bit for bit on a CPU, some per cent slower."""
     dry_run: bool = False
     """Print the whole configuration, the steps, learning rate, operations and memory of the run, and stop."""
-    place: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
+    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
     execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Execution)
 
 

@@ -26,6 +26,6 @@ class EvaluateOptions:
     save_predictions: bool = False
     """Also write predictions.npz: logits (n, K) and labels (n,)."""
     input: Annotated[InputOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=InputOptions)
-    place: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
+    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: StrategyOptions("single")
     )

@@ -60,7 +60,7 @@ class VtabOptions:
     """Attention heads, where the file does not tell them."""
     seed: int = 0
     """Of order, augmentation and dropout."""
-    place: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
+    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
     execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: Execution(checkpoint_every=500)
     )
