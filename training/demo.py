@@ -107,10 +107,10 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.loop.run import locked
-    from training.loop.setup import interruption_reported
+    from training.loop.setup import report_interruption
 
     # A lock of its own, besides that of the training: the exports, too, are of one process.
-    with interruption_reported(), locked(pathlib.Path(parsed.workdir), ".demo.lock"):
+    with report_interruption(), locked(pathlib.Path(parsed.workdir), ".demo.lock"):
         demo(parsed)
 
 

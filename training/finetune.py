@@ -15,7 +15,7 @@ from keras_vit import cli
 from training.options.common import DataOptions
 from training.options.train import FinetuneOptions
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
-from training.recipes.recipe import Recipe, with_given_duration
+from training.recipes.recipe import Recipe, override_duration
 
 _DEFAULT_RECIPE = "photos-finetune"
 
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.input.dataset import typical_size
     from training.loop.finetune import finetune
-    from training.loop.setup import interruption_reported, open_setup
+    from training.loop.setup import report_interruption, open_setup
 
-    with interruption_reported():
+    with report_interruption():
         setting = open_setup(parsed)
         train = setting.source.train
         recipe = find_finetune_recipe(name, train.num_examples, typical_size(train))
@@ -51,7 +51,7 @@ def _parse(name: str, rest: list[str], recipe: Recipe) -> FinetuneOptions:
         prog=f"python -m training.finetune --recipe {name}",
         default=FinetuneOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
     )
-    return dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, recipe))
+    return dataclasses.replace(parsed, recipe=override_duration(parsed.recipe, recipe))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from keras_vit import UserError, cli
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, find_recipe
-from training.recipes.recipe import with_given_duration
+from training.recipes.recipe import override_duration
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -33,13 +33,13 @@ def main(arguments: Sequence[str]) -> None:
         prog=f"python -m training.pretrain {arguments[0]}",
         default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
-    parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
+    parsed = dataclasses.replace(parsed, recipe=override_duration(parsed.recipe, named))
     cli.require_tensorflow()
 
     from training.loop.pretrain import pretrain
-    from training.loop.setup import interruption_reported
+    from training.loop.setup import report_interruption
 
-    with interruption_reported():
+    with report_interruption():
         pretrain(parsed, arguments[0])
 
 

@@ -19,7 +19,7 @@ from training.experiments.grids import STUDIES
 from training.options.common import DataOptions
 from training.options.experiments import StudyOptions
 from training.recipes.pretrain import find_recipe
-from training.recipes.recipe import with_given_duration
+from training.recipes.recipe import override_duration
 
 _DEFAULT_RECIPE = "study-small"
 
@@ -42,13 +42,13 @@ def main(arguments: Sequence[str]) -> None:
         prog=f"python -m training.study {name} --recipe {recipe_name}",
         default=StudyOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
-    parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
+    parsed = dataclasses.replace(parsed, recipe=override_duration(parsed.recipe, named))
     cli.require_tensorflow()
 
     from training.experiments.runner import study
-    from training.loop.setup import interruption_reported
+    from training.loop.setup import report_interruption
 
-    with interruption_reported():
+    with report_interruption():
         study(name, parsed)
 
 

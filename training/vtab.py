@@ -21,9 +21,9 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.experiments.vtab_runs import vtab
-    from training.loop.setup import interruption_reported
+    from training.loop.setup import report_interruption
 
-    with interruption_reported():
+    with report_interruption():
         vtab(parsed)
 
 

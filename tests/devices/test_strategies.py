@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from training import launch
 from training.devices import rendezvous, strategies
-from training.devices.strategies import CONTINUE_LATER, StrategyOptions, lost_workers_reported, open_strategy
+from training.devices.strategies import CONTINUE_LATER, StrategyOptions, report_lost_workers, open_strategy
 from training.loop import fit
 from training.recipes.pretrain import RECIPES
 
@@ -222,7 +222,7 @@ def met(calls: list[tuple]) -> list[str | None]:
 
     def one(call):
         try:
-            rendezvous.meet(*call)
+            rendezvous.wait_for_workers(*call)
         except UserError as mistake:
             return str(mistake)
 
@@ -247,7 +247,7 @@ def test_another_server_at_the_port_of_a_worker_is_told():
     with socket.create_server(("127.0.0.1", 0)) as other:
         there = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(UserError, match=f"What listens at {there} is no worker of this training; correct its port"):
-            rendezvous.meet([here, there], here, 1)
+            rendezvous.wait_for_workers([here, there], here, 1)
 
 
 def test_a_taken_port_is_refused(monkeypatch):
@@ -325,7 +325,7 @@ def _first_of_two(monkeypatch):
 def test_a_lost_worker_is_named_and_ends_with_the_code_to_start_again(error, first_of_two, monkeypatch, capsys):
     left = []
     monkeypatch.setattr(os, "_exit", left.append)
-    with lost_workers_reported(first_of_two):
+    with report_lost_workers(first_of_two):
         raise error
     assert left == [CONTINUE_LATER]
     assert "A worker was lost or did not answer" in (message := capsys.readouterr().err)
@@ -341,5 +341,5 @@ def test_a_lost_worker_is_named_and_ends_with_the_code_to_start_again(error, fir
     ],
 )
 def test_an_error_of_this_worker_is_not_taken_for_a_lost_one(error, first_of_two):
-    with pytest.raises(type(error)), lost_workers_reported(first_of_two):
+    with pytest.raises(type(error)), report_lost_workers(first_of_two):
         raise error

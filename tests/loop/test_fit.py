@@ -169,7 +169,7 @@ def _with_a_longer_weight(arrays: dict) -> dict:
 @pytest.mark.parametrize("damage", [_without_last_weight, _with_a_longer_weight, lambda arrays: {}])
 def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tmp_path):
     run = Run(shutil.copytree(trained.path, tmp_path / "run"))
-    step, progress, arrays = checkpoints.newest(run.checkpoints_folder)
+    step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
     checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(arrays))
     with pytest.raises(UserError, match=f"is of another version .* cannot go on; remove {run.path} to begin anew"):
         pretraining.pretrain(arguments(run.path), "tiny")
@@ -308,7 +308,7 @@ def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs
     recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert len(run.metrics()) == epochs
-    step, _, arrays = checkpoints.newest(run.checkpoints_folder)
+    step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
     assert step == arrays["step/00000"] == steps
     assert arrays["optimizer/00000"] == steps  # the optimizer's own count of its updates
 
@@ -317,7 +317,7 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
     execution = fit.Execution(evaluate_every=8)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [8, 16, 21]
-    ends = [checkpoints.newest(each.checkpoints_folder)[2] for each in (finished, run)]
+    ends = [checkpoints.load_latest(each.checkpoints_folder)[2] for each in (finished, run)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
@@ -359,7 +359,7 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
 
 
 def assert_same_end(run: Run, other: Run) -> None:
-    ends = [checkpoints.newest(each.checkpoints_folder)[2] for each in (run, other)]
+    ends = [checkpoints.load_latest(each.checkpoints_folder)[2] for each in (run, other)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
@@ -369,7 +369,7 @@ def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_save
     run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny", callbacks=[seen])
     assert [record["step"] for record in run.metrics()] == [7, 10]
     assert seen.told == ["begin", (0, MEASURED), (1, MEASURED), "end"]
-    step, _, arrays = checkpoints.newest(run.checkpoints_folder)
+    step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
     assert step == arrays["step/00000"] == 10
     assert {"model.keras", "curves.png", "labels.txt"} <= {path.name for path in run.path.iterdir()}
     weights = [arrays[name] for name in sorted(arrays) if name.startswith("weight/")]
@@ -386,7 +386,7 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     recipe = dataclasses.replace(RECIPE, learning_rate=1e-3)
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny", callbacks=[early])
     assert len(run.metrics()) == 2
-    last = checkpoints.newest(run.checkpoints_folder)[2]["weight/00000"]
+    last = checkpoints.load_latest(run.checkpoints_folder)[2]["weight/00000"]
     assert not np.array_equal(np.array(keras.models.load_model(run.model_file).trainable_weights[0]), last)
 
 
@@ -413,24 +413,24 @@ def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp
     ],
 )
 def test_a_run_is_at_most_three_fits(begin, end, per_epoch, fits):
-    assert fit.parts(begin, end, per_epoch) == fits
+    assert fit.split_into_fits(begin, end, per_epoch) == fits
 
 
 @pytest.mark.parametrize(("asked", "compiled"), [("on", True), ("auto", False), ("off", False)])
 def test_xla_compiles_the_step_where_it_is_asked_for_and_by_itself_only_on_a_gpu(asked, compiled):
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    assert fit.compiled(model, RECIPE, 50, execution=fit.Execution(xla=asked)).jit_compile is compiled
+    assert fit.compile_trainer(model, RECIPE, 50, execution=fit.Execution(xla=asked)).jit_compile is compiled
 
 
 def test_xla_is_refused_where_it_cannot_repeat_bits():
     model = keras_vit.build(MODEL, image_size=8)
     with pytest.raises(UserError, match="XLA is not used with --deterministic"):
-        fit.compiled(model, RECIPE, 50, execution=fit.Execution(xla="on"), deterministic=True)
+        fit.compile_trainer(model, RECIPE, 50, execution=fit.Execution(xla="on"), deterministic=True)
 
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    trainer = fit.compiled(
+    trainer = fit.compile_trainer(
         model,
         dataclasses.replace(RECIPE, learning_rate=0.8, schedule=Schedule(warmup_steps=10)),
         50,
@@ -447,7 +447,7 @@ def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
 def test_weight_decay_shrinks_kernels_alone():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, learning_rate=0.1, weight_decay=0.5, schedule=Schedule(warmup_steps=0))
-    trainer = fit.compiled(model, recipe, 50, execution=fit.Execution())
+    trainer = fit.compile_trainer(model, recipe, 50, execution=fit.Execution())
     randomize(model)  # of what is 0, as biases are at first, nothing can decay
     before = [np.array(weight) for weight in model.trainable_weights]
     trainer.optimizer.apply([tf.zeros_like(weight) for weight in model.trainable_weights], model.trainable_variables)
@@ -458,7 +458,7 @@ def test_weight_decay_shrinks_kernels_alone():
 
 def test_gradients_are_clipped_together_and_averaged_as_adam_does():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    trainer = fit.compiled(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=fit.Execution())
+    trainer = fit.compile_trainer(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=fit.Execution())
     gradients = [np.full(weight.shape, 1.0 + index) for index, weight in enumerate(model.trainable_weights)]
     norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
     trainer.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients], model.trainable_variables)
@@ -470,7 +470,7 @@ def test_gradients_are_clipped_together_and_averaged_as_adam_does():
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     model = randomize(keras_vit.build(MODEL, image_size=8, num_classes=3))
-    trainer = fit.compiled(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=fit.Execution())
+    trainer = fit.compile_trainer(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=fit.Execution())
     images, labels = np.random.default_rng(0).uniform(-1, 1, (5, 8, 8, 3)), np.eye(3)[[0, 2, 1, 2, 2]]
     logits = model.predict(images, verbose=0)
     log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
@@ -488,7 +488,7 @@ def test_a_tiny_model_learns_one_batch_by_heart():
     )  # fmt: skip
     preprocessing = keras_vit.Preprocessing((8, 8), channels=1)
     model = keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=4)
-    trainer = fit.compiled(model, recipe, 150, execution=fit.Execution())
+    trainer = fit.compile_trainer(model, recipe, 150, execution=fit.Execution())
     batches = fit.training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
     history = trainer.fit(batches, steps_per_epoch=150, shuffle=False, verbose=0)
     assert history.history["loss"][0] < 1.0

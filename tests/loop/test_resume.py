@@ -46,7 +46,7 @@ def finish(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> 
 
 def final_state(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """Everything that training changes, at the end; without the clock."""
-    return checkpoints.newest(Run(folder).checkpoints_folder)[2]
+    return checkpoints.load_latest(Run(folder).checkpoints_folder)[2]
 
 
 def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
@@ -112,7 +112,7 @@ def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
         f"TrainingInterrupted, with the state saved; the same command continues: {shlex.join(sys.orig_argv)}\n" in error
     )
     assert ("Ctrl-C again stops at once" in error) == (number == signal.SIGINT)
-    assert checkpoints.newest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
+    assert checkpoints.load_latest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
     monkeypatch.setattr(checkpoints, "save", save)
     in_process(tmp_path / "run")
     assert "Continuing after step 9, in epoch 1." in capfd.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 from keras_vit import MODELS, UserError, cli
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
-from training.recipes.recipe import PretrainRecipe, with_given_duration
+from training.recipes.recipe import PretrainRecipe, override_duration
 
 # Table 3 of "An Image is Worth 16x16 Words": epochs, peak learning rate, decay of the rate and of the weights, dropout.
 TABLE_3 = {
@@ -226,7 +226,7 @@ def test_steps_examples_or_epochs():
 
 
 def parse(name: str, *arguments: str) -> PretrainRecipe:
-    return with_given_duration(
+    return override_duration(
         cli.parse(PretrainRecipe, arguments, prog="test", default=find_recipe(name)), find_recipe(name)
     )
 
@@ -236,7 +236,7 @@ def test_the_duration_given_is_the_one_that_counts():
     assert parse("digits", "--steps", "9", "--epochs", "None").num_steps(1437) == 9
     assert parse("digits", "--epochs", "2").num_steps(1437) == 88
     steps = dataclasses.replace(find_recipe("digits"), epochs=None, steps=500)
-    assert with_given_duration(dataclasses.replace(steps, epochs=3), steps).num_steps(32) == 3
+    assert override_duration(dataclasses.replace(steps, epochs=3), steps).num_steps(32) == 3
     with pytest.raises(UserError, match="one duration, but was given --steps 9 and --epochs 2; leave one out"):
         parse("digits", "--epochs", "2", "--steps", "9")
 

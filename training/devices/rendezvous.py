@@ -18,7 +18,7 @@ _LONGEST = 2**17
 _PATIENCE = 30.0
 
 
-def meet(workers: Sequence[str], here: str, timeout: float) -> None:
+def wait_for_workers(workers: Sequence[str], here: str, timeout: float) -> None:
     """Wait until this worker has exchanged greetings with every other one, both ways.
 
     The port is given back before TensorFlow takes it.

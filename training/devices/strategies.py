@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.devices.rendezvous import meet
+from training.devices.rendezvous import wait_for_workers
 from training.options.common import StrategyKind, StrategyOptions
 
 # Exit code of a run that stopped before its end, by SIGTERM or because a worker was lost: the same command continues.
@@ -124,7 +124,7 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     here = cluster[task["type"]][int(task["index"])]
-    meet(_workers(), here, timeout)
+    wait_for_workers(_workers(), here, timeout)
     # The constructor waits for all without end, deaf to Python's signals; they were there a moment ago.
     faulthandler.dump_traceback_later(timeout, exit=True)
     try:
@@ -183,7 +183,7 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, what: dict[str, int
 
 
 @contextlib.contextmanager
-def lost_workers_reported(strategy: tf.distribute.Strategy) -> Iterator[None]:
+def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Ends the process with one sentence and CONTINUE_LATER when another worker is gone."""
     try:
         yield

@@ -25,7 +25,7 @@ class TrainingInterrupted(Exception):
     """The run was asked to end; its state is saved."""
 
 
-class WithinTraining(keras.callbacks.Callback):
+class ForwardCallbacks(keras.callbacks.Callback):
     """Tells callbacks all that happens but the begin and the end of a `fit`, which is one part of a training."""
 
     def __init__(self, callbacks: keras.callbacks.CallbackList):
@@ -76,7 +76,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.records: list[dict] = []
         self._seconds = 0.0  # of the epoch, before this process
         self._sums = [0.0] * len(trainer.sums)
-        self._stop_asked = False
+        self._stop_requested = False
         self._restore()
         if writes:
             run.write_metrics(self.records)
@@ -85,7 +85,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 self._tensorboard.write(record)
 
     def _restore(self) -> None:
-        found = checkpoints.newest(self._run.checkpoints_folder)
+        found = checkpoints.load_latest(self._run.checkpoints_folder)
         if found is None:
             return
         self.step, progress, arrays = found
@@ -103,11 +103,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             print(f"Continuing after step {self.step:,}, in epoch {len(self.records) + 1}.")
 
     @contextlib.contextmanager
-    def stop_signals_heeded(self) -> Iterator[None]:
+    def handle_stop_signals(self) -> Iterator[None]:
         """Within it SIGTERM or Ctrl-C lets the step end, saves and raises Stopped; a second Ctrl-C interrupts."""
 
         def note(number, _) -> None:
-            self._stop_asked = True  # no more: TensorFlow may be in the middle of anything
+            self._stop_requested = True  # no more: TensorFlow may be in the middle of anything
             if number == signal.SIGINT:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 # Not printed, for Python may be in the middle of that.
@@ -126,8 +126,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             total.assign(value)
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._stop_asked:
-            self._trainer.ask_to_stop()
+        if self._stop_requested:
+            self._trainer.request_stop()
 
     def on_train_batch_end(self, batch, logs=None):
         before, self.step = self.step, min(self._first_step + batch + 1, self._first_step + self.params["steps"])
@@ -162,8 +162,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def _to_stop(self) -> bool:
         """The same in every worker: whether one of them was asked to."""
-        seen = self._trainer.stop_seen()
-        return self._stop_asked if seen is None else seen
+        seen = self._trainer.any_stop_requested()
+        return self._stop_requested if seen is None else seen
 
     def _save(self, seconds: float) -> None:
         if not self._writes:

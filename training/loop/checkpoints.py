@@ -50,7 +50,7 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.n
         old.unlink()
 
 
-def newest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]] | None:
+def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]] | None:
     """(step, progress, arrays) of the newest state that is whole; None when there is none at all.
 
     Raises UserError when there are states and none is whole.

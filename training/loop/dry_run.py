@@ -47,7 +47,7 @@ def describe_run(
     objective = make_objective(recipe)
     classes = len(source.labels) if isinstance(objective, Classification) else 0
     cost = costs(config, recipe.image_size, num_classes=classes, channels=channels)
-    parts = memory(config, recipe, classes, channels, precision, replicas, remat)
+    parts = estimate_memory(config, recipe, classes, channels, precision, replicas, remat)
     rows = [
         ("training images", f"{source.train.num_examples:,} of {len(source.labels)} classes"),
         ("evaluation images", f"{source.evaluation.num_examples:,}"),
@@ -67,7 +67,7 @@ def describe_run(
     return "\n".join([*lines, "", "Learning rate", *_curve(recipe, num_steps)])
 
 
-def memory(
+def estimate_memory(
     config: ModelConfig,
     recipe: Recipe,
     num_classes: int,

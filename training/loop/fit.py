@@ -15,12 +15,12 @@ from training.devices.strategies import (
     check_equal_on_workers,
     distributed,
     is_chief,
-    lost_workers_reported,
+    report_lost_workers,
     several_workers,
 )
 from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
 from training.input.sources import Source, bad_examples_reported
-from training.loop.callbacks import TrainingCheckpoint, WithinTraining
+from training.loop.callbacks import TrainingCheckpoint, ForwardCallbacks
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.objectives import make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
@@ -80,12 +80,12 @@ def build_trainer(
             model = make_model()
     finally:
         keras.config.set_dtype_policy(policy)
-    return compiled(
+    return compile_trainer(
         model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, deterministic=deterministic
     )
 
 
-def compiled(
+def compile_trainer(
     model: keras.Model,
     recipe: Recipe,
     num_steps: int,
@@ -97,7 +97,7 @@ def compiled(
 ) -> Trainer:
     """The recipe's trainer of a model made under the strategy's scope, with all variables of its optimizer."""
     strategy = strategy or tf.distribute.get_strategy()
-    stop_asked = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
+    stop_requested = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
     _freeze(model, recipe.freeze)
     if recipe.head_bias:
         head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
@@ -123,7 +123,7 @@ def compiled(
         ema_decay=recipe.ema_decay,
         seed=seed,
         remat=execution.remat,
-        stop_asked=stop_asked,
+        stop_requested=stop_requested,
         strategy=strategy,
     )
     trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
@@ -181,24 +181,24 @@ def train(
     )
     own = [checkpoint]
     if execution.inspect_every and is_chief(strategy):
-        own.insert(0, InspectEpochs(lambda: _as_built(trainer), run.path, execution.inspect_every))
+        own.insert(0, InspectEpochs(lambda: trained_model(trainer), run.path, execution.inspect_every))
     per_epoch = execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
     with (
-        lost_workers_reported(strategy),
-        checkpoint.stop_signals_heeded(),
+        report_lost_workers(strategy),
+        checkpoint.handle_stop_signals(),
         bad_examples_reported(source.train, source.evaluation),
     ):
         check_equal_on_workers(strategy, {"the step that they continue after": checkpoint.step})
         _fit(trainer, recipe, source, checkpoint, own, callbacks, seed=seed, num_steps=num_steps, per_epoch=per_epoch)
         if is_chief(strategy):
             write_curves(run)  # before the model, with which the run is finished
-            run.save_model(_as_built(trainer))
+            run.save_model(trained_model(trainer))
         check_equal_on_workers(
             strategy, {"the steps of the run": checkpoint.step}
         )  # so that none leaves while another one writes
 
 
-def parts(begin: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
+def split_into_fits(begin: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
     """(epochs, steps of each) from one step to another: what is left of an epoch, whole epochs, and the last part."""
     rest = min(-begin % per_epoch, end - begin)
     whole, last = divmod(end - begin - rest, per_epoch)
@@ -235,7 +235,7 @@ def _fit(
     batches = functools.partial(
         training_batches, source.train, recipe, preprocessing, num_classes=classes, seed=seed, num_steps=None
     )
-    left = parts(checkpoint.step, num_steps, per_epoch)
+    left = split_into_fits(checkpoint.step, num_steps, per_epoch)
     last_epoch = len(checkpoint.records) + sum(epochs for epochs, _ in left)
     given = keras.callbacks.CallbackList(list(callbacks), model=trainer, epochs=last_epoch, steps=per_epoch)
     trainer.stop_training = False
@@ -254,7 +254,7 @@ def _fit(
             validation_steps=num_batches,
             shuffle=False,
             callbacks=keras.callbacks.CallbackList(
-                [WithinTraining(given), *own],
+                [ForwardCallbacks(given), *own],
                 add_history=True,
                 add_progbar=is_chief(strategy),
                 model=trainer,
@@ -273,7 +273,7 @@ def evaluation_size(num_examples: int, replicas: int) -> tuple[int, int]:
     return -(-size // replicas) * replicas, num_batches
 
 
-def _as_built(trainer: Trainer) -> keras.Model:
+def trained_model(trainer: Trainer) -> keras.Model:
     """The trained model as `keras_vit.build` makes it: of float32, not compiled, on one device, nothing frozen.
 
     With a moving average its weights are the average.

@@ -176,7 +176,7 @@ def _fingerprint(settings: dict, source: Source) -> int:
 
 
 @contextlib.contextmanager
-def interruption_reported() -> Iterator[None]:
+def report_interruption() -> Iterator[None]:
     """Ends the command with CONTINUE_LATER and one sentence when its run was stopped before its end."""
     try:
         yield

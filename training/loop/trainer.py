@@ -37,7 +37,7 @@ class Trainer(keras.Model):
         ema_decay: float | None = None,
         seed: int = 0,
         remat: bool = False,
-        stop_asked: tf.Variable | None = None,
+        stop_requested: tf.Variable | None = None,
         strategy: tf.distribute.Strategy | None = None,
     ):
         """Made outside the scope of a strategy: within it Keras' `fit` would reduce a batch over the workers to build
@@ -51,7 +51,7 @@ class Trainer(keras.Model):
             ema_decay: of the moving average of the weights, which is then what is evaluated; None keeps none.
             seed: of dropout and stochastic depth.
             remat: keep the outputs of the blocks alone, and compute what is inside a second time.
-            stop_asked: for several workers, a number of this one, made outside the scope: `stop_seen` tells all of
+            stop_requested: for several workers, a number of this one, made outside the scope: `any_stop_requested` tells all of
                 them after the same step that one was asked to stop.
             strategy: whose scope the network was made under; None for one device.
         """
@@ -60,7 +60,7 @@ class Trainer(keras.Model):
         self.network = network
         self._batch_size, self._objective = batch_size, objective
         self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
-        self._stop_asked = stop_asked
+        self._stop_requested = stop_requested
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
         # Moving statistics, of the one architecture that has them: torchvision's convolutional stem. Others that
         # are not trained, as the frozen kernels beside LoRA, stay as they are.
@@ -80,7 +80,7 @@ class Trainer(keras.Model):
 
     def _make_variables(self) -> None:
         self.step = self._number("step", "int32")
-        self._stop_seen = self._number("stop_seen", "float32")
+        self._any_stop_requested = self._number("any_stop_requested", "float32")
         self.sums = [self._number("loss", "float32"), self._number("correct", "int32"), self._number("seen", "int32")]
         self.test_sums = [self._number(f"test_{total.name}", total.dtype) for total in self.sums]
         self.ema = [self._copy(variable) for variable in self.network.trainable_variables] if self._ema_decay else []
@@ -142,14 +142,14 @@ class Trainer(keras.Model):
         }
         return {f"{group}/{i:05d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Tell the other workers, with the next step."""
-        if self._stop_asked is not None:
-            self._stop_asked.assign(1.0)
+        if self._stop_requested is not None:
+            self._stop_requested.assign(1.0)
 
-    def stop_seen(self) -> bool | None:
+    def any_stop_requested(self) -> bool | None:
         """Whether any worker was asked to stop before the last step; None where there is one worker alone."""
-        return None if self._stop_asked is None else bool(self._stop_seen.numpy() > 0)
+        return None if self._stop_requested is None else bool(self._any_stop_requested.numpy() > 0)
 
     def call(self, images, training=False):
         return self.network(images, training=training)
@@ -163,7 +163,7 @@ class Trainer(keras.Model):
             gradients, sums, statistics = self._backward(images, labels, 0, [v.value for v in self._statistics])
         else:
             gradients, sums, statistics = self._accumulated(images, labels)
-        stop = [] if self._stop_asked is None else [tf.identity(self._stop_asked)]
+        stop = [] if self._stop_requested is None else [tf.identity(self._stop_requested)]
         if replica.num_replicas_in_sync > 1:
             parts = [gradients, sums, statistics, stop]
             flat = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(parts))
@@ -175,7 +175,7 @@ class Trainer(keras.Model):
         for average, variable in zip(self.ema, self.network.trainable_variables, strict=bool(self.ema)):
             average.assign(average + (1.0 - self._ema_decay) * (variable - average))
         for value in stop:
-            self._stop_seen.assign(value)
+            self._any_stop_requested.assign(value)
         self.step.assign_add(1)
         return self._logs(self.sums, sums)
 

@@ -227,7 +227,7 @@ def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
-def with_given_duration(recipe: AnyRecipe, named: Recipe) -> AnyRecipe:
+def override_duration(recipe: AnyRecipe, named: Recipe) -> AnyRecipe:
     """A recipe from the command line, without the duration of the named one if the user gave another.
 
     Raises UserError when the user gave two of them.
