@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.input.dataset import typical_size
     from training.loop.finetune import finetune
-    from training.loop.setup import report_interruption, open_setup
+    from training.loop.setup import open_setup, report_interruption
 
     with report_interruption():
         setting = open_setup(parsed)

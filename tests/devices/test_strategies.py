@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from training import launch
 from training.devices import rendezvous, strategies
-from training.devices.strategies import CONTINUE_LATER, StrategyOptions, report_lost_workers, open_strategy
+from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
 from training.loop import fit
 from training.recipes.pretrain import RECIPES
 

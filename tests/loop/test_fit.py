@@ -171,7 +171,9 @@ def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tm
     run = Run(shutil.copytree(trained.path, tmp_path / "run"))
     step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
     checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(arrays))
-    with pytest.raises(UserError, match=f"is of another version .* cannot go on; remove {run.path} to begin anew"):
+    with pytest.raises(
+        UserError, match=f"was saved by another version .* cannot continue; remove {run.path} to start again"
+    ):
         pretraining.pretrain(arguments(run.path), "tiny")
     assert not run.model_file.exists()
 
@@ -180,7 +182,7 @@ def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tm
 def test_a_config_that_is_none_is_refused(content, tmp_path):
     config = tmp_path / "config.json"
     config.write_bytes(content)
-    with pytest.raises(UserError, match="config.json is damaged or of no run of ours; give another --workdir"):
+    with pytest.raises(UserError, match="config.json is damaged or not written by this program; give another"):
         Run(tmp_path).start({}, ("ant", "bee"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -190,9 +192,9 @@ def test_a_config_that_is_none_is_refused(content, tmp_path):
     [
         (
             ("ant", "bee", "cat"),
-            "began with 2 classes and the data have 3, of which cat differ; give another --workdir",
+            "was started with 2 classes, but the data have 3, of which cat differ; give another --workdir",
         ),
-        (("ant", "cat"), "began with 2 classes and the data have 2, of which bee, cat differ"),
+        (("ant", "cat"), "was started with 2 classes, but the data have 2, of which bee, cat differ"),
         (("bee", "ant"), "of which only the order differ"),
     ],
 )
@@ -225,7 +227,7 @@ def test_the_directory_of_another_run_is_refused_with_the_differences(finished):
 
 def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="exists and is no run directory"):
+    with pytest.raises(UserError, match="exists and is not a run directory"):
         pretraining.pretrain(arguments(tmp_path), "tiny")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -236,7 +238,7 @@ def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
         (
             {"schedule": Schedule(warmup_steps=21)},
-            "warm-up of 21 steps leaves none of the run's 21; give fewer, such as --warmup-steps 2, or train longer",
+            "warm-up of 21 steps must be shorter than the run of 21; give fewer, such as --warmup-steps 2, or",
         ),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
     ],
@@ -297,7 +299,7 @@ def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_
 
 
 def test_a_diverged_run_is_no_finished_run(tmp_path):
-    with pytest.raises(UserError, match="loss or a weight was no number any more at step [1-7], so training stopped"):
+    with pytest.raises(UserError, match="loss or a weight is not finite at step [1-7], so training stopped"):
         recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, schedule=Schedule(warmup_steps=0))
         pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert not (tmp_path / "run" / "model.keras").exists()
@@ -470,7 +472,9 @@ def test_gradients_are_clipped_together_and_averaged_as_adam_does():
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     model = randomize(keras_vit.build(MODEL, image_size=8, num_classes=3))
-    trainer = fit.compile_trainer(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=fit.Execution())
+    trainer = fit.compile_trainer(
+        model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=fit.Execution()
+    )
     images, labels = np.random.default_rng(0).uniform(-1, 1, (5, 8, 8, 3)), np.eye(3)[[0, 2, 1, 2, 2]]
     logits = model.predict(images, verbose=0)
     log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
