@@ -514,7 +514,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest_names():
         ({"learning_rate": math.inf}, "learning_rate must be a finite number, but is inf"),
         ({"clip_norm": math.nan}, "clip_norm must be a finite number"),
         ({"weight_decay": math.nan}, "weight_decay must be a finite number"),
-        ({"channels": 2}, "channels must be 1 for grey or 3 for RGB, but are 2"),
+        ({"channels": 2}, "channels must be 1 for grayscale or 3 for RGB, but are 2"),
         ({"shift": -1}, "shift must not be negative"),
         ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\)"),
         ({"model": dataclasses.replace(MODEL, classifier="unpooled")}, "not the classifier 'unpooled'"),

@@ -262,15 +262,15 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
         ({"clip_norm": 0.0}, "clip_norm must be positive, but is 0.0"),
         ({"accumulation": 5}, "accumulation must divide the batch of 32, but is 5"),
         ({"ema_decay": 1.0}, r"ema_decay must be in \(0, 1\), but is 1.0"),
-        ({"freeze": ("cls", "")}, "freeze must be beginnings of layer names, but one is empty"),
+        ({"freeze": ("cls", "")}, "freeze must be prefixes of layer names, but one is empty"),
         ({"mixup": -0.1}, "mixup must not be negative, but is -0.1"),
         ({"random_erasing": 1.5}, r"random_erasing must be in \[0, 1\], but is 1.5"),
-        ({"randaugment_magnitude": 9.0}, "randaugment_magnitude means nothing without randaugment_layers"),
+        ({"randaugment_magnitude": 9.0}, "randaugment_magnitude has no effect without randaugment_layers"),
         ({"randaugment_layers": 2, "randaugment_magnitude": 31.0}, r"randaugment_magnitude must be in \[0, 30\]"),
         ({"resize": "crop", "crop_from": 9}, "crop_from means nothing to resize crop"),
         ({"inception_crop": True, "crop_from": 9}, "crop_from means nothing to inception_crop"),
         ({"crop_from": 7}, r"crop_from must be at least both sides of image_size, \(8, 8\), but is 7"),
-        ({"channels": 2}, "channels must be 1 for grey or 3 for RGB, but are 2"),
+        ({"channels": 2}, "channels must be 1 for grayscale or 3 for RGB, but are 2"),
     ],
 )
 def test_what_is_no_recipe_is_refused(fields, sentence):

@@ -70,7 +70,7 @@ def summary_rows(
 ) -> list[tuple[str, ...]]:
     """Return the table of the demo: a header, the Keras model, and its exports."""
     size = run.model_file.stat().st_size
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("artifact", "path", "bytes", "max |logit diff|", "test accuracy"),
         ("Keras model", run.model_file.name, f"{size:,}", "", f"{test_accuracy:.4f}"),
     ]
