@@ -74,8 +74,8 @@ class Recipe:
     resize: Resize = "stretch"
     """How images are resized to image_size; see keras_vit.Preprocessing."""
     crop_from: int | None = None
-    """Size in pixels before the crop to image_size: of the smaller side for resize-small; of both sides for stretch, only
-    for training."""
+    """Size in pixels before the crop to image_size: of the smaller side for resize-small; of both sides for stretch,
+    only for training."""
     inception_crop: bool = False
     """Train on random windows of 5 to 100 % of the area and aspect 0.75 to 1.33, stretched to image_size."""
     flip: bool = False
