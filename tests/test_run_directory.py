@@ -62,7 +62,7 @@ def _held(tmp_path):
 def test_a_second_process_is_refused_with_the_name_of_the_first(held, monkeypatch):
     run, process = held
     monkeypatch.setattr(run_module, "_LOCK_WAIT", 0.0)
-    words = f"Another process, {process.pid} on {socket.gethostname()}, writes into {run}; wait for its end, or give"
+    words = f"Another process, {process.pid} on {socket.gethostname()}, writes into {run}; wait until it ends, or give"
     with pytest.raises(UserError, match=words), locked(run):
         pass
     assert (run / ".lock").exists()
@@ -81,7 +81,7 @@ def test_a_process_of_another_machine_that_left_its_name_is_told(tmp_path, capsy
     (tmp_path / ".lock").write_text("7 on elsewhere")
     with locked(tmp_path):
         pass
-    assert f"Process 7 on elsewhere left {tmp_path} without a word; if it still runs," in capsys.readouterr().out
+    assert f"Process 7 on elsewhere did not remove its lock of {tmp_path}; if it still runs," in capsys.readouterr().out
 
 
 def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
@@ -91,7 +91,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_module.fcntl, "flock", flock)
     with locked(tmp_path):
         pass
-    assert f"{tmp_path} has no locks; see that no other process trains there." in capsys.readouterr().out
+    assert f"{tmp_path} has no locks; make sure that no other process trains there." in capsys.readouterr().out
 
 
 def test_a_lock_leaves_no_directory_in_which_nothing_was_written(tmp_path):
@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
             raise OSError(run_module.errno.ENOSPC, "No space left on device")
 
     with pytest.raises(
-        UserError, match="model could not be written to .* .No space left on device.; its last state is"
+        UserError, match="model could not be written to .* .No space left on device.; the last checkpoint is"
     ):
         Run(tmp_path).save_model(Model())
     assert list(tmp_path.iterdir()) == []

@@ -1,3 +1,3 @@
-"""Data, recipes, model.fit and evaluation. Start reading at `pretrain.py`, then `command.py`."""
+"""Data, recipes, model.fit and evaluation. Read `pretrain.py` first, then `loop/pretrain.py` and `loop/setup.py`."""
 
-import keras_vit  # noqa: F401  (before tensorflow, whose remarks on loading it keeps from the terminal)
+import keras_vit  # noqa: F401  (before tensorflow: it silences the messages that TensorFlow prints on import)

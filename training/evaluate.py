@@ -1,9 +1,9 @@
-"""Measure a model on the evaluation images of a data set, every one of them once.
+"""Evaluate a model on the evaluation images of a data set, each exactly once.
 
     python -m training.evaluate --run runs/mnist-notes --data tfds:mnist
 
 writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistakes.png into the run directory, or into
---output. Instead of a run it takes a .keras file, any checkpoint with a head, a SavedModel or a TFLite file.
+--output. Instead of a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from training.options.evaluate import EvaluateOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    parsed = cli.parse(EvaluateOptions, arguments, prog="python -m training.evaluate")
+    options = cli.parse(EvaluateOptions, arguments, prog="python -m training.evaluate")
     cli.require_tensorflow()
 
     from training.evaluation.evaluate import evaluate
 
-    evaluate(parsed)
+    evaluate(options)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Few-shot linear accuracy: regularised least squares in closed form on frozen features of a few images of each class.
+"""Few-shot linear accuracy: regularized least squares in closed form on frozen features of a few images per class.
 
     python -m training.fewshot --run runs/mnist-small --data tfds:mnist
 
 Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929) section 4.1. Code: big_vision `evaluators/fewshot_lsr.py`,
-whose choice of images for a seed this repeats; here all of it is in float64.
+whose image selection for a seed is the same here; all arithmetic is float64.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from training.options.probes import FewshotOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    parsed = cli.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
+    options = cli.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
     cli.require_tensorflow()
 
     from training.probes.least_squares import fewshot
 
-    fewshot(parsed)
+    fewshot(options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Accuracy of the nearest neighbours: each evaluation image has the class of the training images most like it.
+"""k-nearest-neighbor accuracy: each evaluation image is classified by the most similar training images.
 
     python -m training.knn --run runs/mnist-small --data tfds:mnist
 
-Nearness is the cosine of the frozen features; each neighbour votes with exp(cosine / temperature), as in "Unsupervised
+Similarity is the cosine of the frozen features; each neighbor votes with exp(cosine / temperature), as in "Unsupervised
 Feature Learning via Non-Parametric Instance Discrimination" (arXiv 1805.01978) section 3.4 and DINO (2104.14294).
 """
 
@@ -14,12 +14,12 @@ from training.options.probes import KnnOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    parsed = cli.parse(KnnOptions, arguments, prog="python -m training.knn")
+    options = cli.parse(KnnOptions, arguments, prog="python -m training.knn")
     cli.require_tensorflow()
 
     from training.probes.nearest_neighbors import knn
 
-    knn(parsed)
+    knn(options)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m training.linear_probe --run runs/mnist-small --data tfds:mnist
 
-The strength of the penalty is chosen on a tenth of the training images; then all of them are learnt from.
+The strength of the penalty is chosen on a tenth of the training images; then the probe is fitted on all of them.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from training.options.probes import LinearProbeOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    parsed = cli.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
+    options = cli.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
     cli.require_tensorflow()
 
     from training.probes.logistic_regression import probe
 
-    probe(parsed)
+    probe(options)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m training.pretrain mnist-notes --data tfds:mnist --workdir runs/mnist-notes
 
-about 97 % on the test images of MNIST. The same command continues an interrupted run from its last saved state; asked
-to end (SIGTERM or Ctrl-C), it saves one and leaves with exit code 75.
+reaches about 97 % on the test images of MNIST. The same command continues an interrupted run from its last checkpoint.
+On SIGTERM or Ctrl-C it saves a checkpoint and exits with code 75.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from keras_vit import UserError, cli
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, find_recipe
-from training.recipes.recipe import with_given_duration
+from training.recipes.recipe import override_duration
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -27,20 +27,20 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[0].startswith("-"):
         raise UserError(f"The first argument must be a recipe, one of {', '.join(RECIPES)}, but is {arguments[0]!r}.")
     named = find_recipe(arguments[0])
-    parsed = cli.parse(
+    options = cli.parse(
         PretrainOptions,
         arguments[1:],
         prog=f"python -m training.pretrain {arguments[0]}",
         default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
-    parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
+    options = dataclasses.replace(options, recipe=override_duration(options.recipe, named))
     cli.require_tensorflow()
 
     from training.loop.pretrain import pretrain
-    from training.loop.setup import interruption_reported
+    from training.loop.setup import report_interruption
 
-    with interruption_reported():
-        pretrain(parsed, arguments[0])
+    with report_interruption():
+        pretrain(options, arguments[0])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Write some evaluation images of a data set into a file that commands without TensorFlow read.
+"""Write evaluation images of a data set to a file, for commands that do not use TensorFlow.
 
     python -m training.samples --data tfds:mnist --count 1000 --output some
 
-makes samples.npz and labels.txt, as in a run directory.
+writes samples.npz and labels.txt, as in a run directory.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from training.options.data import SamplesOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
-    parsed = cli.parse(SamplesOptions, arguments, prog="python -m training.samples")
+    options = cli.parse(SamplesOptions, arguments, prog="python -m training.samples")
     cli.require_tensorflow()
 
     from training.input.sample_images import write_samples
 
-    write_samples(parsed)
+    write_samples(options)
 
 
 if __name__ == "__main__":

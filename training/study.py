@@ -1,11 +1,11 @@
-"""The paper's studies on your data: grids of ordinary runs, in parallel, to a table and a figure in the paper's form.
+"""The paper's studies on your data: grids of runs, in parallel, with a table and a figure like the paper's.
 
     python -m training.study position-embedding --data tfds:mnist --workdir runs/positions
 
-data-size: accuracy of ViT, hybrid and BiT against the number of training images. scaling: against the operations of
-training. position-embedding, head, shape: of one model with this or that. Each model is trained from scratch for the
-same number of steps, once for each seed; measured are its accuracy on the evaluation images and the few-shot accuracy
-of its frozen features. Killed, the same command goes on and ends with the same table.
+data-size: accuracy of ViT, hybrid and BiT against the number of training images. scaling: against the training FLOPs.
+position-embedding, head, shape: variants of one model. Each model is trained from scratch for the same number of steps,
+once per seed. The table has the accuracy on the evaluation images and the few-shot accuracy of frozen features. After
+an interruption the same command continues and produces the same table.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from training.experiments.grids import STUDIES
 from training.options.common import DataOptions
 from training.options.experiments import StudyOptions
 from training.recipes.pretrain import find_recipe
-from training.recipes.recipe import with_given_duration
+from training.recipes.recipe import override_duration
 
 _DEFAULT_RECIPE = "study-small"
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     """`STUDY --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m training.study STUDY --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
-        print(f"Studies: {', '.join(STUDIES)}. The base recipe is {_DEFAULT_RECIPE}, for grey images of 28 pixels, or")
+        print(f"Studies: {', '.join(STUDIES)}. The base recipe is {_DEFAULT_RECIPE}, for 28x28 grayscale images, or")
         print("that of --recipe NAME. STUDY --help lists all options with their values.")
         return
     name, rest = arguments[0], arguments[1:]
@@ -36,20 +36,20 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"There is no study {name!r}; the nearest names are {nearest(name, STUDIES)}.")
     recipe_name, rest = cli.named(rest, "--recipe", _DEFAULT_RECIPE)
     named = find_recipe(recipe_name)
-    parsed = cli.parse(
+    options = cli.parse(
         StudyOptions,
         rest,
         prog=f"python -m training.study {name} --recipe {recipe_name}",
         default=StudyOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
-    parsed = dataclasses.replace(parsed, recipe=with_given_duration(parsed.recipe, named))
+    options = dataclasses.replace(options, recipe=override_duration(options.recipe, named))
     cli.require_tensorflow()
 
     from training.experiments.runner import study
-    from training.loop.setup import interruption_reported
+    from training.loop.setup import report_interruption
 
-    with interruption_reported():
-        study(name, parsed)
+    with report_interruption():
+        study(name, options)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""VTAB-1k: a checkpoint fine-tuned to each of 19 tasks on 1,000 images, and the mean of its accuracies.
+"""VTAB-1k: fine-tune a checkpoint to each of 19 tasks on 1,000 images, and report the mean accuracy.
 
     python -m training.vtab --checkpoint augreg:B_16 --workdir runs/vtab --data-dir tfds
 
-runs the tasks that are prepared in TFDS' directory and says how to prepare the others. Each setting is a run of its own
-on 800 images, the best of them on the 200 of val200 is trained again on all 1,000, and measured on the test split. The
-defaults are the one setting of "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 4, where nothing is chosen;
-"How to train your ViT" (2106.10270) has --learning-rates 0.001 0.003 0.01 0.03 --steps 500 2500. The same command
-continues.
+runs the tasks that are prepared in the TFDS directory and prints how to prepare the others. A setting is a run on 800
+images. The best setting on the 200 images of val200 is trained again on all 1,000 images and evaluated on the test
+split. The default is the single setting of "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 4; "How to train
+your ViT" (2106.10270) uses --learning-rates 0.001 0.003 0.01 0.03 --steps 500 2500. After an interruption the same
+command continues.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from training.options.experiments import VtabOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
-    parsed = cli.parse(VtabOptions, arguments, prog="python -m training.vtab")
+    options = cli.parse(VtabOptions, arguments, prog="python -m training.vtab")
     cli.require_tensorflow()
 
     from training.experiments.vtab_runs import vtab
-    from training.loop.setup import interruption_reported
+    from training.loop.setup import report_interruption
 
-    with interruption_reported():
-        vtab(parsed)
+    with report_interruption():
+        vtab(options)
 
 
 if __name__ == "__main__":

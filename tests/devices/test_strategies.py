@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from training import launch
 from training.devices import rendezvous, strategies
-from training.devices.strategies import CONTINUE_LATER, StrategyOptions, lost_workers_reported, open_strategy
+from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
 from training.loop import fit
 from training.recipes.pretrain import RECIPES
 
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_not_there_is_refused():
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a"] * 3 if kind == "GPU" else [])
-    with pytest.raises(UserError, match="4 GPUs were asked for, but this machine has 3; give fewer --replicas"):
+    with pytest.raises(UserError, match="4 GPUs were requested, but this machine has 3; give fewer --replicas"):
         open_strategy(StrategyOptions(strategy="mirrored", replicas=4))
 
 
@@ -150,7 +150,7 @@ def test_a_tpu_that_is_not_there_is_refused(monkeypatch):
         raise ValueError(f"Please provide a TPU Name to connect to, not {tpu}")
 
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
-    with pytest.raises(UserError, match="no TPU 'my-tpu' to be reached .ValueError: Please provide a TPU Name"):
+    with pytest.raises(UserError, match="The TPU 'my-tpu' cannot be reached .ValueError: Please provide a TPU Name"):
         open_strategy(StrategyOptions(strategy="tpu", tpu="my-tpu"))
 
 
@@ -199,7 +199,7 @@ def test_several_workers_need_to_be_named(monkeypatch):
 )
 def test_a_wrong_tf_config_is_refused(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match="TF_CONFIG should be .* mend it, or remove it to train on this machine alone"):
+    with pytest.raises(UserError, match="TF_CONFIG should be .* correct it, or remove it to train on this"):
         open_strategy(StrategyOptions(strategy="multi-worker"))
 
 
@@ -209,7 +209,7 @@ def test_a_worker_that_never_arrives_is_named_with_its_address(monkeypatch):
         here = f"127.0.0.1:{taken.getsockname()[1]}"
     config = {"cluster": {"worker": [here, absent]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    with pytest.raises(UserError, match=f"After 1 seconds no worker has come to {absent}; start all workers"):
+    with pytest.raises(UserError, match=f"After 1 seconds no worker has answered at {absent}; start all workers"):
         open_strategy(StrategyOptions(strategy="multi-worker", worker_timeout=1))
 
 
@@ -222,7 +222,7 @@ def met(calls: list[tuple]) -> list[str | None]:
 
     def one(call):
         try:
-            rendezvous.meet(*call)
+            rendezvous.wait_for_workers(*call)
         except UserError as mistake:
             return str(mistake)
 
@@ -238,16 +238,16 @@ def test_workers_meet():
 def test_workers_that_were_given_other_ports_are_told_so_on_both_sides():
     chief, right, wrong = free_addresses(3)
     chiefs, others = met([([chief, right], chief, 1), ([chief, wrong], wrong, 1)])
-    assert f"The worker at {wrong} was started with the addresses {chief}, {wrong}, others than this one" in chiefs
-    assert f"The worker at {chief} was started with the addresses {chief}, {right}, others than this one" in others
+    assert f"The worker at {wrong} was started with the addresses {chief}, {wrong}, unlike this one" in chiefs
+    assert f"The worker at {chief} was started with the addresses {chief}, {right}, unlike this one" in others
 
 
 def test_another_server_at_the_port_of_a_worker_is_told():
     here = free_addresses(1)[0]
     with socket.create_server(("127.0.0.1", 0)) as other:
         there = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"What listens at {there} is no worker of this training; correct its port"):
-            rendezvous.meet([here, there], here, 1)
+        with pytest.raises(UserError, match=f"Another program listens at {there}, not a worker of this run"):
+            rendezvous.wait_for_workers([here, there], here, 1)
 
 
 def test_a_taken_port_is_refused(monkeypatch):
@@ -255,7 +255,7 @@ def test_a_taken_port_is_refused(monkeypatch):
         here = f"127.0.0.1:{taken.getsockname()[1]}"
         config = {"cluster": {"worker": [here, "127.0.0.1:9"]}, "task": {"type": "worker", "index": 0}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-        with pytest.raises(UserError, match=f"port of this worker, {here}, is taken"):
+        with pytest.raises(UserError, match=f"port of this worker, {here}, is in use"):
             open_strategy(StrategyOptions(strategy="multi-worker"))
 
 
@@ -325,7 +325,7 @@ def _first_of_two(monkeypatch):
 def test_a_lost_worker_is_named_and_ends_with_the_code_to_start_again(error, first_of_two, monkeypatch, capsys):
     left = []
     monkeypatch.setattr(os, "_exit", left.append)
-    with lost_workers_reported(first_of_two):
+    with report_lost_workers(first_of_two):
         raise error
     assert left == [CONTINUE_LATER]
     assert "A worker was lost or did not answer" in (message := capsys.readouterr().err)
@@ -341,5 +341,5 @@ def test_a_lost_worker_is_named_and_ends_with_the_code_to_start_again(error, fir
     ],
 )
 def test_an_error_of_this_worker_is_not_taken_for_a_lost_one(error, first_of_two):
-    with pytest.raises(type(error)), lost_workers_reported(first_of_two):
+    with pytest.raises(type(error)), report_lost_workers(first_of_two):
         raise error

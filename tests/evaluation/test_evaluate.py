@@ -357,9 +357,9 @@ def test_what_an_exported_model_cannot_be_told_is_refused(made, few_digits, tmp_
     for model, options, complaint in (
         (served, {"input": InputOptions(value_range=(0.0, 1.0))}, "--value-range means nothing to a SavedModel that"),
         (phone, {"input": InputOptions(image_size=(16, 16))}, "--image-size means nothing to an exported model"),
-        (phone, {"place": StrategyOptions("mirrored")}, "leave --strategy and --replicas out"),
+        (phone, {"devices": StrategyOptions("mirrored")}, "leave --strategy and --replicas out"),
         (made / "run", {"input": InputOptions(num_heads=3)}, "leave --num-heads out"),
-        (made / "run", {"place": StrategyOptions("multi-worker")}, "runs on one machine; give --strategy single"),
+        (made / "run", {"devices": StrategyOptions("multi-worker")}, "runs on one machine; give --strategy single"),
     ):
         with pytest.raises(UserError, match=complaint):
             _evaluated(model, tmp_path / "report", **options)
@@ -435,13 +435,13 @@ def source(arguments):
 evaluation.open_source = source
 evaluation.draw_confusion = evaluation.draw_reliability = evaluation.draw_mistakes = lambda *_: None
 run, output = sys.argv[1:]
-for name, batch_size, place in (
+for name, batch_size, devices in (
     ("three", 300, StrategyOptions("mirrored", 3)),  # first, for devices are divided before they are used
     ("one", 2003, StrategyOptions("single")),
 ):
     data = DataOptions("digits")
     evaluation.evaluate(
-        EvaluateOptions(run, data, batch_size, f"{output}/{name}", save_predictions=True, place=place)
+        EvaluateOptions(run, data, batch_size, f"{output}/{name}", save_predictions=True, devices=devices)
     )
 """
 

@@ -16,10 +16,10 @@ def save(folder, step):
 
 
 def test_the_newest_state_is_the_one_that_was_saved_last(tmp_path):
-    assert checkpoints.newest(tmp_path) is None
+    assert checkpoints.load_latest(tmp_path) is None
     for step in (5, 12, 100_000_000):
         save(tmp_path, step)
-    step, progress, arrays = checkpoints.newest(tmp_path)
+    step, progress, arrays = checkpoints.load_latest(tmp_path)
     assert (step, progress) == (100_000_000, {"records": [100_000_000]})
     np.testing.assert_array_equal(arrays["w"], np.full(3, 1e8, np.float32))
 
@@ -38,15 +38,15 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(damage, tmp_path, cap
     save(tmp_path, 12)
     newest = max(tmp_path.iterdir())
     newest.write_bytes(damage(newest.read_bytes()))
-    assert checkpoints.newest(tmp_path)[0] == 5
-    assert f"Passed over the damaged state {newest.name}: its bytes are not those" in capsys.readouterr().out
+    assert checkpoints.load_latest(tmp_path)[0] == 5
+    assert f"Skipped the damaged checkpoint {newest.name}: its hash does not match" in capsys.readouterr().out
 
 
 def test_when_no_state_is_whole_the_run_does_not_begin_anew_by_itself(tmp_path):
     save(tmp_path, 5)
     next(tmp_path.iterdir()).write_bytes(b"")
-    with pytest.raises(UserError, match=f"No state in {tmp_path} is whole, so the run cannot go on"):
-        checkpoints.newest(tmp_path)
+    with pytest.raises(UserError, match=f"All checkpoints in {tmp_path} are damaged, so the run cannot continue"):
+        checkpoints.load_latest(tmp_path)
 
 
 def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
@@ -57,10 +57,10 @@ def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "write_npz", full)
-    with pytest.raises(UserError, match="step 12 could not be written .*No space left.* that of step 5 is whole"):
+    with pytest.raises(UserError, match="step 12 could not be written .*No space left.* that of step 5 is intact"):
         save(tmp_path, 12)
     assert [path.name[:13] for path in tmp_path.iterdir()] == ["step-00000005"]
-    assert checkpoints.newest(tmp_path)[0] == 5
+    assert checkpoints.load_latest(tmp_path)[0] == 5
 
 
 def test_a_state_renamed_to_another_step_is_passed_over(tmp_path, capsys):
@@ -68,8 +68,8 @@ def test_a_state_renamed_to_another_step_is_passed_over(tmp_path, capsys):
     save(tmp_path, 12)
     newest = max(tmp_path.iterdir())
     newest.rename(newest.with_name(newest.name.replace("00000012", "00000099")))
-    assert checkpoints.newest(tmp_path)[0] == 5
-    assert "its bytes are not those that this run saved at this step" in capsys.readouterr().out
+    assert checkpoints.load_latest(tmp_path)[0] == 5
+    assert "its hash does not match this run, step and content" in capsys.readouterr().out
 
 
 def test_a_state_of_another_run_of_the_same_settings_is_not_believed(tmp_path):
@@ -77,8 +77,8 @@ def test_a_state_of_another_run_of_the_same_settings_is_not_believed(tmp_path):
     for run in (here, there):
         run.start({"epochs": 3}, ("ant", "bee"))
     save(there.checkpoints_folder, 12)
-    assert checkpoints.newest(there.checkpoints_folder)[0] == 12
+    assert checkpoints.load_latest(there.checkpoints_folder)[0] == 12
     for state in there.checkpoints_folder.iterdir():
         shutil.copy(state, here.checkpoints_folder)
-    with pytest.raises(UserError, match="is whole, so the run cannot go on"):
-        checkpoints.newest(here.checkpoints_folder)
+    with pytest.raises(UserError, match="are damaged, so the run cannot continue"):
+        checkpoints.load_latest(here.checkpoints_folder)

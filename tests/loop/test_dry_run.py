@@ -45,9 +45,9 @@ def test_memory_falls_with_16_bits_remat_accumulation_and_replicas():
     recipe = find_recipe("vit-b16-i1k")
 
     def total(recipe=recipe, **how) -> int:
-        return sum(dry_run.memory(recipe.model, recipe, 1000, 3, **how).values())
+        return sum(dry_run.estimate_memory(recipe.model, recipe, 1000, 3, **how).values())
 
-    whole = dry_run.memory(recipe.model, recipe, 1000, 3)
+    whole = dry_run.estimate_memory(recipe.model, recipe, 1000, 3)
     assert whole["weights"] == 4 * keras_vit.models.complexity.costs(recipe.model, (224, 224)).parameters
     assert whole["optimizer"] == 2 * whole["weights"]
     for less in (

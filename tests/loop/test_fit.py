@@ -170,9 +170,11 @@ def _with_a_longer_weight(arrays: dict) -> dict:
 @pytest.mark.parametrize("damage", [_without_last_weight, _with_a_longer_weight, lambda arrays: {}])
 def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tmp_path):
     run = Run(shutil.copytree(trained.path, tmp_path / "run"))
-    step, progress, arrays = checkpoints.newest(run.checkpoints_folder)
+    step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
     checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(arrays))
-    with pytest.raises(UserError, match=f"is of another version .* cannot go on; remove {run.path} to begin anew"):
+    with pytest.raises(
+        UserError, match=f"was saved by another version .* cannot continue; remove {run.path} to start again"
+    ):
         pretraining.pretrain(arguments(run.path), "tiny")
     assert not run.model_file.exists()
 
@@ -181,7 +183,7 @@ def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tm
 def test_a_config_that_is_none_is_refused(content, tmp_path):
     config = tmp_path / "config.json"
     config.write_bytes(content)
-    with pytest.raises(UserError, match="config.json is damaged or of no run of ours; give another --workdir"):
+    with pytest.raises(UserError, match="config.json is damaged or not written by this program; give another"):
         Run(tmp_path).start({}, ("ant", "bee"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -191,9 +193,9 @@ def test_a_config_that_is_none_is_refused(content, tmp_path):
     [
         (
             ("ant", "bee", "cat"),
-            "began with 2 classes and the data have 3, of which cat differ; give another --workdir",
+            "was started with 2 classes, but the data have 3, of which cat differ; give another --workdir",
         ),
-        (("ant", "cat"), "began with 2 classes and the data have 2, of which bee, cat differ"),
+        (("ant", "cat"), "was started with 2 classes, but the data have 2, of which bee, cat differ"),
         (("bee", "ant"), "of which only the order differ"),
     ],
 )
@@ -226,7 +228,7 @@ def test_the_directory_of_another_run_is_refused_with_the_differences(finished):
 
 def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="exists and is no run directory"):
+    with pytest.raises(UserError, match="exists and is not a run directory"):
         pretraining.pretrain(arguments(tmp_path), "tiny")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -237,7 +239,7 @@ def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
         (
             {"schedule": Schedule(warmup_steps=21)},
-            "warm-up of 21 steps leaves none of the run's 21; give fewer, such as --warmup-steps 2, or train longer",
+            "warm-up of 21 steps must be shorter than the run of 21; give fewer, such as --warmup-steps 2, or",
         ),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
     ],
@@ -298,7 +300,7 @@ def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_
 
 
 def test_a_diverged_run_is_no_finished_run(tmp_path):
-    with pytest.raises(UserError, match="loss or a weight was no number any more at step [1-7], so training stopped"):
+    with pytest.raises(UserError, match="loss or a weight is not finite at step [1-7], so training stopped"):
         recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, schedule=Schedule(warmup_steps=0))
         pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert not (tmp_path / "run" / "model.keras").exists()
@@ -309,7 +311,7 @@ def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs
     recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert len(run.metrics()) == epochs
-    step, _, arrays = checkpoints.newest(run.checkpoints_folder)
+    step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
     assert step == arrays["step/00000"] == steps
     assert arrays["optimizer/00000"] == steps  # the optimizer's own count of its updates
 
@@ -318,7 +320,7 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
     execution = fit.Execution(evaluate_every=8)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [8, 16, 21]
-    ends = [checkpoints.newest(each.checkpoints_folder)[2] for each in (finished, run)]
+    ends = [checkpoints.load_latest(each.checkpoints_folder)[2] for each in (finished, run)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
@@ -360,7 +362,7 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
 
 
 def assert_same_end(run: Run, other: Run) -> None:
-    ends = [checkpoints.newest(each.checkpoints_folder)[2] for each in (run, other)]
+    ends = [checkpoints.load_latest(each.checkpoints_folder)[2] for each in (run, other)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
@@ -370,7 +372,7 @@ def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_save
     run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny", callbacks=[seen])
     assert [record["step"] for record in run.metrics()] == [7, 10]
     assert seen.told == ["begin", (0, MEASURED), (1, MEASURED), "end"]
-    step, _, arrays = checkpoints.newest(run.checkpoints_folder)
+    step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
     assert step == arrays["step/00000"] == 10
     assert {"model.keras", "curves.png", "labels.txt"} <= {path.name for path in run.path.iterdir()}
     weights = [arrays[name] for name in sorted(arrays) if name.startswith("weight/")]
@@ -387,7 +389,7 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     recipe = dataclasses.replace(RECIPE, learning_rate=1e-3)
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny", callbacks=[early])
     assert len(run.metrics()) == 2
-    last = checkpoints.newest(run.checkpoints_folder)[2]["weight/00000"]
+    last = checkpoints.load_latest(run.checkpoints_folder)[2]["weight/00000"]
     assert not np.array_equal(np.array(keras.models.load_model(run.model_file).trainable_weights[0]), last)
 
 
@@ -414,24 +416,24 @@ def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp
     ],
 )
 def test_a_run_is_at_most_three_fits(begin, end, per_epoch, fits):
-    assert fit.parts(begin, end, per_epoch) == fits
+    assert fit.split_into_fits(begin, end, per_epoch) == fits
 
 
 @pytest.mark.parametrize(("asked", "compiled"), [("on", True), ("auto", False), ("off", False)])
 def test_xla_compiles_the_step_where_it_is_asked_for_and_by_itself_only_on_a_gpu(asked, compiled):
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    assert fit.compiled(model, RECIPE, 50, execution=fit.Execution(xla=asked)).jit_compile is compiled
+    assert fit.compile_trainer(model, RECIPE, 50, execution=fit.Execution(xla=asked)).jit_compile is compiled
 
 
 def test_xla_is_refused_where_it_cannot_repeat_bits():
     model = keras_vit.build(MODEL, image_size=8)
     with pytest.raises(UserError, match="XLA is not used with --deterministic"):
-        fit.compiled(model, RECIPE, 50, execution=fit.Execution(xla="on"), deterministic=True)
+        fit.compile_trainer(model, RECIPE, 50, execution=fit.Execution(xla="on"), deterministic=True)
 
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    trainer = fit.compiled(
+    trainer = fit.compile_trainer(
         model,
         dataclasses.replace(RECIPE, learning_rate=0.8, schedule=Schedule(warmup_steps=10)),
         50,
@@ -448,7 +450,7 @@ def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
 def test_weight_decay_shrinks_kernels_alone():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, learning_rate=0.1, weight_decay=0.5, schedule=Schedule(warmup_steps=0))
-    trainer = fit.compiled(model, recipe, 50, execution=fit.Execution())
+    trainer = fit.compile_trainer(model, recipe, 50, execution=fit.Execution())
     randomize(model)  # of what is 0, as biases are at first, nothing can decay
     before = [np.array(weight) for weight in model.trainable_weights]
     trainer.optimizer.apply([tf.zeros_like(weight) for weight in model.trainable_weights], model.trainable_variables)
@@ -459,7 +461,7 @@ def test_weight_decay_shrinks_kernels_alone():
 
 def test_gradients_are_clipped_together_and_averaged_as_adam_does():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    trainer = fit.compiled(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=fit.Execution())
+    trainer = fit.compile_trainer(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=fit.Execution())
     gradients = [np.full(weight.shape, 1.0 + index) for index, weight in enumerate(model.trainable_weights)]
     norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
     trainer.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients], model.trainable_variables)
@@ -471,7 +473,9 @@ def test_gradients_are_clipped_together_and_averaged_as_adam_does():
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     model = randomize(keras_vit.build(MODEL, image_size=8, num_classes=3))
-    trainer = fit.compiled(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=fit.Execution())
+    trainer = fit.compile_trainer(
+        model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=fit.Execution()
+    )
     images, labels = np.random.default_rng(0).uniform(-1, 1, (5, 8, 8, 3)), np.eye(3)[[0, 2, 1, 2, 2]]
     logits = model.predict(images, verbose=0)
     log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
@@ -489,7 +493,7 @@ def test_a_tiny_model_learns_one_batch_by_heart():
     )  # fmt: skip
     preprocessing = keras_vit.Preprocessing((8, 8), channels=1)
     model = keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=4)
-    trainer = fit.compiled(model, recipe, 150, execution=fit.Execution())
+    trainer = fit.compile_trainer(model, recipe, 150, execution=fit.Execution())
     batches = fit.training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
     history = trainer.fit(batches, steps_per_epoch=150, shuffle=False, verbose=0)
     assert history.history["loss"][0] < 1.0
@@ -511,7 +515,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest_names():
         ({"learning_rate": math.inf}, "learning_rate must be a finite number, but is inf"),
         ({"clip_norm": math.nan}, "clip_norm must be a finite number"),
         ({"weight_decay": math.nan}, "weight_decay must be a finite number"),
-        ({"channels": 2}, "channels must be 1 for grey or 3 for RGB, but are 2"),
+        ({"channels": 2}, "channels must be 1 for grayscale or 3 for RGB, but are 2"),
         ({"shift": -1}, "shift must not be negative"),
         ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\)"),
         ({"model": dataclasses.replace(MODEL, classifier="unpooled")}, "not the classifier 'unpooled'"),

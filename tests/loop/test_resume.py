@@ -46,7 +46,7 @@ def finish(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> 
 
 def final_state(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """Everything that training changes, at the end; without the clock."""
-    return checkpoints.newest(Run(folder).checkpoints_folder)[2]
+    return checkpoints.load_latest(Run(folder).checkpoints_folder)[2]
 
 
 def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
@@ -108,9 +108,9 @@ def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
         in_process(tmp_path / "run")
     assert left.value.code == CONTINUE_LATER == 75
     error = capfd.readouterr().err
-    assert f"Stopped, with the state saved; the same command continues: {shlex.join(sys.orig_argv)}\n" in error
+    assert f"its checkpoint is saved; the same command continues: {shlex.join(sys.orig_argv)}\n" in error
     assert ("Ctrl-C again stops at once" in error) == (number == signal.SIGINT)
-    assert checkpoints.newest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
+    assert checkpoints.load_latest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
     monkeypatch.setattr(checkpoints, "save", save)
     in_process(tmp_path / "run")
     assert "Continuing after step 9, in epoch 1." in capfd.readouterr().out
@@ -216,6 +216,6 @@ def test_when_a_worker_is_killed_the_other_stops_within_a_minute_and_both_contin
 def test_sigterm_to_one_worker_stops_all_at_the_same_step(undisturbed_workers, tmp_path):
     code, output = signalled_second_worker(tmp_path / "run", signal.SIGTERM)
     assert code == CONTINUE_LATER, output[-2000:]
-    assert output.count("Stopped, with the state saved") == 2
+    assert output.count("Training was interrupted and its checkpoint is saved") == 2
     finish(tmp_path / "run", launcher=LAUNCHER)
     assert_ended_alike(tmp_path / "run", undisturbed_workers)

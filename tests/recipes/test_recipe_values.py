@@ -7,7 +7,7 @@ import pytest
 from keras_vit import MODELS, UserError, cli
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
-from training.recipes.recipe import PretrainRecipe, with_given_duration
+from training.recipes.recipe import PretrainRecipe, override_duration
 
 # Table 3 of "An Image is Worth 16x16 Words": epochs, peak learning rate, decay of the rate and of the weights, dropout.
 TABLE_3 = {
@@ -226,7 +226,7 @@ def test_steps_examples_or_epochs():
 
 
 def parse(name: str, *arguments: str) -> PretrainRecipe:
-    return with_given_duration(
+    return override_duration(
         cli.parse(PretrainRecipe, arguments, prog="test", default=find_recipe(name)), find_recipe(name)
     )
 
@@ -236,7 +236,7 @@ def test_the_duration_given_is_the_one_that_counts():
     assert parse("digits", "--steps", "9", "--epochs", "None").num_steps(1437) == 9
     assert parse("digits", "--epochs", "2").num_steps(1437) == 88
     steps = dataclasses.replace(find_recipe("digits"), epochs=None, steps=500)
-    assert with_given_duration(dataclasses.replace(steps, epochs=3), steps).num_steps(32) == 3
+    assert override_duration(dataclasses.replace(steps, epochs=3), steps).num_steps(32) == 3
     with pytest.raises(UserError, match="one duration, but was given --steps 9 and --epochs 2; leave one out"):
         parse("digits", "--epochs", "2", "--steps", "9")
 
@@ -262,15 +262,15 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
         ({"clip_norm": 0.0}, "clip_norm must be positive, but is 0.0"),
         ({"accumulation": 5}, "accumulation must divide the batch of 32, but is 5"),
         ({"ema_decay": 1.0}, r"ema_decay must be in \(0, 1\), but is 1.0"),
-        ({"freeze": ("cls", "")}, "freeze must be beginnings of layer names, but one is empty"),
+        ({"freeze": ("cls", "")}, "freeze must be prefixes of layer names, but one is empty"),
         ({"mixup": -0.1}, "mixup must not be negative, but is -0.1"),
         ({"random_erasing": 1.5}, r"random_erasing must be in \[0, 1\], but is 1.5"),
-        ({"randaugment_magnitude": 9.0}, "randaugment_magnitude means nothing without randaugment_layers"),
+        ({"randaugment_magnitude": 9.0}, "randaugment_magnitude has no effect without randaugment_layers"),
         ({"randaugment_layers": 2, "randaugment_magnitude": 31.0}, r"randaugment_magnitude must be in \[0, 30\]"),
         ({"resize": "crop", "crop_from": 9}, "crop_from means nothing to resize crop"),
         ({"inception_crop": True, "crop_from": 9}, "crop_from means nothing to inception_crop"),
         ({"crop_from": 7}, r"crop_from must be at least both sides of image_size, \(8, 8\), but is 7"),
-        ({"channels": 2}, "channels must be 1 for grey or 3 for RGB, but are 2"),
+        ({"channels": 2}, "channels must be 1 for grayscale or 3 for RGB, but are 2"),
     ],
 )
 def test_what_is_no_recipe_is_refused(fields, sentence):

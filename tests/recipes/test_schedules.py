@@ -66,8 +66,8 @@ def test_a_schedule_survives_saving():
         ({"warmup_steps": -1}, "warmup_steps must not be negative"),
         ({"linear_end": float("nan")}, "linear_end must not be negative"),
         ({"timescale": 0}, "timescale must be at least 1"),
-        ({"stairs": (0.6, 0.3)}, "stairs must be rising shares"),
-        ({"stairs": (0.6, 1.3)}, "stairs must be rising shares"),
+        ({"stairs": (0.6, 0.3)}, "stairs must be increasing fractions"),
+        ({"stairs": (0.6, 1.3)}, "stairs must be increasing fractions"),
     ],
 )
 def test_what_is_no_schedule_is_refused(fields, sentence):

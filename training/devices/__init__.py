@@ -1,1 +1,1 @@
-"""Where a model is trained, and in which form."""
+"""Devices: distribution strategies, CPU kernels, rematerialization, several workers on one machine."""

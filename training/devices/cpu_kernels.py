@@ -1,10 +1,10 @@
-"""The network in the form that a CPU trains fastest.
+"""CPU kernels: the same network with faster operations for training on a CPU.
 
-TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by operation, eight passes over the tokens
-for a GELU and as many for its gradient, and between large matrix products memory is what a step waits for. Here each of
-them is one pass, merged by XLA; the products stay those of oneDNN, which XLA's do not reach on a CPU. Inside a pass the
-arithmetic is float32 whatever the layers compute with. Patches are embedded by a product, for oneDNN's gradient of the
-convolution takes eight times as long in bfloat16. What only the class token is read of is computed of it alone.
+TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by operation: a GELU takes eight passes over
+the tokens, and its gradient as many, all limited by memory bandwidth. Here XLA fuses each of them into one pass; matrix
+products stay with oneDNN, which is faster than XLA on a CPU. Fused passes compute in float32 also in mixed precision.
+Patches are embedded by a matrix product, because oneDNN's gradient of the convolution takes eight times as long in
+bfloat16. Layers whose output is used only at the class token compute only the class token.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from keras_vit.models.attention import DotProductAttention, join_heads, split_he
 from keras_vit.models.build import calling_class_token_only, class_token_only
 from keras_vit.models.layers import TokenDense, gelu_erf, gelu_tanh
 
-# sqrt(2 / pi) and the cubic term of the tanh form ("Gaussian Error Linear Units", arXiv 1606.08415).
+# sqrt(2 / pi) and the cubic coefficient of the tanh approximation ("Gaussian Error Linear Units", arXiv 1606.08415).
 _TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
 _INVERSE_SQRT_2, _INVERSE_SQRT_2_PI = 0.7071067811865476, 0.3989422804014327
 
 
 def on_cpu() -> bool:
-    """Whether this process trains on CPUs. On a GPU it was not measured, and a TPU compiles the whole step anyway."""
+    """Whether this process trains on CPUs. GPUs were not measured, and a TPU compiles the complete step anyway."""
     return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 
 def with_cpu_kernels(network: keras.Model) -> keras.Model:
-    """The same layers with the same weights, called in another way; the numbers are equal to float rounding."""
+    """Return a model with the same layers and weights, but faster calls; outputs are equal up to rounding."""
     add_bias = {
         keras.activations.linear: _bias_add,
         gelu_tanh: _bias_gelu(_gelu_tanh),
@@ -40,7 +40,7 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation without weights, such as a slice
         if layer.name in class_token:
-            return _Wrapped(layer)  # so little that it is not worth being compiled
+            return _Wrapped(layer)  # too small to be worth compiling
         if layer.quantization_mode is not None:
             return _Wrapped(layer)
         if isinstance(layer, TokenDense) and layer.use_bias and layer.activation in add_bias:
@@ -49,7 +49,7 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
             return _Norm(layer, norm)
         if isinstance(layer, DotProductAttention):
             return _Attention(layer, probabilities)
-        if isinstance(layer, keras.layers.Conv2D) and _side_by_side(layer):
+        if isinstance(layer, keras.layers.Conv2D) and _is_patch_embedding(layer):
             return _Patches(layer)
         return _Wrapped(layer)
 
@@ -59,7 +59,7 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
 
 
 class _Wrapped(keras.layers.Layer):
-    """A layer of another model. Called by itself, it would have two outputs, and keras.Layer.output none."""
+    """A layer of another model. Calling the layer itself in two models would make its `output` ambiguous."""
 
     def __init__(self, layer: keras.layers.Layer):
         super().__init__(name=layer.name, dtype=layer.compute_dtype, autocast=layer.autocast)
@@ -74,7 +74,7 @@ class _Wrapped(keras.layers.Layer):
 
 
 class _Dense(_Wrapped):
-    """A dense layer on tokens, its bias and activation in one."""
+    """A dense layer on tokens, with bias and activation fused."""
 
     def __init__(self, layer: TokenDense, add_bias: Callable):
         super().__init__(layer)
@@ -99,7 +99,7 @@ class _Norm(_Wrapped):
 
 
 class _Attention(_Wrapped):
-    """Attention among all tokens; in chunks or with relative positions it is as ever."""
+    """Attention among all tokens; chunked attention and relative positions use the original layer."""
 
     def __init__(self, layer: DotProductAttention, probabilities: Callable):
         super().__init__(layer)
@@ -112,12 +112,12 @@ class _Attention(_Wrapped):
         return join_heads(self.layer.mixed(self._probabilities(query, key), value, training))
 
 
-def _side_by_side(layer: keras.layers.Conv2D) -> bool:
+def _is_patch_embedding(layer: keras.layers.Conv2D) -> bool:
     return layer.kernel_size == layer.strides != (1, 1) and layer.padding == "valid" and layer.use_bias
 
 
 class _Patches(_Wrapped):
-    """A convolution whose windows lie side by side."""
+    """A convolution whose windows do not overlap."""
 
     def call(self, images):
         (height, width), (rows, columns) = self.layer.kernel_size, self.layer.compute_output_shape(images.shape)[1:3]
@@ -131,9 +131,10 @@ class _Patches(_Wrapped):
 
 @tf.custom_gradient
 def _bias_add(products, bias):
-    """The sum of products (N, M) and bias (M,).
+    """Add a bias (M,) to products (N, M).
 
-    TensorFlow's gradient by the bias adds up thousands of rows of bfloat16 in bfloat16. A product adds up in float32.
+    TensorFlow sums the bfloat16 gradient of the bias in bfloat16 over thousands of rows. A matrix product accumulates
+    in float32.
     """
 
     def gradient(upstream):
@@ -145,7 +146,7 @@ def _bias_add(products, bias):
 
 
 def _bias_gelu(gelu: Callable) -> Callable:
-    """The GELU of products (N, M) + bias (M,), where `gelu` gives the value and the slope at x."""
+    """Return the GELU of products (N, M) + bias (M,), where `gelu` returns value and derivative at x."""
 
     @_compiled
     def value(products, bias):
@@ -153,8 +154,8 @@ def _bias_gelu(gelu: Callable) -> Callable:
 
     @_compiled
     def gradient(products, bias, upstream):
-        through = _float32(upstream) * gelu(_float32(products) + _float32(bias))[1]
-        return tf.cast(through, products.dtype), tf.cast(tf.reduce_sum(through, axis=0), bias.dtype)
+        gradients = _float32(upstream) * gelu(_float32(products) + _float32(bias))[1]
+        return tf.cast(gradients, products.dtype), tf.cast(tf.reduce_sum(gradients, axis=0), bias.dtype)
 
     @tf.custom_gradient
     def bias_gelu(products, bias):
@@ -164,20 +165,20 @@ def _bias_gelu(gelu: Callable) -> Callable:
 
 
 def _gelu_tanh(x):
-    """Value and slope of 0.5 x (1 + tanh(s (x + c x^3)))."""
+    """Value and derivative of 0.5 x (1 + tanh(s (x + c x^3)))."""
     tanh = tf.tanh(_TANH_SCALE * x * (1.0 + _TANH_CUBIC * x * x))
     inner = _TANH_SCALE * (1.0 + 3.0 * _TANH_CUBIC * x * x)
     return 0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * inner
 
 
 def _gelu_erf(x):
-    """Value and slope of x P(X < x), X normally distributed."""
+    """Value and derivative of x P(X < x), X normally distributed."""
     below = 0.5 * tf.math.erfc(-_INVERSE_SQRT_2 * x)
     return x * below, below + x * _INVERSE_SQRT_2_PI * tf.exp(-0.5 * x * x)
 
 
 def _layer_norm() -> Callable:
-    """LayerNorm in a dtype over the last axis of tokens (..., D) with gamma and beta (D,)."""
+    """Return LayerNorm over the last axis of tokens (..., D) with gamma and beta (D,), in a dtype."""
 
     @_compiled
     def value(tokens, gamma, beta, epsilon, dtype):
@@ -191,9 +192,9 @@ def _layer_norm() -> Callable:
     def gradient(tokens, gamma, mean, inverse, upstream):
         normed, upstream = (_rows(tokens) - mean) * inverse, _rows(upstream)
         scaled, width = upstream * _float32(gamma), tokens.shape[-1]
-        through = inverse * (scaled - _row_sums(scaled) / width - normed * (_row_sums(scaled * normed) / width))
+        of_tokens = inverse * (scaled - _row_sums(scaled) / width - normed * (_row_sums(scaled * normed) / width))
         of_weights = (tf.cast(tf.reduce_sum(x, axis=0), gamma.dtype) for x in (upstream * normed, upstream))
-        return _like(through, tokens), *of_weights
+        return _like(of_tokens, tokens), *of_weights
 
     def layer_norm(tokens, gamma, beta, epsilon, dtype):
         @tf.custom_gradient
@@ -207,13 +208,13 @@ def _layer_norm() -> Callable:
 
 
 def _attention_probabilities() -> Callable:
-    """softmax(q k / sqrt(d)) of queries (B, H, N, d) and keys (B, H, M, d), in float32 inside: (B, H, N, M)."""
+    """Return softmax(q k / sqrt(d)) (B, H, N, M) of queries (B, H, N, d) and keys (B, H, M, d), in float32."""
 
     @_compiled
     def of_logits(probabilities, upstream, scale):
         weighted = _rows(probabilities) * _rows(upstream)
-        through = scale * (weighted - _rows(probabilities) * _row_sums(weighted))
-        return _like(through, probabilities)
+        of_scores = scale * (weighted - _rows(probabilities) * _row_sums(weighted))
+        return _like(of_scores, probabilities)
 
     @tf.custom_gradient
     def attention_probabilities(query, key):
@@ -236,7 +237,7 @@ def _rows(tokens):
 
 
 def _row_sums(x):
-    """Sums of the rows of (N, D), as (N, 1): by a product, for XLA adds up a row number by number."""
+    """Sum the rows of (N, D) to (N, 1), by a matrix product: XLA sums a row without vectorization."""
     return tf.matmul(x, tf.ones((x.shape[-1], 1)))
 
 

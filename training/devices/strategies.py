@@ -1,4 +1,4 @@
-"""Where a model is trained: one device, several, several machines, a TPU. All of tf.distribute's set-up is here."""
+"""Distribution strategies: one device, several devices, several machines, a TPU. All setup of tf.distribute is here."""
 
 import contextlib
 import faulthandler
@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.devices.rendezvous import meet
+from training.devices.rendezvous import wait_for_workers
 from training.options.common import StrategyKind, StrategyOptions
 
-# Exit code of a run that stopped before its end, by SIGTERM or because a worker was lost: the same command continues.
-# sysexits.h calls it EX_TEMPFAIL.
+# Exit code of an interrupted run, by a signal or a lost worker: the same command continues it. EX_TEMPFAIL of
+# sysexits.h.
 CONTINUE_LATER = 75
 
 _MULTI_WORKER = tf.distribute.MultiWorkerMirroredStrategy
-# What workers see of one that is gone, or that does not answer within the time-out; other mistakes have these classes,
-# too, so that the message counts as well.
-_LOST = (
+# Errors that workers see when another one is gone or does not answer in time. Other failures raise them, too, so the
+# message is checked as well.
+_LOST_WORKER_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
     tf.errors.AbortedError,
@@ -30,23 +30,23 @@ _LOST = (
 )
 
 
-def open_strategy(arguments: StrategyOptions) -> tf.distribute.Strategy:
-    """The strategy asked for; once per process, before anything is computed. Raises UserError for absent devices."""
-    kind = arguments.strategy
+def open_strategy(options: StrategyOptions) -> tf.distribute.Strategy:
+    """Create the strategy; once per process, before any computation. Raises UserError for missing devices."""
+    kind = options.strategy
     gpus = tf.config.list_physical_devices("GPU")
     if kind == "auto":
-        kind = _found(gpus)
-    if arguments.replicas is not None and kind != "mirrored":
+        kind = _detect(gpus)
+    if options.replicas is not None and kind != "mirrored":
         raise UserError(f"--replicas means nothing to the strategy {kind}; give --strategy mirrored with it.")
     if kind == "mirrored":
-        return tf.distribute.MirroredStrategy(_devices(arguments.replicas, gpus))
+        return tf.distribute.MirroredStrategy(_devices(options.replicas, gpus))
     if kind == "multi-worker":
-        return _multi_worker(arguments.worker_timeout)
-    return _tpu(arguments.tpu) if kind == "tpu" else tf.distribute.get_strategy()
+        return _multi_worker(options.worker_timeout)
+    return _tpu(options.tpu) if kind == "tpu" else tf.distribute.get_strategy()
 
 
-def _found(gpus: list) -> StrategyKind:
-    """What this machine and its environment offer."""
+def _detect(gpus: list) -> StrategyKind:
+    """Return the strategy for this machine and environment."""
     if len(_workers()) > 1 or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
         return "multi-worker"
     if tf.config.list_physical_devices("TPU") or os.path.exists("/dev/accel0") or "TPU_NAME" in os.environ:
@@ -57,7 +57,7 @@ def _found(gpus: list) -> StrategyKind:
 def _devices(replicas: int | None, gpus: list) -> list[str]:
     if gpus:
         if replicas is not None and replicas > len(gpus):
-            raise UserError(f"{replicas} GPUs were asked for, but this machine has {len(gpus)}; give fewer --replicas.")
+            raise UserError(f"{replicas} GPUs were requested, but this machine has {len(gpus)}; give fewer --replicas.")
         return [f"GPU:{number}" for number in range(replicas or len(gpus))]
     if replicas is None:
         raise UserError(
@@ -68,7 +68,9 @@ def _devices(replicas: int | None, gpus: list) -> list[str]:
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     except RuntimeError as error:
-        raise UserError(f"The CPU could not be split into {replicas}: TensorFlow runs already.") from error
+        raise UserError(
+            f"The CPU cannot be split into {replicas} devices, because TensorFlow is already initialized."
+        ) from error
     return [f"CPU:{number}" for number in range(replicas)]
 
 
@@ -80,14 +82,14 @@ def _tpu(name: str) -> tf.distribute.Strategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"There is no TPU {name!r} to be reached ({type(error).__name__}: {reason}); give --tpu the name of one, "
+            f"The TPU {name!r} cannot be reached ({type(error).__name__}: {reason}); give --tpu the name of one, "
             "run on a TPU VM with tensorflow-tpu, or use another --strategy."
         ) from error
     return tf.distribute.TPUStrategy(resolver)
 
 
 def _workers() -> list[str]:
-    """Addresses of the workers, the chief first, as TF_CONFIG names them; [] without it."""
+    """Return the addresses of the workers in TF_CONFIG, the chief first; [] without TF_CONFIG."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return []
@@ -97,13 +99,13 @@ def _workers() -> list[str]:
         workers = [*cluster.get("chief", ()), *cluster.get("worker", ())]
         if task["type"] not in ("chief", "worker") or not 0 <= int(task["index"]) < len(cluster[task["type"]]):
             raise KeyError("task")
-        ports = [int(re.fullmatch(r".+:(\d+)", worker)[1]) for worker in workers]
-        if not all(0 < port < 2**16 for port in ports):
+        matches = [re.fullmatch(r".+:(\d+)", worker) for worker in workers]
+        if not all(match and 0 < int(match[1]) < 2**16 for match in matches):
             raise ValueError("port")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
             'TF_CONFIG should be {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}, '
-            f"but is {text[:200]!r}; mend it, or remove it to train on this machine alone."
+            f"but is {text[:200]!r}; correct it, or remove it to train on this machine alone."
         ) from error
     return workers
 
@@ -116,7 +118,7 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
                 "The strategy multi-worker needs TF_CONFIG in the environment, or a SLURM job; `python -m "
                 "training.launch --workers 2` starts workers on this machine, to try it out."
             )
-        # 8888 is the resolver's own choice; one process per task, its GPUs those that SLURM shows it.
+        # The resolver's defaults: port 8888, one process per task, all GPUs that SLURM assigns to it.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver()
         cluster = {kind: list(addresses) for kind, addresses in resolver.cluster_spec().as_dict().items()}
         task = {"type": resolver.task_type, "index": resolver.task_id}
@@ -124,8 +126,8 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     here = cluster[task["type"]][int(task["index"])]
-    meet(_workers(), here, timeout)
-    # The constructor waits for all without end, deaf to Python's signals; they were there a moment ago.
+    wait_for_workers(_workers(), here, timeout)
+    # The constructor waits for all workers without a timeout and blocks Python's signals.
     faulthandler.dump_traceback_later(timeout, exit=True)
     try:
         return _MULTI_WORKER(communication_options=options)
@@ -134,7 +136,7 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes."""
+    """Whether this process writes the files."""
     resolver = strategy.cluster_resolver if isinstance(strategy, _MULTI_WORKER) else None
     if resolver is None or not resolver.task_type:
         return True
@@ -146,11 +148,11 @@ def several_workers(strategy: tf.distribute.Strategy) -> bool:
 
 
 def distributed(strategy: tf.distribute.Strategy, batch_size: int, batches: Callable[..., tf.data.Dataset]):
-    """Batches that each worker reads its rows of, and each replica computes its rows of, in the order of the whole.
+    """Distribute batches: each worker reads its rows of every batch, and each replica computes its rows, in order.
 
     Args:
         strategy: of the model.
-        batch_size: examples of a batch on all replicas; the replicas must divide it.
+        batch_size: examples per batch on all replicas; a multiple of the number of replicas.
         batches: part (i, n) -> rows i * B / n to (i + 1) * B / n of every batch.
     """
     if strategy.num_replicas_in_sync == 1 and not several_workers(strategy):
@@ -167,15 +169,15 @@ def distributed(strategy: tf.distribute.Strategy, batch_size: int, batches: Call
     return strategy.distribute_datasets_from_function(of_worker)
 
 
-def check_equal_on_workers(strategy: tf.distribute.Strategy, what: dict[str, int]) -> None:
-    """Raises UserError in every worker when these numbers differ between workers."""
+def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, int]) -> None:
+    """Raises UserError in every worker if these numbers, by description, differ between workers."""
     if not several_workers(strategy):
         return
-    names = list(what)
-    here = tf.constant([[what[name] for name in names]], tf.int64)
-    everywhere = tf.function(lambda: strategy.gather(strategy.run(lambda: tf.identity(here)), axis=0))().numpy()
-    for name, values in zip(names, everywhere.T, strict=True):
-        if len(set(values.tolist())) > 1:
+    names = list(values)
+    here = tf.constant([[values[name] for name in names]], tf.int64)
+    gathered = tf.function(lambda: strategy.gather(strategy.run(lambda: tf.identity(here)), axis=0))().numpy()
+    for name, column in zip(names, gathered.T, strict=True):
+        if len(set(column.tolist())) > 1:
             raise UserError(
                 f"The workers differ in {name}; give all of them the same command, and a --workdir that all of them "
                 "share."
@@ -183,27 +185,27 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, what: dict[str, int
 
 
 @contextlib.contextmanager
-def lost_workers_reported(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Ends the process with one sentence and CONTINUE_LATER when another worker is gone."""
+def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Exit with CONTINUE_LATER and one sentence when another worker is lost."""
     try:
         yield
-    except _LOST as error:
+    except _LOST_WORKER_ERRORS as error:
         reason = _another_worker_named(strategy, error) if several_workers(strategy) else None
         if reason is None:
             raise
         print(
             f"A worker was lost or did not answer ({type(error).__name__}: {reason}); start all workers again with the "
-            "same command, and they continue from the last state.",
+            "same command, and they continue from the last checkpoint.",
             file=sys.stderr,
             flush=True,
         )
         sys.stdout.flush()
-        # Leaving in good order would wait for the lost one.
+        # A regular exit would wait for the lost worker.
         os._exit(CONTINUE_LATER)
 
 
 def _another_worker_named(strategy: tf.distribute.Strategy, error: tf.errors.OpError) -> str | None:
-    """What an error says of another worker, or of its silence; None for any other, as of a kernel that fails here."""
+    """Return the line of an error that names another worker or a timeout; None for errors of this worker."""
     resolver = strategy.cluster_resolver
     here = (resolver.task_type, str(resolver.task_id))
     for line in error.message.splitlines():

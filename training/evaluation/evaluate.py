@@ -31,7 +31,7 @@ def evaluate(arguments: EvaluateOptions) -> dict:
     """Measure, write the report, and return its numbers."""
     if arguments.batch_size < 1:
         raise UserError(f"--batch-size must be at least 1 image, but is {arguments.batch_size}.")
-    classifier = open_classifier(arguments.run, arguments.input, arguments.place)
+    classifier = open_classifier(arguments.run, arguments.input, arguments.devices)
     output = _report_directory(arguments)
     source = open_source(arguments.source)
     names = _class_names(classifier, source)

@@ -45,7 +45,7 @@ def vtab(arguments: VtabOptions) -> dict:
             f"None of the {len(tasks)} tasks is prepared in {arguments.data_dir or 'the directory of TFDS'}; prepare "
             "some by the commands above, or give --data-dir."
         )
-    strategy = open_strategy(arguments.place)
+    strategy = open_strategy(arguments.devices)
     found = {}
     for task in tasks:
         if task.name not in missing:
@@ -119,7 +119,7 @@ def _trained(
             checkpoint=str(checkpoint),
             num_heads=arguments.num_heads,
             seed=arguments.seed,
-            place=arguments.place,
+            devices=arguments.devices,
             execution=arguments.execution,
         ),
         _RECIPE,

@@ -1,1 +1,1 @@
-"""One run, from its options to the trained weights. Start reading at `setup.py`, then `fit.py`."""
+"""One training run. Read `pretrain.py` or `finetune.py`, then `setup.py`, `fit.py` and `trainer.py`, in this order."""

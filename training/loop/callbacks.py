@@ -1,7 +1,7 @@
-"""The callback that keeps a run: records of epochs, states to continue from, stopping in good order.
+"""The callback that saves and restores checkpoints, logs the metrics of each epoch, and handles interruptions.
 
-A state lies between two steps or between two epochs, with the record of every finished epoch in it, so that
-metrics.jsonl is always that of one state: without gaps, and nothing twice.
+A checkpoint is saved between two steps or two epochs and contains the metrics of every finished epoch. metrics.jsonl is
+rewritten from it, so it has no gaps and no duplicates after a restart.
 """
 
 import contextlib
@@ -22,11 +22,14 @@ from training.loop.trainer import Trainer
 
 
 class TrainingInterrupted(Exception):
-    """The run was asked to end; its state is saved."""
+    """Training was interrupted by a signal; its checkpoint is saved."""
 
 
-class WithinTraining(keras.callbacks.Callback):
-    """Tells callbacks all that happens but the begin and the end of a `fit`, which is one part of a training."""
+class ForwardCallbacks(keras.callbacks.Callback):
+    """Forwards every event of `fit` to other callbacks, except the begin and end of training.
+
+    A run may take several calls of `fit`, but its callbacks see one training.
+    """
 
     def __init__(self, callbacks: keras.callbacks.CallbackList):
         super().__init__()
@@ -58,25 +61,25 @@ class WithinTraining(keras.callbacks.Callback):
 
 
 class TrainingCheckpoint(keras.callbacks.Callback):
-    """Restores the newest state when it is made; then saves, records and stops while Keras fits."""
+    """Restores the latest checkpoint when it is created; then saves checkpoints and logs, and stops on a signal."""
 
     def __init__(self, trainer: Trainer, run: Run, batch_size: int, every: int | None, *, writes: bool):
-        """Raises UserError when the newest state is not one of this trainer.
+        """Raises UserError if the latest checkpoint does not fit the trainer.
 
         Args:
             trainer: compiled.
-            run: to restore from and, where `writes`, to write to.
-            batch_size: images of a step on all replicas, for their rate.
-            every: steps between two states within an epoch; None keeps to the ends of epochs.
+            run: to restore from and, if `writes`, to write to.
+            batch_size: images per step on all replicas, for the images per second.
+            every: steps between two checkpoints; None saves only at the end of each epoch.
             writes: whether this process is the chief.
         """
         super().__init__()
         self._trainer, self._run, self._batch_size, self._every, self._writes = trainer, run, batch_size, every, writes
         self.step = 0
         self.records: list[dict] = []
-        self._seconds = 0.0  # of the epoch, before this process
-        self._sums = [0.0] * len(trainer.sums)
-        self._stop_asked = False
+        self._seconds = 0.0  # spent on the current epoch by earlier processes
+        self._sums: list = [0.0] * len(trainer.sums)
+        self._stop_requested = False
         self._restore()
         if writes:
             run.write_metrics(self.records)
@@ -85,15 +88,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 self._tensorboard.write(record)
 
     def _restore(self) -> None:
-        found = checkpoints.newest(self._run.checkpoints_folder)
-        if found is None:
+        checkpoint = checkpoints.load_latest(self._run.checkpoints_folder)
+        if checkpoint is None:
             return
-        self.step, progress, arrays = found
+        self.step, progress, arrays = checkpoint
         variables = self._trainer.state
         if {name: array.shape for name, array in arrays.items()} != {n: tuple(v.shape) for n, v in variables.items()}:
             raise UserError(
-                f"The state of step {self.step} in {self._run.checkpoints_folder} is of another version of "
-                f"this code, so the run cannot go on; remove {self._run.path} to begin anew."
+                f"The checkpoint of step {self.step} in {self._run.checkpoints_folder} was saved by another version of "
+                f"this code, so the run cannot continue; remove {self._run.path} to start again."
             )
         for name, variable in variables.items():
             variable.assign(arrays[name])
@@ -103,52 +106,53 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             print(f"Continuing after step {self.step:,}, in epoch {len(self.records) + 1}.")
 
     @contextlib.contextmanager
-    def stop_signals_heeded(self) -> Iterator[None]:
-        """Within it SIGTERM or Ctrl-C lets the step end, saves and raises Stopped; a second Ctrl-C interrupts."""
+    def handle_stop_signals(self) -> Iterator[None]:
+        """On SIGTERM or Ctrl-C finish the step, save and raise TrainingInterrupted; a second Ctrl-C stops at once."""
 
-        def note(number, _) -> None:
-            self._stop_asked = True  # no more: TensorFlow may be in the middle of anything
+        def handler(number, _) -> None:
+            self._stop_requested = True  # only this: the signal may interrupt TensorFlow anywhere
             if number == signal.SIGINT:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                # Not printed, for Python may be in the middle of that.
-                os.write(2, b"\nStopping after this step, with its state saved; Ctrl-C again stops at once.\n")
+                # Not by print, which the signal may have interrupted.
+                os.write(2, b"\nStopping after this step, with a checkpoint saved; Ctrl-C again stops at once.\n")
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number, previous_handler in previous.items():
+                signal.signal(number, previous_handler)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._first_step, self._start = self.step, time.monotonic()
-        for total, value in zip(self._trainer.sums, self._sums, strict=True):  # Keras has just reset them
+        for total, value in zip(self._trainer.sums, self._sums, strict=True):  # which Keras has just reset
             total.assign(value)
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._stop_asked:
-            self._trainer.ask_to_stop()
+        if self._stop_requested:
+            self._trainer.request_stop()
 
     def on_train_batch_end(self, batch, logs=None):
-        before, self.step = self.step, min(self._first_step + batch + 1, self._first_step + self.params["steps"])
+        previous_step = self.step
+        self.step = min(self._first_step + batch + 1, self._first_step + self.params["steps"])
         if not np.isfinite(logs["loss"]):
             raise self._diverged()
         done = (self.step - self._first_step) * self._batch_size
         self._rate = logs["images_per_second"] = round(done / (time.monotonic() - self._start), 1)
         if self.step == self._first_step + self.params["steps"]:
-            return  # the epoch's end saves
-        stop = self._to_stop()
-        if stop or (self._every and before // self._every != self.step // self._every):
+            return  # on_epoch_end saves
+        stop = self._should_stop()
+        if stop or (self._every and previous_step // self._every != self.step // self._every):
             self._save(self._seconds + time.monotonic() - self._start)
         if stop:
             raise TrainingInterrupted
 
     def on_epoch_end(self, epoch, logs=None):
         seconds = self._seconds + time.monotonic() - self._start
-        own = [f"{prefix}{name}" for prefix in ("", "val_") for name in self._trainer.measured]
-        record = {"epoch": epoch + 1, "step": self.step, **{name: float(logs[name]) for name in own}}
+        names = [f"{prefix}{name}" for prefix in ("", "val_") for name in self._trainer.log_names]
+        record = {"epoch": epoch + 1, "step": self.step, **{name: float(logs[name]) for name in names}}
         record["learning_rate"] = float(np.array(self._trainer.optimizer.learning_rate))
-        record["images_per_second"] = self._rate  # of training alone
+        record["images_per_second"] = self._rate  # without the evaluation
         record["seconds"] = round(seconds, 3)
         self.records.append(record)
         self._trainer.reset_metrics()
@@ -157,13 +161,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self._writes:
             self._run.write_metrics(self.records)
             self._tensorboard.write(record)
-        if self._to_stop():
+        if self._should_stop():
             raise TrainingInterrupted
 
-    def _to_stop(self) -> bool:
-        """The same in every worker: whether one of them was asked to."""
-        seen = self._trainer.stop_seen()
-        return self._stop_asked if seen is None else seen
+    def _should_stop(self) -> bool:
+        """Whether any worker received a signal; the same answer in every worker."""
+        requested = self._trainer.any_stop_requested()
+        return self._stop_requested if requested is None else requested
 
     def _save(self, seconds: float) -> None:
         if not self._writes:
@@ -175,13 +179,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def _diverged(self) -> UserError:
         return UserError(
-            f"The loss or a weight was no number any more at step {self.step}, so training stopped; the last good "
-            "state and the epochs before are kept in the workdir: try a lower --learning-rate in another one."
+            f"The loss or a weight is not finite at step {self.step}, so training stopped; the workdir keeps the last "
+            "checkpoint: try a lower --learning-rate in a new workdir."
         )
 
 
 class _TensorBoard:
-    """The records as scalars, training and evaluation in one chart; written anew by each process."""
+    """Writes the metrics as scalars, training and evaluation in one chart. Each process rewrites the files."""
 
     def __init__(self, run: Run):
         folder = run.path / "tensorboard"
@@ -190,9 +194,9 @@ class _TensorBoard:
 
     def write(self, record: dict) -> None:
         values = {name: value for name, value in record.items() if name not in ("epoch", "step")}
-        for writer, ours in (("validation", True), ("train", False)):
+        for writer, is_validation in (("validation", True), ("train", False)):
             with self._writers[writer].as_default(step=record["epoch"]):
                 for name, value in values.items():
-                    if name.startswith("val_") == ours:
+                    if name.startswith("val_") == is_validation:
                         tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)
             self._writers[writer].flush()

@@ -1,8 +1,8 @@
-"""The states that a run continues from: whole, checked, the last few of them.
+"""Checkpoints of a run: written atomically, verified by a hash; the last two are kept.
 
-A state is one .npz, named after its step and a SHA-256, such as `step-00001500-0f3a….npz`. The hash is of its run, its
-step and its bytes, so that neither a renamed file nor one of another run is believed. It appears by a rename when all
-of it is on the disk; one that does not fit its name is passed over for the one before.
+A checkpoint is one .npz file, named after its step and a SHA-256, such as `step-00001500-0f3a….npz`. The hash covers
+the id of the run, the step and the bytes of the file: a renamed file, or one from another run, is rejected. A file is
+renamed to its final name once it is complete. A damaged checkpoint is skipped, and the one before it is loaded.
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.run_directory import CONFIG
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.npz")
-_KEPT = 2
+_MAX_TO_KEEP = 2
 
 
 def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.ndarray]) -> None:
-    """Write a state and remove those before the last few.
+    """Write a checkpoint and remove the oldest ones.
 
     Args:
-        folder: of all states of a run, in its run directory.
+        folder: of the run's checkpoints, in its run directory.
         step: training steps done.
-        progress: what is no array, as JSON can hold it.
-        arrays: the rest.
+        progress: JSON values.
+        arrays: variables by name.
 
-    Raises UserError when the disk cannot take it; the states before stay.
+    Raises UserError if the file cannot be written; earlier checkpoints remain.
     """
 
     def named(written: pathlib.Path) -> pathlib.Path:
@@ -40,48 +40,49 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.n
         with atomic_write(folder / "state.npz", named) as temporary:
             write_npz(temporary, {"progress": np.frombuffer(json.dumps(progress).encode(), np.uint8), **arrays})
     except OSError as error:
-        before = _states(folder)
+        previous = _list(folder)
         raise UserError(
-            f"The state of step {step} could not be written to {folder} ({error.strerror}); "
-            + (f"that of step {_step(before[0])} is whole: make room, " if before else "make room, ")
+            f"The checkpoint of step {step} could not be written to {folder} ({error.strerror}); "
+            + (f"that of step {_step(previous[0])} is intact: make room, " if previous else "make room, ")
             + "and the same command continues."
         ) from error
-    for old in _states(folder)[_KEPT:]:
+    for old in _list(folder)[_MAX_TO_KEEP:]:
         old.unlink()
 
 
-def newest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]] | None:
-    """(step, progress, arrays) of the newest state that is whole; None when there is none at all.
+def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]] | None:
+    """Return (step, progress, arrays) of the latest intact checkpoint; None if there are no checkpoints.
 
-    Raises UserError when there are states and none is whole.
+    Raises UserError if there are checkpoints but all are damaged.
     """
-    states = _states(folder)
-    for path in states:
+    paths = _list(folder)
+    for path in paths:
         try:
-            if _digest(path, _step(path)) != _NAME.fullmatch(path.name)[2]:
-                raise ValueError("its bytes are not those that this run saved at this step")
+            if not path.stem.endswith(f"-{_digest(path, _step(path))}"):
+                raise ValueError("its hash does not match this run, step and content")
             arrays = read_npz(path)
             return _step(path), json.loads(arrays.pop("progress").tobytes()), arrays
         except (ValueError, KeyError, OSError) as error:  # UserError is a ValueError
-            print(f"Passed over the damaged state {path.name}: {error}.")
-    if states:
+            print(f"Skipped the damaged checkpoint {path.name}: {error}.")
+    if paths:
         raise UserError(
-            f"No state in {folder} is whole, so the run cannot go on; remove {folder.parent} to begin anew."
+            f"All checkpoints in {folder} are damaged, so the run cannot continue; remove {folder.parent} to start "
+            "again."
         )
     return None
 
 
-def _states(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All states, the newest first."""
+def _list(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return all checkpoints, the latest first."""
     return sorted((path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)), key=_step, reverse=True)
 
 
 def _step(path: pathlib.Path) -> int:
-    return int(_NAME.fullmatch(path.name)[1])
+    return int(path.name.split("-")[1])
 
 
 def _digest(path: pathlib.Path, step: int) -> str:
-    """Of a state's run, step and bytes. `path` lies in the folder of states."""
+    """Hash the run id, the step and the bytes of a file in the checkpoints folder."""
     digest = hashlib.sha256(f"{_run_id(path.parent)} {step} ".encode())  # hashlib.file_digest needs Python 3.11
     with open(path, "rb") as stream:
         while part := stream.read(2**20):
@@ -90,8 +91,8 @@ def _digest(path: pathlib.Path, step: int) -> str:
 
 
 def _run_id(folder: pathlib.Path) -> str | None:
-    """What the config.json of the run directory calls its run; None for a run of before there were such names."""
+    """Return the id in the config.json of the run directory; None for a run of a version without ids."""
     try:
         return json.loads((folder.parent / CONFIG).read_text(encoding="utf-8")).get("id")
-    except (OSError, ValueError, AttributeError):  # `Run.start` says what is wrong with it
+    except (OSError, ValueError, AttributeError):  # `Run.start` reports it
         return None

@@ -1,4 +1,4 @@
-"""What a run would be, told before it starts: settings, steps, learning rate, operations and memory."""
+"""The dry run: a report of settings, steps, learning rate, operations and memory, without training."""
 
 import dataclasses
 import pathlib
@@ -16,7 +16,7 @@ from training.loop.objectives import Classification, MaskedPatches, make_objecti
 from training.loop.optimizers import LearningRate
 from training.recipes.recipe import Recipe
 
-# Numbers that the optimizer keeps for each weight.
+# Variables of the optimizer for each weight.
 _SLOTS = {"adamw": 2, "sgd": 1}
 _ROWS, _COLUMNS = 8, 60
 
@@ -32,22 +32,22 @@ def describe_run(
     replicas: int = 1,
     remat: bool = False,
 ) -> str:
-    """The plan of a run as text.
+    """Return the report as text.
 
     Args:
-        config: of the model, which a fine-tuning recipe does not hold.
-        settings: all that config.json would record, nested.
+        config: of the model, which a fine-tuning recipe does not contain.
+        settings: nested settings, as in config.json.
         channels: of the model's input.
-        precision: float32, or the 16-bit type that layers compute with.
-        replicas: that share a batch.
-        remat: whether each encoder block is computed again for its gradient.
+        precision: float32, or the 16-bit type of mixed precision.
+        replicas: number of them that share a batch.
+        remat: whether the activations of encoder blocks are computed again for the gradient.
     """
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size
     objective = make_objective(recipe)
     classes = len(source.labels) if isinstance(objective, Classification) else 0
     cost = costs(config, recipe.image_size, num_classes=classes, channels=channels)
-    parts = memory(config, recipe, classes, channels, precision, replicas, remat)
+    parts = estimate_memory(config, recipe, classes, channels, precision, replicas, remat)
     rows = [
         ("training images", f"{source.train.num_examples:,} of {len(source.labels)} classes"),
         ("evaluation images", f"{source.evaluation.num_examples:,}"),
@@ -55,7 +55,7 @@ def describe_run(
         ("epochs", f"{images / source.train.num_examples:.4g}"),
         ("parameters", f"{cost.parameters:,}"),
         ("forward, an image", f"{_si(cost.multiply_adds + cost.normalisation)} multiply-adds, {_si(cost.flops)}FLOPs"),
-        ("training, in all", f"{_si(3 * cost.flops * images)}FLOPs, the gradient being twice the forward"),
+        ("training, total", f"{_si(3 * cost.flops * images)}FLOPs, counting the gradient as twice the forward pass"),
         ("memory of a step, about" + f", on each of {replicas}" * (replicas > 1), f"{_si(sum(parts.values()))}B"),
         *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),
     ]
@@ -67,7 +67,7 @@ def describe_run(
     return "\n".join([*lines, "", "Learning rate", *_curve(recipe, num_steps)])
 
 
-def memory(
+def estimate_memory(
     config: ModelConfig,
     recipe: Recipe,
     num_classes: int,
@@ -76,19 +76,19 @@ def memory(
     replicas: int = 1,
     remat: bool = False,
 ) -> dict[str, int]:
-    """Bytes that a step needs on each replica, by what they hold; frozen layers are counted as if they were trained.
+    """Estimate the bytes of a step on each replica, by purpose; frozen layers are counted as if they were trained.
 
-    An estimate: what a compiler fuses is never stored, and what its operators need for themselves comes on top.
+    Fused operations need less, and the workspace of operations is not counted.
     """
-    whole = costs(config, recipe.image_size, num_classes=num_classes, channels=channels)
-    kept = whole.activations
-    if remat and isinstance(config, ViTConfig):  # the input of every block, and all of one block
+    full = costs(config, recipe.image_size, num_classes=num_classes, channels=channels)
+    kept = full.activations
+    if remat and isinstance(config, ViTConfig):  # the input of every block, and all activations of one
         single = dataclasses.replace(config, num_layers=1)
         tokens = np.prod(config.grid(recipe.image_size)) + config.num_prefix_tokens
         kept = costs(single, recipe.image_size, num_classes=num_classes, channels=channels).activations
         kept += (config.num_layers - 1) * int(tokens) * config.hidden_size
     images = recipe.batch_size // (recipe.accumulation * replicas)
-    weights = 4 * whole.parameters
+    weights = 4 * full.parameters
     parts = {"weights": weights, "gradients": weights * (1 + (recipe.accumulation > 1))}
     parts["optimizer"] = weights * _SLOTS[recipe.optimizer]
     if recipe.ema_decay is not None:
@@ -98,7 +98,7 @@ def memory(
 
 
 def draw_learning_rate(recipe: Recipe, num_examples: int, path: pathlib.Path) -> None:
-    """The learning rate over the steps as a picture."""
+    """Plot the learning rate over the steps."""
     steps, rates = _rates(recipe, recipe.num_steps(num_examples), 1000)
     figure = matplotlib.figure.Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -109,14 +109,14 @@ def draw_learning_rate(recipe: Recipe, num_examples: int, path: pathlib.Path) ->
 
 
 def _rates(recipe: Recipe, num_steps: int, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps from the first to the last, evenly, and their learning rates."""
+    """Return evenly spaced steps and their learning rates."""
     steps = np.unique(np.linspace(0, num_steps - 1, points).round().astype(np.int64))
     rate = LearningRate(recipe.schedule, recipe.learning_rate, num_steps)
     return steps, keras.ops.convert_to_numpy(rate(steps))
 
 
 def _curve(recipe: Recipe, num_steps: int) -> Iterator[str]:
-    """The learning rate drawn in characters, from the first step to the last."""
+    """Plot the learning rate in characters."""
     _, rates = _rates(recipe, num_steps, _COLUMNS)
     heights = rates / max(rates.max(), np.finfo(np.float32).tiny) * _ROWS
     for row in range(_ROWS, 0, -1):
@@ -135,7 +135,7 @@ def _flat(settings: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _si(number: float) -> str:
-    """Three digits and the prefix of a power of a thousand, E at most."""
+    """Format with three digits and an SI prefix, E at most."""
     power = 0
     while number >= 999.5 and power < 6:
         number, power = number / 1000, power + 1

@@ -1,8 +1,9 @@
-"""A model trained further: the checkpoint with a new head, at the recipe's resolution."""
+"""Fine-tune a checkpoint: load it with a new head, at the recipe's resolution, and train."""
 
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
@@ -15,7 +16,7 @@ from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training
 from training.options.train import FinetuneOptions
 
-# Models whose ImageNet-21k checkpoint is among AugReg's, under a name of its own.
+# Models whose ImageNet-21k checkpoint is one of AugReg's, with their names there.
 _AUGREG_NAMES = {
     "ViT-Ti_16": "Ti_16",
     "ViT-S_16": "S_16",
@@ -26,52 +27,55 @@ _AUGREG_NAMES = {
 
 
 def finetune(
-    arguments: FinetuneOptions,
+    options: FinetuneOptions,
     recipe_name: str,
-    setting: Setup,
+    setup: Setup,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Run:
-    """Train a checkpoint further and return its run, or tell the plan of it.
+    """Fine-tune a checkpoint and return the run; with `options.dry_run` only print the report.
 
     Args:
-        arguments: of the command.
-        recipe_name: for config.json and what is printed.
-        setting: data and devices.
-        callbacks: of the caller, as `training.loop.fit.train` takes them.
+        options: of the command.
+        recipe_name: for config.json and messages.
+        setup: data and devices.
+        callbacks: see `training.loop.fit.train`.
     """
-    recipe = arguments.recipe
-    path = _checkpoint(arguments)
+    recipe = options.recipe
+    path = _find_checkpoint(options)
 
     def make_model(num_classes: int) -> keras.Model:
-        model = _loaded(path, arguments, num_classes)
-        known = keras_vit.preprocessing_of(model)
+        model = _load(path, options, num_classes)
+        preprocessing = keras_vit.preprocessing_of(model)
         config = keras_vit.config_of(model)
-        rates = {"dropout_rate": arguments.dropout_rate, "stochastic_depth_rate": arguments.stochastic_depth_rate}
         if isinstance(config, ViTConfig):
-            config = dataclasses.replace(config, **rates)
-        elif any(rates.values()):
+            config = dataclasses.replace(
+                config, dropout_rate=options.dropout_rate, stochastic_depth_rate=options.stochastic_depth_rate
+            )
+        elif options.dropout_rate or options.stochastic_depth_rate:
             raise UserError("A ResNet has no dropout; leave --dropout-rate and --stochastic-depth-rate out.")
-        return rebuilt(model, config, recipe.preprocessing(known.channels, known.value_range))
+        return rebuilt(model, config, recipe.preprocessing(preprocessing.channels, preprocessing.value_range))
 
-    if arguments.dry_run:
-        model = make_model(len(setting.source.labels))
+    if options.dry_run:
+        model = make_model(len(setup.source.labels))
         channels = keras_vit.preprocessing_of(model).channels
-        dry_run_report(arguments, recipe, setting, keras_vit.config_of(model), channels, recipe_name)
-        return Run(pathlib.Path(arguments.workdir))
+        dry_run_report(options, recipe, setup, keras_vit.config_of(model), channels, recipe_name)
+        return Run(pathlib.Path(options.workdir))
     return run_training(
-        arguments, recipe, setting, make_model, command="finetune", recipe_name=recipe_name, callbacks=callbacks
+        options, recipe, setup, make_model, command="finetune", recipe_name=recipe_name, callbacks=callbacks
     )
 
 
-def _checkpoint(arguments: FinetuneOptions) -> pathlib.Path:
-    """The local path of what to start from."""
-    if (arguments.checkpoint is None) == (arguments.model is None):
-        raise UserError("Give either --checkpoint, a file, folder, address or name, or --model, an official model.")
-    return find_checkpoint(arguments.checkpoint or official_checkpoint(arguments.model))
+def _find_checkpoint(options: FinetuneOptions) -> pathlib.Path:
+    """Return the local path of the checkpoint, after a download if needed."""
+    if options.checkpoint is not None and options.model is None:
+        return find_checkpoint(options.checkpoint)
+    if options.model is not None and options.checkpoint is None:
+        return find_checkpoint(official_checkpoint(options.model))
+    raise UserError("Give either --checkpoint, a file, folder, address or name, or --model, an official model.")
 
 
 def official_checkpoint(model: str) -> str:
-    """The name of the ImageNet-21k checkpoint of an official model."""
+    """Return the name of the ImageNet-21k checkpoint of an official model."""
     if model not in MODELS:
         raise UserError(f"There is no official model {model!r}; the nearest names are {nearest(model, MODELS)}.")
     if model.startswith("BiT-"):
@@ -79,11 +83,15 @@ def official_checkpoint(model: str) -> str:
     return f"augreg:{_AUGREG_NAMES[model]}" if model in _AUGREG_NAMES else f"imagenet21k/{model}"
 
 
-def _loaded(path: pathlib.Path, arguments: FinetuneOptions, num_classes: int) -> keras.Model:
-    """The checkpoint's model for the recipe's image size, with a new head."""
-    changes = {"image_size": arguments.recipe.image_size, "num_classes": num_classes, "channels": arguments.channels}
+def _load(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:
+    """Load the checkpoint's model at the recipe's image size, with a new head."""
+    changes: dict[str, Any] = {
+        "image_size": options.recipe.image_size,
+        "num_classes": num_classes,
+        "channels": options.channels,
+    }
     if path.suffix != ".keras" and not (path / run_directory.MODEL).is_file():
-        return keras_vit.from_checkpoint(path, num_heads=arguments.num_heads, **changes)
-    if arguments.num_heads is not None:
-        raise UserError("A model of ours tells its number of heads; leave --num-heads out.")
+        return keras_vit.from_checkpoint(path, num_heads=options.num_heads, **changes)
+    if options.num_heads is not None:
+        raise UserError("A .keras model already holds its number of heads; leave --num-heads out.")
     return keras_vit.adapt(run_directory.load_model(path), **changes)

@@ -1,4 +1,4 @@
-"""From a model, a recipe and a source to a trained run directory: compile, fit, save, continue."""
+"""Train a model by a recipe: compile the trainer, fit, save the trained model in the run directory."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ from training.devices.strategies import (
     check_equal_on_workers,
     distributed,
     is_chief,
-    lost_workers_reported,
+    report_lost_workers,
     several_workers,
 )
 from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
 from training.input.sources import Source, bad_examples_reported
-from training.loop.callbacks import TrainingCheckpoint, WithinTraining
+from training.loop.callbacks import ForwardCallbacks, TrainingCheckpoint
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.objectives import make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
@@ -30,24 +30,24 @@ from training.loop.trainer import Trainer
 from training.options.common import Execution
 from training.recipes.recipe import Recipe
 
-# Evaluation needs no gradients, so its batches may be larger than those of training.
+# Evaluation computes no gradients, so its batches may be larger than those of training.
 _EVALUATION_BATCH = 500
 
 
 def total_steps(recipe: Recipe, source: Source) -> int:
-    """Training steps of the whole run. Raises UserError when the data are too few for the recipe."""
-    steps_per_epoch(source.train, recipe.batch_size)  # at least one
+    """Return the training steps of the run. Raises UserError if the data are too few for the recipe."""
+    steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
     num_steps = recipe.num_steps(source.train.num_examples)
     if recipe.schedule.warmup_steps >= num_steps:
         raise UserError(
-            f"The warm-up of {recipe.schedule.warmup_steps} steps leaves none of the run's {num_steps}; "
+            f"The warm-up of {recipe.schedule.warmup_steps} steps must be shorter than the run of {num_steps}; "
             f"give fewer, such as --warmup-steps {num_steps // 10}, or train longer."
         )
     return num_steps
 
 
 def check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
-    """Raises UserError when a batch cannot be shared evenly by the replicas and their micro-batches."""
+    """Raises UserError if a batch cannot be divided evenly among the replicas and their micro-batches."""
     parts = strategy.num_replicas_in_sync * recipe.accumulation
     if recipe.batch_size % parts:
         raise UserError(
@@ -67,12 +67,12 @@ def build_trainer(
     seed: int,
     deterministic: bool = False,
 ) -> Trainer:
-    """Make the model under the strategy and compile its trainer, every variable of it made.
+    """Create the model under the strategy and compile its trainer, with all variables created.
 
     Args:
-        make_model: gives the model; called once.
-        num_steps: of the whole run.
-        deterministic: whether TensorFlow's operations repeat bit for bit, with which XLA is not used.
+        make_model: returns the model; called once.
+        num_steps: of the run.
+        deterministic: whether TensorFlow's operations are deterministic, which excludes XLA.
     """
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("float32" if execution.precision == "float32" else f"mixed_{execution.precision}")
@@ -81,12 +81,12 @@ def build_trainer(
             model = make_model()
     finally:
         keras.config.set_dtype_policy(policy)
-    return compiled(
+    return compile_trainer(
         model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, deterministic=deterministic
     )
 
 
-def compiled(
+def compile_trainer(
     model: keras.Model,
     recipe: Recipe,
     num_steps: int,
@@ -96,15 +96,15 @@ def compiled(
     seed: int = 0,
     deterministic: bool = False,
 ) -> Trainer:
-    """The recipe's trainer of a model made under the strategy's scope, with all variables of its optimizer."""
+    """Compile the recipe's trainer for a model that was created under the strategy's scope, and build its optimizer."""
     strategy = strategy or tf.distribute.get_strategy()
-    stop_asked = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
+    stop_requested = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
     _freeze(model, recipe.freeze)
     if recipe.head_bias:
         head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
         head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
     with strategy.scope():
-        jit_compile = _jit(execution, deterministic)
+        jit_compile = _jit_compile(execution, deterministic)
         optimizer = make_optimizer(
             recipe.optimizer,
             model,
@@ -124,30 +124,32 @@ def compiled(
         ema_decay=recipe.ema_decay,
         seed=seed,
         remat=execution.remat,
-        stop_asked=stop_asked,
+        stop_requested=stop_requested,
         strategy=strategy,
     )
     trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
     return trainer
 
 
-def _freeze(model: keras.Model, beginnings: tuple[str, ...]) -> None:
-    for beginning in beginnings:
-        layers = [layer for layer in model.layers if layer.name.startswith(beginning) and layer.weights]
+def _freeze(model: keras.Model, prefixes: tuple[str, ...]) -> None:
+    for prefix in prefixes:
+        layers = [layer for layer in model.layers if layer.name.startswith(prefix) and layer.weights]
         if not layers:
             names = ", ".join(layer.name for layer in model.layers if layer.weights)
-            raise UserError(f"No layer to freeze begins with {beginning!r}; the layers are {names}.")
+            raise UserError(f"No layer to freeze begins with {prefix!r}; the layers are {names}.")
         for layer in layers:
             layer.trainable = False
     if not model.trainable_variables:
-        raise UserError("All layers are frozen, so nothing is left to train; leave one of --freeze out.")
+        raise UserError("All layers are frozen, so there is nothing to train; freeze fewer layers.")
 
 
-def _jit(execution: Execution, deterministic: bool) -> bool:
-    """Whether Keras shall compile the step by XLA. A TPU compiles it itself; replicas on CPU or GPU fail with it."""
+def _jit_compile(execution: Execution, deterministic: bool) -> bool:
+    """Whether Keras compiles the step with XLA. A TPU always does; several replicas on CPUs or GPUs cannot."""
     if execution.xla == "on":
         if tf.distribute.has_strategy():
-            raise UserError("XLA compiles the step of one device alone; leave --xla out, or give --strategy single.")
+            raise UserError(
+                "XLA compiles the step of a single device only; leave --xla out, or give --strategy single."
+            )
         if deterministic:
             raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
         return True
@@ -165,45 +167,55 @@ def train(
     execution: Execution,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> None:
-    """Fit, from the last saved state where the run has one, and leave the trained model in the run directory.
+    """Fit, from the latest checkpoint if there is one, and save the trained model in the run directory.
 
     Args:
-        callbacks: of the caller. Their `model` is the trainer; they begin and end once, with the run, and may set its
-            `stop_training`, which ends the run with the model as it is then. What they remember is not saved: where an
-            interrupted run continues, they begin anew. Several workers each have their own, which must decide alike.
+        callbacks: of the caller. Their `model` is the trainer. They see one begin and one end of training, and may set
+            `model.stop_training`, which ends the run and saves the model as it is. Their own state is not saved: when
+            an interrupted run continues, they start fresh. With several workers, the callbacks of each worker must
+            make the same decisions.
 
     Raises:
-        Stopped: after SIGTERM or Ctrl-C, with the state saved.
-        UserError: when the loss is no number any more, or the disk is full; the last state stays.
+        TrainingInterrupted: after SIGTERM or Ctrl-C, with a checkpoint saved.
+        UserError: if the loss is not finite or the disk is full; the last checkpoint remains.
     """
     strategy, num_steps = trainer.distribute_strategy, total_steps(recipe, source)
     checkpoint = TrainingCheckpoint(
         trainer, run, recipe.batch_size, execution.checkpoint_every, writes=is_chief(strategy)
     )
-    own = [checkpoint]
+    run_callbacks: list[keras.callbacks.Callback] = [checkpoint]
     if execution.inspect_every and is_chief(strategy):
-        own.insert(0, InspectEpochs(lambda: _as_built(trainer), run.path, execution.inspect_every))
+        run_callbacks.insert(0, InspectEpochs(lambda: trained_model(trainer), run.path, execution.inspect_every))
     per_epoch = execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
     with (
-        lost_workers_reported(strategy),
-        checkpoint.stop_signals_heeded(),
+        report_lost_workers(strategy),
+        checkpoint.handle_stop_signals(),
         bad_examples_reported(source.train, source.evaluation),
     ):
-        check_equal_on_workers(strategy, {"the step that they continue after": checkpoint.step})
-        _fit(trainer, recipe, source, checkpoint, own, callbacks, seed=seed, num_steps=num_steps, per_epoch=per_epoch)
+        check_equal_on_workers(strategy, {"the step of their checkpoint": checkpoint.step})
+        _fit(
+            trainer,
+            recipe,
+            source,
+            checkpoint,
+            run_callbacks,
+            callbacks,
+            seed=seed,
+            num_steps=num_steps,
+            per_epoch=per_epoch,
+        )
         if is_chief(strategy):
-            write_curves(run)  # before the model, with which the run is finished
-            run.save_model(_as_built(trainer))
-        check_equal_on_workers(
-            strategy, {"the steps of the run": checkpoint.step}
-        )  # so that none leaves while another one writes
+            write_curves(run)  # before the model, which marks the run as finished
+            run.save_model(trained_model(trainer))
+        # No worker exits while the chief still writes.
+        check_equal_on_workers(strategy, {"the steps of the run": checkpoint.step})
 
 
-def parts(begin: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
-    """(epochs, steps of each) from one step to another: what is left of an epoch, whole epochs, and the last part."""
+def split_into_fits(begin: int, end: int, per_epoch: int) -> list[tuple[int, int]]:
+    """Return (epochs, steps per epoch) of each `fit`: the rest of an epoch, complete epochs, a shorter last one."""
     rest = min(-begin % per_epoch, end - begin)
-    whole, last = divmod(end - begin - rest, per_epoch)
-    return [(epochs, steps) for epochs, steps in ((1, rest), (whole, per_epoch), (1, last)) if epochs and steps]
+    complete, last = divmod(end - begin - rest, per_epoch)
+    return [(epochs, steps) for epochs, steps in ((1, rest), (complete, per_epoch), (1, last)) if epochs and steps]
 
 
 def _fit(
@@ -211,37 +223,34 @@ def _fit(
     recipe: Recipe,
     source: Source,
     checkpoint: TrainingCheckpoint,
-    own: Sequence[keras.callbacks.Callback],
+    run_callbacks: Sequence[keras.callbacks.Callback],
     callbacks: Sequence[keras.callbacks.Callback],
     *,
     seed: int,
     num_steps: int,
     per_epoch: int,
 ) -> None:
-    """All that is left of the run, in up to three calls of `fit`: an epoch to Keras lies between two evaluations.
+    """Fit the remaining steps in up to three calls of `fit`; for Keras an epoch ends at each evaluation.
 
-    The caller's callbacks see one training of all of them.
+    The caller's callbacks see a single training.
     """
-    strategy, preprocessing, classes = (
-        trainer.distribute_strategy,
-        preprocessing_of(trainer.network),
-        len(source.labels),
-    )
+    strategy, preprocessing = trainer.distribute_strategy, preprocessing_of(trainer.network)
+    num_classes = len(source.labels)
     size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync)
-    evaluation = functools.partial(
-        evaluation_batches, source.evaluation, preprocessing, num_classes=classes, batch_size=size
+    make_evaluation = functools.partial(
+        evaluation_batches, source.evaluation, preprocessing, num_classes=num_classes, batch_size=size
     )
-    evaluation = distributed(strategy, size, evaluation)
-    # Not of the steps that are left alone: Keras counts an execution of several steps whole at the end of an epoch.
+    evaluation = distributed(strategy, size, make_evaluation)
+    # Endless, because Keras counts in executions of several steps and may ask for more at the end of an epoch.
     batches = functools.partial(
-        training_batches, source.train, recipe, preprocessing, num_classes=classes, seed=seed, num_steps=None
+        training_batches, source.train, recipe, preprocessing, num_classes=num_classes, seed=seed, num_steps=None
     )
-    left = parts(checkpoint.step, num_steps, per_epoch)
-    last_epoch = len(checkpoint.records) + sum(epochs for epochs, _ in left)
-    given = keras.callbacks.CallbackList(list(callbacks), model=trainer, epochs=last_epoch, steps=per_epoch)
+    fits = split_into_fits(checkpoint.step, num_steps, per_epoch)
+    last_epoch = len(checkpoint.records) + sum(epochs for epochs, _ in fits)
+    user_callbacks = keras.callbacks.CallbackList(list(callbacks), model=trainer, epochs=last_epoch, steps=per_epoch)
     trainer.stop_training = False
-    given.on_train_begin()
-    for epochs, steps in left:
+    user_callbacks.on_train_begin()
+    for epochs, steps in fits:
         if trainer.stop_training:
             break
         epoch = len(checkpoint.records)
@@ -255,7 +264,7 @@ def _fit(
             validation_steps=num_batches,
             shuffle=False,
             callbacks=keras.callbacks.CallbackList(
-                [WithinTraining(given), *own],
+                [ForwardCallbacks(user_callbacks), *run_callbacks],
                 add_history=True,
                 add_progbar=is_chief(strategy),
                 model=trainer,
@@ -264,20 +273,20 @@ def _fit(
                 steps=steps,
             ),
         )
-    given.on_train_end(checkpoint.records[-1] if left else None)
+    user_callbacks.on_train_end(checkpoint.records[-1] if fits else None)
 
 
 def evaluation_size(num_examples: int, replicas: int) -> tuple[int, int]:
-    """Examples of a batch, which the replicas divide, and batches: as little padding as can be."""
+    """Return a batch size that the replicas divide, and the number of batches, with the least padding."""
     num_batches = -(-num_examples // _EVALUATION_BATCH)
     size = -(-num_examples // num_batches)
     return -(-size // replicas) * replicas, num_batches
 
 
-def _as_built(trainer: Trainer) -> keras.Model:
-    """The trained model as `keras_vit.build` makes it: of float32, not compiled, on one device, nothing frozen.
+def trained_model(trainer: Trainer) -> keras.Model:
+    """Return the trained model as `keras_vit.build` makes it: float32, not compiled, on one device, nothing frozen.
 
-    With a moving average its weights are the average.
+    With a moving average, its weights are the average.
     """
     network = trainer.network
     averages = dict(zip((v.path for v in network.trainable_variables), trainer.ema, strict=False))
@@ -288,22 +297,22 @@ def rebuilt(
     model: keras.Model,
     config: keras_vit.ViTConfig | keras_vit.ResNetConfig,
     preprocessing: keras_vit.Preprocessing,
-    instead: Mapping[str, keras.Variable] = MappingProxyType({}),
+    overrides: Mapping[str, keras.Variable] = MappingProxyType({}),
 ) -> keras.Model:
-    """A new model of a config with the same weights, with the values of the model but for those given by path.
+    """Build a new model from a config and copy the weights, except those that `overrides` holds by path.
 
-    One that was trained on masked patches ends with its features.
+    A model that was trained on masked patches becomes one that returns features.
     """
     num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
     new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
-    values = {variable.path: instead.get(variable.path, variable) for variable in model.weights}
+    values = {variable.path: overrides.get(variable.path, variable) for variable in model.weights}
     for variable in new.weights:
         variable.assign(np.array(values[variable.path]))
     return new
 
 
 def write_curves(run: Run) -> None:
-    """Loss and accuracy over the epochs, as curves.png."""
+    """Plot loss and accuracy over the epochs to curves.png."""
     records = run.metrics()
     epochs = [record["epoch"] for record in records]
     names = [name for name in ("loss", "accuracy") if name in records[-1]]

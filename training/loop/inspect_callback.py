@@ -1,4 +1,4 @@
-"""The figures of `keras_vit.inspection` while a model learns: in TensorBoard and in the run directory."""
+"""A callback that writes the figures of `keras_vit.inspection` during training."""
 
 import pathlib
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from keras_vit.inspection import inspect, read_pictures, write
 
 
 class InspectEpochs(keras.callbacks.Callback):
-    """Looks inside the model after every `every` epochs, with the first of the run's sample images.
+    """Inspects the model after every `every` epochs, on the first sample images of the run.
 
-    Writes `inspection/epoch_0005/`, figures, arrays and page, into the run directory, and the same figures as images
-    of `tensorboard/inspection`, where a slider goes through the epochs; a process that continues a run writes those of
-    the epochs before anew. Training goes on in the same bits.
+    Writes figures, arrays and an HTML report to `inspection/epoch_0005/` in the run directory, and the same figures to
+    `tensorboard/inspection`, where a slider selects the epoch. A process that resumes a run writes the TensorBoard
+    images of earlier epochs again. The callback does not change the training, bit for bit.
 
     Args:
-        make_model: gives the model as it is by then, such as the moving average of its weights.
+        make_model: returns the current model, such as one with the moving average of the weights.
         run: the run directory, with samples.npz and labels.txt in it.
-        every: epochs from one look to the next.
-        count: images at most that the attention distance is averaged over.
+        every: epochs between two inspections.
+        count: images to average the attention distance over, at most.
         shown: images whose maps are shown.
     """
 
@@ -30,7 +30,7 @@ class InspectEpochs(keras.callbacks.Callback):
     ):
         super().__init__()
         if every < 1:
-            raise UserError(f"The figures can be drawn after every epoch or more, not after every {every}.")
+            raise UserError(f"The epochs between two inspections must be at least 1, but are {every}.")
         self._make_model, self._run, self._every, self._shown = make_model, run, every, shown
         self._labels = run_directory.load_labels(run)
         self._pictures = read_pictures(run / run_directory.SAMPLES, count, self._labels)
@@ -53,7 +53,7 @@ class InspectEpochs(keras.callbacks.Callback):
         self._show(folder)
 
     def _show(self, folder: pathlib.Path) -> None:
-        """The figures in the folder of an epoch, as images for TensorBoard."""
+        """Write the figures of an epoch's folder as TensorBoard images."""
         with self._writer.as_default(step=int(folder.name.removeprefix("epoch_"))):
             for file in sorted(folder.glob("*.png")):
                 tf.summary.image(file.stem, [tf.io.decode_png(tf.io.read_file(str(file)))])

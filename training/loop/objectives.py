@@ -1,10 +1,10 @@
-"""What a model is trained for: from its outputs to a loss for each example, and to what metrics are made of."""
+"""Objectives: the loss of each example and the sums for the metrics, from the outputs of a model."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import Preprocessing
+from keras_vit import Preprocessing, ViTConfig
 from training.recipes.recipe import COLOUR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
 
 
@@ -21,7 +21,7 @@ class Classification:
         self._loss, self._label_smoothing = loss, label_smoothing
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Weighted loss of each example (B,), and the sums of it, of right answers and of weights."""
+        """Return the weighted loss of each example (B,) and the sums of loss, correct predictions and weights."""
         logits = tf.cast(outputs, tf.float32)
         if self._loss == "softmax":
             losses = keras.losses.categorical_crossentropy(labels, logits, True, self._label_smoothing)
@@ -33,18 +33,18 @@ class Classification:
 
 
 class MaskedPatches:
-    """What is in the patches that were hidden; the outputs are those of `masked_patch_model`.
+    """Prediction of masked patches, from the outputs of `masked_patch_model`.
 
-    "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2, whose three targets are
+    The three targets of "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2 are:
 
-    * "patch-colour": the mean colour of the patch, 3 bits a channel, as one class (512 for RGB, 8 for grey);
-    * "patch-4x4": those of the patch reduced to 4x4 by averaging areas, 16 classes side by side, top row first;
-    * "patch-pixels": all pixels of the patch, row by row with the channels innermost, by the squared error.
+    * "patch-colour": the mean color of the patch, 3 bits per channel, as one class (512 for RGB, 8 for grayscale);
+    * "patch-4x4": the mean colors of the patch downsampled to 4x4, as 16 classes, top row first;
+    * "patch-pixels": all pixels of the patch, row by row with the channels innermost, with the squared error.
 
-    What the paper leaves open is decided as in a public code (vit-pytorch `mpp.py`): the mean is that of the
-    pixels that the model is shown, from 0 to 1; its eight levels are equally wide, the upper edge belonging to the
-    next one but for 1 itself; and the class is red + 8 green + 64 blue. Pixels are predicted as the model is shown
-    them, in its value range; the error is a mean over the pixels of a patch.
+    The paper leaves details open; they follow a public implementation (vit-pytorch `mpp.py`): the mean is that of the
+    preprocessed pixels, scaled to 0 to 1; its eight levels are equally wide, and an upper edge belongs to the next
+    level, except 1; the class is red + 8 green + 64 blue. Pixels are predicted in the model's value range; the error is
+    the mean over the pixels of a patch.
     """
 
     def __init__(self, target: Target, preprocessing: Preprocessing, patch: tuple[int, int]):
@@ -53,7 +53,7 @@ class MaskedPatches:
 
     @property
     def num_outputs(self) -> int:
-        """Length of the prediction for a patch."""
+        """Size of the prediction for a patch."""
         return num_patch_outputs(self._target, self._patch, self._preprocessing.channels)
 
     def targets(self, images: tf.Tensor) -> tf.Tensor:
@@ -67,16 +67,16 @@ class MaskedPatches:
         if self._target == "patch-pixels":
             return tf.reshape(patches, (shape[0], grid[0] * grid[1], height * width * channels))
         low, high = (tf.constant(end, tf.float32) for end in self._preprocessing.channel_ranges())
-        shown = (patches - low) / (high - low)
+        scaled = (patches - low) / (high - low)
         down, across = (_area_means(side, PATCH_CELLS[self._target]) for side in self._patch)
-        means = tf.einsum("ah,bnhwc,dw->bnadc", down, shown, across)  # (B, N, cells, cells, C)
+        means = tf.einsum("ah,bnhwc,dw->bnadc", down, scaled, across)  # (B, N, cells, cells, C)
         levels = tf.clip_by_value(tf.cast(tf.floor(means * COLOUR_LEVELS), tf.int32), 0, COLOUR_LEVELS - 1)
         classes = tf.reduce_sum(levels * tf.constant([COLOUR_LEVELS**channel for channel in range(channels)]), axis=-1)
         return tf.reshape(classes, (shape[0], grid[0] * grid[1], PATCH_CELLS[self._target] ** 2))
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Weighted loss of each example (B,), the mean over the predictions for its corrupted patches; and the sums
-        over these predictions of their losses, of the right ones and of all.
+        """Return the weighted loss of each example (B,), its mean over the predictions for corrupted patches; and the
+        sums of loss, correct predictions and number of these predictions.
         """
         predictions, targets = tf.cast(outputs["predictions"], tf.float32), self.targets(images)
         if self._target == "patch-pixels":
@@ -96,14 +96,15 @@ Objective = Classification | MaskedPatches
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """What a recipe trains its model for."""
+    """Return the objective of a recipe."""
     if isinstance(recipe, PretrainRecipe) and recipe.target != "classes":
+        assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
         return MaskedPatches(recipe.target, recipe.preprocessing(recipe.channels), recipe.model.patch)
     return Classification(recipe.loss, recipe.label_smoothing)
 
 
 def _area_means(side: int, cells: int) -> np.ndarray:
-    """(cells, side): the share of each pixel of a side in each of equally long parts of it."""
+    """Return (cells, side): the share of each pixel along a side in each of the cells that divide it."""
     edges = np.arange(cells + 1) * (side / cells)
     pixels = np.arange(side)
     covered = np.minimum(pixels + 1, edges[1:, None]) - np.maximum(pixels, edges[:-1, None])

@@ -1,8 +1,8 @@
-"""SGD with momentum and AdamW as the papers mean them, and their learning rate.
+"""SGD with momentum and AdamW as in the papers, and the learning rate schedule.
 
-Weight decay is decoupled, times the learning rate, of kernels alone ("How to train your ViT", section 3.2; big_vision
-decays the leaves that match "kernel"). Gradients are taken as summed over the replicas, which `Trainer` does: Keras
-would clip each replica's own and sum what is left, another algorithm.
+Weight decay is decoupled, multiplied by the learning rate, and applied to kernels only ("How to train your ViT",
+section 3.2; big_vision decays the leaves that match "kernel"). The gradients must already be summed over the replicas,
+which `Trainer` does; Keras clips the gradients of each replica before it sums them, a different algorithm.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from training.recipes.schedules import Schedule
 
 @keras.saving.register_keras_serializable("keras_vit_training")
 class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule with its peak and its length, as an optimizer takes it: step, from 0 -> learning rate, float32."""
+    """A `Schedule` with its peak and number of steps, as a Keras learning rate schedule: step (from 0) -> float32."""
 
     def __init__(self, schedule: Schedule | dict, peak: float, num_steps: int):
         self.schedule = Schedule(**schedule) if isinstance(schedule, dict) else schedule
@@ -51,18 +51,18 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
 
 @dataclasses.dataclass(frozen=True)
 class Momentum:
-    """The update of SGD with momentum, not Nesterov's."""
+    """The update of SGD with momentum, without Nesterov."""
 
     momentum: float
     slots = ("momentum",)
 
     def update(self, variable, gradient, learning_rate, step, momentum) -> None:
-        """Change a variable and its slots, all given by their resource handles.
+        """Update a variable and its slots, all as resource handles.
 
         Args:
             gradient: of the variable's shape.
             learning_rate: a scalar.
-            step: updates done before this one, int64.
+            step: number of earlier updates, int64.
         """
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=variable, accum=momentum, grad=gradient, lr=learning_rate, momentum=self.momentum
@@ -71,7 +71,7 @@ class Momentum:
 
 @dataclasses.dataclass(frozen=True)
 class Adam:
-    """Adam's update. It rounds 1 - 0.999 in float32, 1.3e-5 off, as it does the power that the bias is corrected by."""
+    """Adam's update. In float32, 1 - 0.999 and the bias correction have a relative error of 1.3e-5."""
 
     beta_1: float
     beta_2: float
@@ -98,7 +98,7 @@ class Adam:
 class SummedGradientOptimizer(keras.optimizers.Optimizer):
     """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
 
-    The arithmetic is Keras', but by TensorFlow's one operation for it, where Keras has twenty to be traced and run.
+    The arithmetic is that of Keras, but in a single TensorFlow operation, where Keras traces and runs twenty.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         """Args:
         learning_rate: a number or a schedule.
         rule: how a variable is updated.
-        clip_norm: largest global norm of the summed gradient; None clips nothing.
-        decay: of a variable by its path, times the learning rate, per step; 0 where nothing is said.
-        share: of the learning rate by a variable's path; 1 where nothing is said.
+        clip_norm: maximum global norm of the summed gradient; None disables clipping.
+        decay: weight decay by variable path, times the learning rate, per step; default 0.
+        share: multiplier of the learning rate by variable path; default 1.
         """
         super().__init__(learning_rate)
         self._rule, self._clip_norm, self._decay, self._share = rule, clip_norm, decay, share
@@ -123,15 +123,15 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
     def build(self, variables):
         super().build(variables)
         self._paths = [variable.path for variable in variables]
-        # For each slot of the rule its values, in the order of the variables.
+        # One list for each slot of the rule, in the order of the variables.
         self.slots = self.add_optimizer_variables(variables, list(self._rule.slots))
 
     def apply(self, grads, trainable_variables=None):
-        """Update the variables that the optimizer was built for; in the context of a replica.
+        """Update the variables that the optimizer was built for, in a replica context.
 
         Args:
             grads: dense gradients, summed over the replicas, in the order of the variables.
-            trainable_variables: those that the optimizer was built for, in that order.
+            trainable_variables: the variables that the optimizer was built for, in the same order.
 
         Raises ValueError for other variables.
         """
@@ -151,7 +151,7 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
 
 
 def _clipped(gradients: list[tf.Tensor], norm: float) -> list[tf.Tensor]:
-    """The gradients, scaled to a global norm of at most `norm`; no numbers where their norm is not finite."""
+    """Scale the gradients to a global norm of at most `norm`; all become NaN if their norm is not finite."""
     total = tf.sqrt(tf.reduce_sum(tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])))
     scale = norm * tf.minimum(1.0 / total, 1.0 / norm) + (total - total)
     return [gradient * scale for gradient in gradients]
@@ -166,14 +166,14 @@ def make_optimizer(
     weight_decay: float = 0.0,
     layer_decay: float = 1.0,
 ) -> keras.optimizers.Optimizer:
-    """The optimizer of a recipe, built for the model's trainable variables.
+    """Create the optimizer of a recipe, built for the model's trainable variables.
 
     Args:
         kind: "adamw" (0.9, 0.999, epsilon 1e-8) or "sgd" (momentum 0.9).
         learning_rate: a number or a schedule.
-        clip_norm: largest global norm of the summed gradient.
+        clip_norm: maximum global norm of the summed gradient.
         weight_decay: of kernels, times the learning rate, per step.
-        layer_decay: each encoder block learns at this share of the rate of the next one (BEiT, arXiv 2106.08254).
+        layer_decay: ratio of the learning rate of each encoder block to that of the next (BEiT, arXiv 2106.08254).
     """
     variables = model.trainable_variables
     optimizer = SummedGradientOptimizer(
@@ -188,11 +188,11 @@ def make_optimizer(
 
 
 def layer_shares(variables, layer_decay: float) -> dict[str, float]:
-    """Share of the learning rate by path: 1 for what follows the encoder, less by layer_decay for each block below.
+    """Return the multiplier of the learning rate by path: 1 after the encoder, times layer_decay for each block below.
 
-    What precedes the encoder (embedding, class token, positions, a stem) counts as one layer below the first block.
+    Layers before the encoder (embedding, class token, positions, a stem) count as one layer below the first block.
     """
-    depths = {}
+    depths: dict[str, int | None] = {}  # None after the encoder
     for variable in variables:
         layer = variable.path.split("/")[0]
         if layer.startswith("Transformer.encoderblock_"):

@@ -1,4 +1,4 @@
-"""A model trained from scratch by a recipe."""
+"""Train a model from scratch by a recipe."""
 
 import pathlib
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ from training.options.train import PretrainOptions
 
 
 def pretrain(
-    arguments: PretrainOptions,
+    options: PretrainOptions,
     recipe_name: str,
-    setting: Setup | None = None,
+    setup: Setup | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Run:
-    """Train a model and return its run, or tell the plan of it.
+    """Train a model and return its run; with `options.dry_run` only print the report.
 
     Args:
-        arguments: of the command.
-        recipe_name: for config.json and what is printed.
-        setting: data and devices; default those that the arguments name.
-        callbacks: of the caller, as `training.loop.fit.train` takes them.
+        options: of the command.
+        recipe_name: for config.json and messages.
+        setup: data and devices; by default those of the options.
+        callbacks: see `training.loop.fit.train`.
     """
-    recipe, setting = arguments.recipe, setting or open_setup(arguments)
-    if arguments.dry_run:
-        dry_run_report(arguments, recipe, setting, recipe.model, recipe.channels, recipe_name)
-        return Run(pathlib.Path(arguments.workdir))
+    recipe, setup = options.recipe, setup or open_setup(options)
+    if options.dry_run:
+        dry_run_report(options, recipe, setup, recipe.model, recipe.channels, recipe_name)
+        return Run(pathlib.Path(options.workdir))
     return run_training(
-        arguments, recipe, setting, recipe.build, command="pretrain", recipe_name=recipe_name, callbacks=callbacks
+        options, recipe, setup, recipe.build, command="pretrain", recipe_name=recipe_name, callbacks=callbacks
     )

@@ -1,8 +1,8 @@
-"""The run directory: what a run is, what it gave, and what it needs to go on. `keras_vit.run_directory` reads it.
+"""Write a run directory, which `keras_vit.run_directory` reads.
 
-config.json, labels.txt, model.keras, samples.npz, calibration.npz, metrics.jsonl, tensorboard/, checkpoints/,
-curves.png. Every file of ours is written under a temporary name and renamed, so that each is whole or not there. The
-first is config.json, which makes the directory a run; the last is model.keras, which makes the run finished.
+It holds config.json, labels.txt, model.keras, samples.npz, calibration.npz, metrics.jsonl, tensorboard/, checkpoints/
+and curves.png. Files are written under a temporary name and renamed, so none is ever incomplete. config.json is written
+first and marks the directory as a run; model.keras is written last and marks the run as finished.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import atomic_write, is_temporary, write_text
 from keras_vit.files.labels import labels_text
 
-# The file whose lock says that a process writes into the directory, and for how many seconds a process waits for it:
-# one that was just killed holds it a moment longer.
+# A process locks this file while it writes into the directory. Another process waits for it for some seconds: one that
+# was just killed holds the lock a moment longer.
 LOCK = ".lock"
 _LOCK_WAIT = 5.0
-# What a file system says that has no locks.
+# Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -62,18 +62,18 @@ class Run:
         return self.path / "checkpoints"
 
     def start(self, settings: dict, labels: tuple[str, ...]) -> None:
-        """Make the directory, or see that it holds this very run. Raises UserError when it holds anything else.
+        """Create the directory, or check that it holds the same run. Raises UserError if it holds anything else.
 
         Args:
-            settings: what decides the numbers of the run, as JSON can hold it.
+            settings: everything that changes the result of the run, as JSON values.
             labels: names of the classes.
         """
-        settings = json.loads(json.dumps(settings))  # tuples become lists, as they will be when read back
+        settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
         unfinished = self._unfinished()
         if self.config_file.is_file():
             self._check_same(settings, labels)
         elif self.path.exists() and not (self.path.is_dir() and self._holds_only(unfinished)):
-            raise UserError(f"{self.path} exists and is no run directory; give a new or empty --workdir.")
+            raise UserError(f"{self.path} exists and is not a run directory; give a new or empty --workdir.")
         for file in unfinished:
             file.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -88,51 +88,51 @@ class Run:
         return all(file in unfinished or file.name.endswith(LOCK) for file in self.path.iterdir())
 
     def _unfinished(self) -> list[pathlib.Path]:
-        """Temporary files that a killed process left."""
+        """Return temporary files that a killed process left behind."""
         folders = [folder for folder in (self.path, self.checkpoints_folder) if folder.is_dir()]
         return [file for folder in folders for file in folder.iterdir() if is_temporary(file)]
 
     def _check_same(self, settings: dict, labels: tuple[str, ...]) -> None:
-        """Raises UserError when the directory holds a run of other settings or other classes."""
+        """Raises UserError if the directory holds a run with other settings or classes."""
         try:
-            there = json.loads(self.config_file.read_text(encoding="utf-8"))["settings"]
+            saved = json.loads(self.config_file.read_text(encoding="utf-8"))["settings"]
         except (ValueError, KeyError, TypeError):
             raise UserError(
-                f"{self.config_file} is damaged or of no run of ours; give another --workdir, or remove that one."
+                f"{self.config_file} is damaged or not written by this program; give another --workdir, or remove it."
             ) from None
         if self.labels_file.is_file():
-            known = run_directory.load_labels(self.path)
-            if known != labels:
+            saved_labels = run_directory.load_labels(self.path)
+            if saved_labels != labels:
                 raise UserError(
-                    f"{self.path} began with {len(known)} classes and the data have {len(labels)}, of which "
-                    f"{', '.join(sorted(set(known) ^ set(labels))[:5]) or 'only the order'} differ; "
-                    "give another --workdir, or the data as they were."
+                    f"{self.path} was started with {len(saved_labels)} classes, but the data have {len(labels)}, of "
+                    f"which {', '.join(sorted(set(saved_labels) ^ set(labels))[:5]) or 'only the order'} differ; "
+                    "give another --workdir, or the original data."
                 )
-        if there != settings:
+        if saved != settings:
             raise UserError(
-                f"{self.path} already holds another run, which differs in {differences(there, settings)}; "
+                f"{self.path} already holds another run, which differs in {differences(saved, settings)}; "
                 "give another --workdir, or remove that one."
             )
 
     def save_model(self, model: keras.Model) -> None:
-        """Write model.keras, of a model that is not compiled: whoever loads it needs keras_vit alone."""
+        """Write model.keras. The model is not compiled, so loading it needs only keras_vit."""
         try:
             with atomic_write(self.model_file) as temporary:
                 model.save(temporary)
         except OSError as error:
             raise UserError(
-                f"The trained model could not be written to {self.path} ({error.strerror or error}); its last state is "
-                "whole: make room, and the same command continues."
+                f"The trained model could not be written to {self.path} ({error.strerror or error}); the last "
+                "checkpoint is intact: make room, and the same command continues."
             ) from error
 
     def metrics(self) -> list[dict]:
-        """One record for each finished epoch."""
+        """Return the metrics of each finished epoch."""
         if not self.metrics_file.is_file():
             return []
         try:
             return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
         except ValueError:
-            raise UserError(f"{self.metrics_file} is damaged; remove {self.path} to begin anew.") from None
+            raise UserError(f"{self.metrics_file} is damaged; remove {self.path} to start again.") from None
 
     def write_metrics(self, records: list[dict]) -> None:
         """Replace metrics.jsonl."""
@@ -141,27 +141,27 @@ class Run:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
-    """Within it no other process that asks for the same lock writes into the directory, which is made if need be.
+    """Hold an exclusive lock on a directory, which is created if needed.
 
-    The operating system holds the lock and frees it with the process, so that a file which a killed one left is no
-    obstacle. Machines see each other's where the file system carries locks, as NFS does; a mounted bucket does not.
+    The operating system releases the lock when the process ends, so a lock file that a killed process left behind does
+    no harm. It works across machines on file systems with locks, such as NFS, but not on a mounted bucket.
 
     Args:
-        folder: a directory, or what shall become one.
-        name: of the file in it, so that who holds one lock may run what takes another.
+        folder: the directory.
+        name: of the lock file in it; different names are independent locks.
 
-    Raises UserError, after some seconds, when another process has it.
+    Raises UserError if another process still holds the lock after some seconds.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a new or empty directory as --workdir.")
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with _lock_taken(folder / name):
             yield
     finally:
-        for path in made:
-            with contextlib.suppress(OSError):  # not empty: something was written
+        for path in created:
+            with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
 
 
@@ -175,7 +175,7 @@ def _lock_taken(file: pathlib.Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise UserError(
-                        f"Another process, {_holder(file)}, writes into {file.parent}; wait for its end, or give "
+                        f"Another process, {_holder(file)}, writes into {file.parent}; wait until it ends, or give "
                         "another --workdir."
                     ) from None
                 time.sleep(0.1)
@@ -183,10 +183,10 @@ def _lock_taken(file: pathlib.Path) -> Iterator[None]:
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
-                print(f"The file system of {file.parent} has no locks; see that no other process trains there.")
-            if not _is_still(file, stream.fileno()):
-                continue  # its last holder removed it between the two lines above
-            _warn_of_elsewhere(file)
+                print(f"The file system of {file.parent} has no locks; make sure that no other process trains there.")
+            if not _is_same_file(file, stream.fileno()):
+                continue  # its last holder removed it between open and flock
+            _warn_of_other_machine(file)
             stream.truncate(0)
             stream.write(f"{os.getpid()} on {socket.gethostname()}")
             stream.flush()
@@ -197,7 +197,7 @@ def _lock_taken(file: pathlib.Path) -> Iterator[None]:
             return
 
 
-def _is_still(file: pathlib.Path, descriptor: int) -> bool:
+def _is_same_file(file: pathlib.Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.stat(file), os.fstat(descriptor))
     except FileNotFoundError:
@@ -206,22 +206,22 @@ def _is_still(file: pathlib.Path, descriptor: int) -> bool:
 
 def _holder(file: pathlib.Path) -> str:
     with contextlib.suppress(OSError):
-        return file.read_text(encoding="utf-8", errors="replace")[:200].strip() or "which has just begun"
+        return file.read_text(encoding="utf-8", errors="replace")[:200].strip() or "which has just started"
     return "which is just ending"
 
 
-def _warn_of_elsewhere(file: pathlib.Path) -> None:
-    """A process of another machine left its name: it was killed, or the file system hides its lock."""
-    before = _holder(file)
-    if " on " in before and not before.endswith(f" on {socket.gethostname()}"):
+def _warn_of_other_machine(file: pathlib.Path) -> None:
+    """Warn of a lock file left by another machine: its process was killed, or the file system hides its lock."""
+    holder = _holder(file)
+    if " on " in holder and not holder.endswith(f" on {socket.gethostname()}"):
         print(
-            f"Process {before} left {file.parent} without a word; if it still runs, which a file system without locks "
-            "between machines, such as a mounted bucket, would hide, end one of the two."
+            f"Process {holder} did not remove its lock of {file.parent}; if it still runs, which a file system without "
+            "locks between machines, such as a mounted bucket, would hide, end one of the two."
         )
 
 
 def differences(there: dict, here: dict) -> str:
-    """`field (there 1, here 2)` for every field of nested settings that differs."""
+    """Return `field (there 1, here 2)` for every field of nested settings that differs."""
 
     def flat(settings, prefix: str = "") -> dict:
         if not isinstance(settings, dict):
@@ -237,7 +237,7 @@ def differences(there: dict, here: dict) -> str:
 
 
 def environment() -> dict:
-    """The versions that the numbers of a run depend on, and the commit of this code where it is a git checkout."""
+    """Return the versions that results depend on, and the commit of this code if it is a git checkout."""
     git = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""What the commands that train have in common: the way from their arguments to a finished run."""
+"""Set up a training run: from the options of a command to a finished run directory."""
 
 import contextlib
 import dataclasses
@@ -26,147 +26,139 @@ from training.loop.run import Run, locked
 from training.options.common import TrainingOptions
 from training.recipes.recipe import Recipe
 
-# What may change when a run continues: where and how it is computed, not what.
-_CHANGEABLE = ("workdir", "place", "execution", "dry_run")
-# Training images that are kept for the exports, which fix the ranges of small numbers on them.
+# Options that may change when a run is resumed: they change where and how it is computed, not the result.
+_CHANGEABLE = ("workdir", "devices", "execution", "dry_run")
+# Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a training command has opened before it knows its model."""
+    """The data and devices of a run."""
 
     source: Source
     strategy: tf.distribute.Strategy
 
 
-def open_setup(arguments: TrainingOptions) -> Setup:
-    """Check the arguments, open the devices and then, since reading images needs devices, the data."""
-    if "://" in arguments.workdir or not arguments.workdir.isprintable():
+def open_setup(options: TrainingOptions) -> Setup:
+    """Check the options and open the devices, then the data: reading images needs devices."""
+    if "://" in options.workdir or not options.workdir.isprintable():
         raise UserError(
             "--workdir takes a directory of this machine, in printable characters, "
-            f"but was given {arguments.workdir!r}; give one such as runs/mine."
+            f"but was given {options.workdir!r}; give one such as runs/mine."
         )
-    if not 0 <= arguments.seed < 2**32:
-        raise UserError(
-            f"The seed must be a number from 0 to {2**32 - 1}, but is {arguments.seed}; give --seed 0 or so."
-        )
-    return Setup(strategy=open_strategy(arguments.place), source=open_source(arguments.source))
+    if not 0 <= options.seed < 2**32:
+        raise UserError(f"The seed must be a number from 0 to {2**32 - 1}, but is {options.seed}; give --seed 0 or so.")
+    return Setup(strategy=open_strategy(options.devices), source=open_source(options.source))
 
 
 def run_training(
-    arguments: TrainingOptions,
+    options: TrainingOptions,
     recipe: Recipe,
-    setting: Setup,
+    setup: Setup,
     make_model: Callable[[int], keras.Model],
     *,
     command: str,
     recipe_name: str,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Run:
-    """Train and return the run, finished.
+    """Train, or resume, or do nothing if the run is finished; return the finished run.
 
     Args:
-        arguments: of the command.
+        options: of the command.
         recipe: how to train.
-        setting: data and devices.
-        make_model: number of classes -> model; called once, under the strategy, before anything is written.
-        command, recipe_name: for config.json.
-        callbacks: of the caller, as `training.loop.fit.train` takes them.
+        setup: data and devices.
+        make_model: number of classes -> model; called once, under the strategy, before any file is written.
+        command: for config.json.
+        recipe_name: for config.json and messages.
+        callbacks: see `training.loop.fit.train`.
     """
-    run, strategy = Run(pathlib.Path(arguments.workdir)), setting.strategy
-    writes = is_chief(strategy) and not run.model_file.is_file()
+    run = Run(pathlib.Path(options.workdir))
+    settings = _settings(options, command, recipe_name, setup.source)
+    writes = is_chief(setup.strategy) and not run.model_file.is_file()
     with locked(run.path) if writes else contextlib.nullcontext():
-        return _trained(
-            arguments, recipe, setting, make_model, run, callbacks, command=command, recipe_name=recipe_name
-        )
+        return _train_locked(options, recipe, setup, make_model, run, settings, callbacks)
 
 
-def _trained(
-    arguments: TrainingOptions,
+def _train_locked(
+    options: TrainingOptions,
     recipe: Recipe,
-    setting: Setup,
+    setup: Setup,
     make_model: Callable[[int], keras.Model],
     run: Run,
+    settings: dict,
     callbacks: Sequence[keras.callbacks.Callback],
-    *,
-    command: str,
-    recipe_name: str,
 ) -> Run:
-    source, strategy = setting.source, setting.strategy
+    source, strategy = setup.source, setup.strategy
     check_batch(recipe, strategy)
     num_steps = total_steps(recipe, source)
-    settings = _settings(arguments, command, recipe_name, source)
-    check_equal_on_workers(strategy, {"what they were told to do": _fingerprint(settings, source)})
+    check_equal_on_workers(strategy, {"their settings or data": _fingerprint(settings, source)})
     if run.model_file.is_file():
         run.start(settings, source.labels)
         print(f"{run.path} is finished: nothing to do.")
         return run
 
-    keras.utils.set_random_seed(arguments.seed)
-    if arguments.deterministic:
+    keras.utils.set_random_seed(options.seed)
+    if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     trainer = build_trainer(
         lambda: make_model(len(source.labels)),
         recipe,
         num_steps,
         strategy=strategy,
-        execution=arguments.execution,
-        seed=arguments.seed,
-        deterministic=arguments.deterministic,
+        execution=options.execution,
+        seed=options.seed,
+        deterministic=options.deterministic,
     )
     if is_chief(strategy):
         run.start(settings, source.labels)
         print(
-            f"{recipe_name}: {trainer.network.count_params():,} parameters, {source.train.num_examples:,} training "
-            f"images of {len(source.labels)} classes, {source.evaluation.num_examples:,} to evaluate on, "
-            f"{num_steps:,} steps of {recipe.batch_size}."
+            f"{settings['recipe_name']}: {trainer.network.count_params():,} parameters, "
+            f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "
+            f"{source.evaluation.num_examples:,} evaluation images, {num_steps:,} steps of {recipe.batch_size}."
         )
-        # Before the training, for with its model a run is finished.
+        # Before the training: model.keras, which the training writes, marks the run as finished.
         preprocessing = preprocessing_of(trainer.network)
         save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
         save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
-    train(trainer, recipe, source, run, seed=arguments.seed, execution=arguments.execution, callbacks=callbacks)
+    train(trainer, recipe, source, run, seed=options.seed, execution=options.execution, callbacks=callbacks)
     if is_chief(strategy):
         last = sorted(run.metrics()[-1].items())
-        reached = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
-        print(f"Trained: {reached} on the evaluation images; see {run.path}.")
+        metrics = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
+        print(f"Trained: {metrics} on the evaluation images; see {run.path}.")
     return run
 
 
 def dry_run_report(
-    arguments: TrainingOptions, recipe: Recipe, setting: Setup, config: ModelConfig, channels: int, name: str
+    options: TrainingOptions, recipe: Recipe, setup: Setup, config: ModelConfig, channels: int, recipe_name: str
 ) -> None:
-    """Print what the run would be, and draw its learning rate beside the workdir, which stays new."""
-    check_batch(recipe, setting.strategy)
-    total_steps(recipe, setting.source)
+    """Print the dry run's report and plot the learning rate next to the workdir, which is not created."""
+    check_batch(recipe, setup.strategy)
+    total_steps(recipe, setup.source)
+    settings = {name: value for name, value in dataclasses.asdict(options).items() if name != "dry_run"}
     text = describe_run(
         config,
         recipe,
-        setting.source,
-        {"recipe_name": name, **_options(arguments)},
+        setup.source,
+        {"recipe_name": recipe_name, **settings},
         channels=channels,
-        precision=arguments.execution.precision,
-        replicas=setting.strategy.num_replicas_in_sync,
-        remat=arguments.execution.remat,
+        precision=options.execution.precision,
+        replicas=setup.strategy.num_replicas_in_sync,
+        remat=options.execution.remat,
     )
     print(text)
-    workdir = pathlib.Path(arguments.workdir)
+    workdir = pathlib.Path(options.workdir)
     workdir.parent.mkdir(parents=True, exist_ok=True)
-    picture = workdir.with_name(f"{workdir.name}.lr.png")
-    draw_learning_rate(recipe, setting.source.train.num_examples, picture)
-    print(f"\nThe learning rate is drawn in {picture}; nothing was trained.")
+    plot = workdir.with_name(f"{workdir.name}.lr.png")
+    draw_learning_rate(recipe, setup.source.train.num_examples, plot)
+    print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
 
 
-def _options(arguments: TrainingOptions) -> dict:
-    return {name: value for name, value in dataclasses.asdict(arguments).items() if name != "dry_run"}
-
-
-def _settings(arguments: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:
-    """What decides the numbers of the run."""
-    settings = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in _CHANGEABLE}
+def _settings(options: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:
+    """Everything that changes the result of the run."""
+    settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
-    precision = arguments.execution.precision
+    precision = options.execution.precision
     return {"command": command, "recipe_name": recipe_name, "images": images, "precision": precision, **settings}
 
 
@@ -176,12 +168,15 @@ def _fingerprint(settings: dict, source: Source) -> int:
 
 
 @contextlib.contextmanager
-def interruption_reported() -> Iterator[None]:
-    """Ends the command with CONTINUE_LATER and one sentence when its run was stopped before its end."""
+def report_interruption() -> Iterator[None]:
+    """Exit with CONTINUE_LATER and one sentence when training was interrupted."""
     try:
         yield
     except TrainingInterrupted:
         everywhere = " on every worker" if "TF_CONFIG" in os.environ else ""
         command = shlex.join(sys.orig_argv)
-        print(f"Stopped, with the state saved; the same command{everywhere} continues: {command}", file=sys.stderr)
+        print(
+            f"Training was interrupted and its checkpoint is saved; the same command{everywhere} continues: {command}",
+            file=sys.stderr,
+        )
         sys.exit(CONTINUE_LATER)

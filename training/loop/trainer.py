@@ -1,14 +1,14 @@
-"""The step of training and of evaluation, the same on one device, several, several machines and a TPU.
+"""The training step and evaluation step, the same on one device, several devices, several machines and a TPU.
 
-`Trainer` wraps a functional model; `compile` and `fit` are Keras' own. What stock Keras does otherwise, and why not so:
+`Trainer` wraps a functional model; `compile` and `fit` are those of Keras. It differs from a stock `keras.Model`:
 
-* losses are sums over the global batch, and gradients are summed over the replicas before anything is done with them:
-  Keras clips, and looks for infinities in, each replica's own;
-* accumulation is inside the step: in Keras' optimizers it fails under every strategy;
-* dropout draws from (seed, step, replica, micro-batch, layer): Keras draws the same mask on every replica, and keeps
-  its place in a variable that files of weights leave out;
-* metrics are sums over every example of weight 1, in variables that are equal on all replicas: what is read is exact,
-  and what is restored goes on in the same bits.
+* losses are divided by the global batch, and gradients are summed over the replicas before they are clipped or checked
+  for infinities; Keras does both with the gradients of each replica;
+* gradient accumulation happens inside the step; that of Keras' optimizers fails under every strategy;
+* dropout seeds are derived from (seed, step, replica, micro-batch, layer); Keras draws the same mask on every replica,
+  and keeps the position of its generator in a variable that weight files leave out;
+* metrics are sums over all examples of weight 1, in variables that are equal on all replicas, so they are exact and
+  continue bit for bit after a restart.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
 class Trainer(keras.Model):
-    """A functional model and its training: objective, accumulation, moving average, dropout's randomness, metrics."""
+    """A functional model and its training: objective, accumulation, moving average, dropout seeds, metrics."""
 
     def __init__(
         self,
@@ -37,33 +37,33 @@ class Trainer(keras.Model):
         ema_decay: float | None = None,
         seed: int = 0,
         remat: bool = False,
-        stop_asked: tf.Variable | None = None,
+        stop_requested: tf.Variable | None = None,
         strategy: tf.distribute.Strategy | None = None,
     ):
-        """Made outside the scope of a strategy: within it Keras' `fit` would reduce a batch over the workers to build
-        the model, which is built, and fail (keras#20585).
+        """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
+        the model, which is already built, and fail (keras#20585).
 
         Args:
-            network: images (B, H, W, C) -> what the objective takes, such as logits (B, K).
-            batch_size: examples of a step, on all replicas together.
-            objective: the loss of what the network says, and what is counted.
-            accumulation: micro-batches of a step, whose gradients are summed.
-            ema_decay: of the moving average of the weights, which is then what is evaluated; None keeps none.
+            network: images (B, H, W, C) -> inputs of the objective, such as logits (B, K).
+            batch_size: examples per step, on all replicas together.
+            objective: computes the loss and the metrics from the outputs of the network.
+            accumulation: micro-batches per step, whose gradients are summed.
+            ema_decay: of the moving average of the weights, which is then evaluated; None for no average.
             seed: of dropout and stochastic depth.
-            remat: keep the outputs of the blocks alone, and compute what is inside a second time.
-            stop_asked: for several workers, a number of this one, made outside the scope: `stop_seen` tells all of
-                them after the same step that one was asked to stop.
-            strategy: whose scope the network was made under; None for one device.
+            remat: keep only the outputs of the blocks, and compute their activations again for the gradient.
+            stop_requested: for several workers, a variable of this one, created outside the scope. After the same step
+                `any_stop_requested` is true in all of them if one set it.
+            strategy: under whose scope the network was created; None for one device.
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
         self.network = network
         self._batch_size, self._objective = batch_size, objective
         self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
-        self._stop_asked = stop_asked
+        self._stop_requested = stop_requested
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
-        # Moving statistics, of the one architecture that has them: torchvision's convolutional stem. Others that
-        # are not trained, as the frozen kernels beside LoRA, stay as they are.
+        # Moving statistics; only torchvision's convolutional stem has them. Other variables that are not trained, such
+        # as the frozen kernels of LoRA, stay unchanged.
         norms = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
         if remat:
@@ -72,7 +72,7 @@ class Trainer(keras.Model):
         self._segments = segments(self._trained) if remat else []
         with self._strategy.scope():
             self._make_variables()
-        # For the caller of `fit` to say, whose data go on behind them: executions of several steps end with these.
+        # Set by the caller of `fit`, whose dataset is longer: the last execution of several steps stops there.
         self.epoch_steps: int | None = None
         self.evaluation_steps: int | None = None
         self._steps_done = 0
@@ -80,13 +80,13 @@ class Trainer(keras.Model):
 
     def _make_variables(self) -> None:
         self.step = self._number("step", "int32")
-        self._stop_seen = self._number("stop_seen", "float32")
+        self._any_stop_requested = self._number("any_stop_requested", "float32")
         self.sums = [self._number("loss", "float32"), self._number("correct", "int32"), self._number("seen", "int32")]
         self.test_sums = [self._number(f"test_{total.name}", total.dtype) for total in self.sums]
         self.ema = [self._copy(variable) for variable in self.network.trainable_variables] if self._ema_decay else []
 
     def _number(self, name: str, dtype: str) -> keras.Variable:
-        # Not aggregated: every replica computes the same value, from what was summed over all of them.
+        # Not aggregated: every replica computes the same value from sums over all replicas.
         return self.add_weight((), "zeros", dtype, trainable=False, aggregation="none", name=name)
 
     def _copy(self, variable: keras.Variable) -> keras.Variable:
@@ -100,12 +100,12 @@ class Trainer(keras.Model):
 
     @property
     def metrics(self) -> list:
-        """None of Keras' own: what is measured is in the logs of a step."""
+        """No Keras metrics: a step returns its metrics in the logs."""
         return []
 
     @property
-    def measured(self) -> tuple[str, ...]:
-        """Names of what is in the logs of a step."""
+    def log_names(self) -> tuple[str, ...]:
+        """Names of the metrics in the logs of a step."""
         return self._objective.metrics
 
     def compile(
@@ -118,21 +118,21 @@ class Trainer(keras.Model):
         steps_per_execution: int = 1,
         jit_compile: bool = False,
     ) -> None:
-        """As `keras.Model.compile`; `optimizer` is one of `make_optimizer`, alone or in a `LossScaleOptimizer`.
+        """As `keras.Model.compile`; `optimizer` comes from `make_optimizer`, optionally in a `LossScaleOptimizer`.
 
-        Raises UserError for a loss or metrics, which the objective decides.
+        Raises UserError for a loss or metrics, which the objective defines.
         """
-        given = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
-        if names := [name for name, value in given.items() if value is not None]:
+        unused = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
+        if names := [name for name, value in unused.items() if value is not None]:
             raise UserError(
-                f"The objective of a Trainer decides its loss and its metrics, but compile was given "
+                f"The objective of a Trainer defines its loss and metrics, but compile was given "
                 f"{' and '.join(names)}; leave them out, and give the Trainer another objective."
             )
         super().compile(optimizer, steps_per_execution=steps_per_execution, jit_compile=jit_compile)
 
     @property
     def state(self) -> dict[str, keras.Variable]:
-        """All that changes in training, by name; nothing of it is collective to read."""
+        """All variables that training changes, by name; reading them needs no other worker."""
         groups = {
             "weight": [*self.network.trainable_variables, *self.network.non_trainable_variables],
             "optimizer": self.optimizer.variables,
@@ -142,28 +142,28 @@ class Trainer(keras.Model):
         }
         return {f"{group}/{i:05d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
 
-    def ask_to_stop(self) -> None:
-        """Tell the other workers, with the next step."""
-        if self._stop_asked is not None:
-            self._stop_asked.assign(1.0)
+    def request_stop(self) -> None:
+        """Request a stop from all workers, with the next step."""
+        if self._stop_requested is not None:
+            self._stop_requested.assign(1.0)
 
-    def stop_seen(self) -> bool | None:
-        """Whether any worker was asked to stop before the last step; None where there is one worker alone."""
-        return None if self._stop_asked is None else bool(self._stop_seen.numpy() > 0)
+    def any_stop_requested(self) -> bool | None:
+        """Whether any worker requested a stop before the last step; None for a single worker."""
+        return None if self._stop_requested is None else bool(self._any_stop_requested.numpy() > 0)
 
     def call(self, images, training=False):
         return self.network(images, training=training)
 
     def train_step(self, data):
         replica = tf.distribute.get_replica_context()
-        # Said once more, for iterators over several workers forget it.
+        # Set again, because iterators over several workers lose the static shape.
         rows = self._batch_size // replica.num_replicas_in_sync
         images, labels = (tf.ensure_shape(part, (rows, *part.shape[1:])) for part in data[:2])
         if self._accumulation == 1:
             gradients, sums, statistics = self._backward(images, labels, 0, [v.value for v in self._statistics])
         else:
             gradients, sums, statistics = self._accumulated(images, labels)
-        stop = [] if self._stop_asked is None else [tf.identity(self._stop_asked)]
+        stop = [] if self._stop_requested is None else [tf.identity(self._stop_requested)]
         if replica.num_replicas_in_sync > 1:
             parts = [gradients, sums, statistics, stop]
             flat = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(parts))
@@ -175,7 +175,7 @@ class Trainer(keras.Model):
         for average, variable in zip(self.ema, self.network.trainable_variables, strict=bool(self.ema)):
             average.assign(average + (1.0 - self._ema_decay) * (variable - average))
         for value in stop:
-            self._stop_seen.assign(value)
+            self._any_stop_requested.assign(value)
         self.step.assign_add(1)
         return self._logs(self.sums, sums)
 
@@ -191,25 +191,25 @@ class Trainer(keras.Model):
         return self._logs(self.test_sums, sums)
 
     def _accumulated(self, images, labels):
-        """As `_backward`, of the whole batch, one micro-batch after the other."""
+        """As `_backward` for the full batch, one micro-batch after the other."""
         count = self._accumulation
         images, labels = (tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for x in (images, labels))
         zeros = [tf.zeros(variable.shape) for variable in self.network.trainable_variables]
         start = zeros, [tf.zeros(())] * 3, [v.value for v in self._statistics]
 
-        def add(index, so_far):
-            gradients, sums, statistics = so_far
+        def add(index, totals):
+            gradients, sums, statistics = totals
             more, more_sums, statistics = self._backward(images[index], labels[index], index, statistics)
             added = [a + b for a, b in zip(gradients, more, strict=True)]
             return index + 1, (added, [a + b for a, b in zip(sums, more_sums, strict=True)], statistics)
 
-        # Not side by side, or the micro-batches would take the memory of the whole one.
+        # One at a time: in parallel the micro-batches would take the memory of the full batch.
         return tf.while_loop(lambda index, _: index < count, add, (tf.constant(0), start), parallel_iterations=1)[1]
 
     def _backward(self, images, labels, micro, statistics):
-        """Gradients, the objective's [loss, correct, seen] and moving statistics of one micro-batch.
+        """Return gradients, the objective's [loss, correct, seen] sums and moving statistics of one micro-batch.
 
-        The gradients are those of the sum of its losses, divided by the examples of the whole step.
+        The loss is the sum over its examples divided by the batch size of the full step.
         """
         values = [*zip(self._random, self.draw(micro), strict=True), *zip(self._statistics, statistics, strict=True)]
         variables = self.network.trainable_variables
@@ -226,7 +226,7 @@ class Trainer(keras.Model):
         return gradients, sums, statistics
 
     def draw(self, micro) -> list[tf.Tensor]:
-        """The state of each layer's random numbers, another one for each step, replica and micro-batch."""
+        """Return the seed of each random layer, different for each step, replica and micro-batch."""
         replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
         key = tf.stack([tf.constant(self._seed % 2**31, tf.int32), self.step.value])
         key = tf.random.experimental.stateless_fold_in(key, replica * self._accumulation + micro)
@@ -235,14 +235,14 @@ class Trainer(keras.Model):
         return tf.unstack(tf.random.stateless_uniform((len(self._random), 2), key, None, None, self._random[0].dtype))
 
     def _logs(self, totals, sums) -> dict[str, tf.Tensor]:
-        """Adds to the totals, and gives the means so far."""
+        """Add to the totals and return the means so far."""
         for total, value in zip(totals, sums, strict=True):
             total.assign_add(tf.cast(value, total.dtype))
         loss, correct, seen = (tf.cast(total.value, tf.float32) for total in totals)
         return dict(zip(self._objective.metrics, (loss / seen, correct / seen), strict=False))
 
     def reset_metrics(self):
-        """Before each epoch and each evaluation, by Keras."""
+        """Called by Keras before each epoch and each evaluation."""
         self._steps_done = 0
         for total in (*self.sums, *self.test_sums):
             total.assign(0)
@@ -257,14 +257,14 @@ class Trainer(keras.Model):
             self.test_function = self._execution(self.test_step, lambda: self.evaluation_steps)
         return self.test_function
 
-    def _execution(self, step, in_all: Callable[[], int | None]):
-        """Iterator -> logs after as many steps as an execution has, or as are left of those in all."""
+    def _execution(self, step, total_steps: Callable[[], int | None]):
+        """Return iterator -> logs, which runs `steps_per_execution` steps, or fewer at the end of all steps."""
         of_batch, of_iterator = self._compiled(step)
 
         def execution(iterator):
             if not isinstance(iterator, _ITERATORS):
-                return of_batch(next(iterator))  # of train_on_batch and test_on_batch
-            steps, total = self.steps_per_execution, in_all()
+                return of_batch(next(iterator))  # called by train_on_batch and test_on_batch
+            steps, total = self.steps_per_execution, total_steps()
             if total is not None:
                 steps = min(steps, total - self._steps_done)
             self._steps_done += steps
@@ -273,11 +273,11 @@ class Trainer(keras.Model):
         return execution
 
     def _compiled(self, step):
-        """Two functions to the logs of the last step: batch -> logs, and iterator, number of steps -> logs."""
+        """Return two functions: batch -> logs, and (iterator, number of steps) -> logs of the last step."""
 
         def of_batch(batch):
             logs = self._strategy.run(step, args=(batch,))
-            # Equal on all replicas.
+            # The logs are equal on all replicas.
             return {name: self._strategy.experimental_local_results(value)[0] for name, value in logs.items()}
 
         of_batch = tf.function(of_batch, autograph=False, reduce_retracing=True, jit_compile=self.jit_compile)

@@ -1,8 +1,8 @@
-"""What several commands take, as frozen dataclasses; without TensorFlow and Keras, which `--help` need not wait for."""
+"""Options that several commands share, as frozen dataclasses. No TensorFlow or Keras, so `--help` is fast."""
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -31,23 +31,23 @@ class DataOptions:
     eval_split: str | None = None
     """TFDS split to evaluate on; default test, else validation."""
     on_bad_image: OnBadImage = "stop"
-    """What cannot be decoded in a folder or in TFRecord files: name it and stop, or name, count and skip it. To skip in
-    TFRecord files, all of them are read once."""
+    """For an image that cannot be decoded, in a folder or in TFRecord files: stop: name it and stop; skip: name, count
+    and skip it. To skip images in TFRecord files, all files are read once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StrategyOptions:
-    """Where to compute."""
+    """Which devices to use."""
 
     strategy: StrategyKind = "auto"
     """single: the first GPU, else the CPU. mirrored: all GPUs of this machine. multi-worker: the machines of TF_CONFIG
-    or of a SLURM job. tpu: a Cloud TPU. auto: what there is of these, the largest first."""
+    or of a SLURM job. tpu: a Cloud TPU. auto: the largest of these that is available."""
     replicas: int | None = None
-    """Devices for mirrored; default all GPUs. Without any GPU the CPU is split into so many, to try things out."""
+    """Number of devices for mirrored; default all GPUs. Without a GPU, the CPU is split into as many, for testing."""
     tpu: str = "local"
     """Name or grpc:// address of the Cloud TPU; local on a TPU VM."""
     worker_timeout: int = 600
-    """Seconds to wait for another worker, at the start and in a step; more than saving and evaluating take."""
+    """Seconds to wait for another worker, at the start and in a step; must exceed the time to save and evaluate."""
 
     def __post_init__(self) -> None:
         for field in ("replicas", "worker_timeout"):
@@ -60,20 +60,20 @@ class Execution:
     """How a run is computed."""
 
     precision: Precision = "float32"
-    """Numbers that layers compute with; weights and the update are float32 in any case, float16 scales the loss."""
+    """Computation dtype of the layers; bfloat16 and float16 are mixed precision with float32 weights, float16 with loss
+    scaling."""
     evaluate_every: int | None = None
-    """Steps between two evaluations, each with its line in metrics.jsonl; default those of an epoch."""
+    """Steps between two evaluations, each a line in metrics.jsonl; default one epoch."""
     checkpoint_every: int | None = None
-    """Steps between two saved states; default those of the evaluations alone."""
+    """Steps between two checkpoints, besides those at each evaluation; default none."""
     xla: Literal["auto", "on", "off"] = "auto"
-    """Compile the step by XLA: auto where it helps, on a single GPU."""
+    """Compile the training step with XLA; auto: on a single GPU, where it helps."""
     steps_per_execution: int = 1
-    """Steps between two returns to Python; more help where a step is short, above all on a TPU."""
+    """Training steps per call of the compiled function; more help if steps are short, especially on a TPU."""
     remat: bool = False
-    """Compute each encoder block a second time for its gradient rather than keep what is inside: less memory."""
-
+    """Rematerialization: compute each encoder block again for its gradient, to save memory."""
     inspect_every: int | None = None
-    """Epochs between two looks inside the model, written to the run directory and TensorBoard; default none."""
+    """Epochs between two inspections of the model, written to the run directory and TensorBoard; default none."""
 
     def __post_init__(self) -> None:
         for field in ("evaluate_every", "checkpoint_every", "steps_per_execution", "inspect_every"):
@@ -83,24 +83,24 @@ class Execution:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What every command that trains takes."""
+    """Options of all commands that train."""
 
     source: Annotated[DataOptions, tyro.conf.arg(name="")]
     workdir: str
-    """Run directory: new, or that of the same command, which then continues. Several workers share it."""
+    """Run directory. If it holds an unfinished run of the same command, that run continues. All workers share it."""
     seed: int = 0
-    """Seed of initial weights, order, augmentation and dropout."""
+    """Seed of initial weights, data order, augmentation and dropout."""
     deterministic: bool = False
-    """Repeat bit for bit on a CPU, some per cent slower."""
+    """Bit-exact repeatability on a CPU, a few percent slower."""
     dry_run: bool = False
-    """Print the whole configuration, the steps, learning rate, operations and memory of the run, and stop."""
-    place: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
+    """Print the configuration, steps, learning rate, operations and memory of the run, and stop."""
+    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
     execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Execution)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureOptions:
-    """Of which model and data."""
+    """Options of all commands that extract features."""
 
     run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
@@ -108,14 +108,14 @@ class FeatureOptions:
     output: str | None = None
     """Directory of the report; default the run directory."""
     random_weights: bool = False
-    """Take the model with fresh random weights (seed 0) instead of its own: what its architecture alone gives."""
+    """Use random weights (seed 0) instead of the trained ones, as a baseline for the architecture."""
     image_size: tuple[int, int] | None = None
-    """Height and width in pixels to take the model to; default its own."""
+    """Height and width in pixels to resize the model's input to; default its own."""
     num_heads: int | None = None
-    """Attention heads, where the checkpoint does not tell them."""
+    """Attention heads, if the checkpoint does not specify them."""
     crop_from: int | None = None
-    """Stretch pictures to a square of this side in pixels and cut out the centre, as the papers do (256 for models of
-    224); default the model's own preprocessing."""
+    """Stretch images to a square of this side in pixels and center crop, as in the papers (256 for models of 224);
+    default the model's own preprocessing."""
     batch_size: int = 256
     """Images per forward pass."""
     cache: str | None = None
@@ -124,28 +124,28 @@ class FeatureOptions:
 
 @dataclasses.dataclass(frozen=True)
 class InputOptions:
-    """What a model is given, where it does not tell that or other than it tells."""
+    """Overrides of a model's input size and preprocessing, or their values if the model does not specify them."""
 
     image_size: tuple[int, int] | None = None
-    """Height and width in pixels to take a Keras model or a checkpoint to; default its own."""
+    """Height and width in pixels to resize the input of a Keras model or checkpoint to; default its own."""
     num_heads: int | None = None
-    """Attention heads, where a checkpoint does not tell them."""
+    """Attention heads, if the checkpoint does not specify them."""
     resize: Resize | None = None
-    """How pictures are brought to the model's size; default as the model tells, stretch where it does not."""
+    """How images are resized to the model's input; default the model's own, or stretch if it specifies none."""
     crop_from: int | None = None
-    """For --resize resize-small: length of the smaller side before the centre is cut out, in pixels."""
+    """For --resize resize-small: length of the smaller side before the center crop, in pixels."""
     value_range: tuple[float, float] | None = None
-    """What 0 and 255 become; default as the model tells, -1 1 where it does not."""
+    """Values that 0 and 255 are mapped to; default the model's own, or -1 1 if it specifies none."""
 
     def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
-        """A model's own, but for what was given."""
-        changes = {"value_range": self.value_range} if self.value_range is not None else {}
+        """Return a model's own preprocessing with the overrides applied."""
+        changes: dict[str, Any] = {"value_range": self.value_range} if self.value_range is not None else {}
         if self.resize is not None or self.crop_from is not None:
             changes |= {"resize": self.resize or own.resize, "crop_from": self.crop_from}
         return dataclasses.replace(own, **changes)
 
     def refuse(self, names: Iterable[str], kind: str) -> None:
-        """Raise UserError for an option that means nothing to a kind of model."""
+        """Raise UserError if one of these options is set, for a kind of model that does not support it."""
         for name in names:
             if getattr(self, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')} means nothing to {kind}; leave it out.")

@@ -17,15 +17,15 @@ class ShardOptions:
     output: str
     """Directory of the files; must not hold TFRecord files yet."""
     shards: int = 1
-    """Files of each split."""
+    """Number of files per split."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplesOptions:
-    """Write some evaluation images of a data set into samples.npz, and the names of its classes into labels.txt."""
+    """Write evaluation images of a data set to samples.npz, and its class names to labels.txt."""
 
     source: Annotated[DataOptions, tyro.conf.arg(name="")]
     output: pathlib.Path
     """Directory to write into."""
     count: int = 128
-    """Images at most, taken in an evenly mixed order."""
+    """Maximum number of images, drawn in a shuffled order."""

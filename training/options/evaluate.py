@@ -17,15 +17,15 @@ class EvaluateOptions:
     file."""
     source: Annotated[DataOptions, tyro.conf.arg(name="")]
     batch_size: int = 256
-    """Images per forward pass; does not change the numbers."""
+    """Images per forward pass; does not change the metrics."""
     output: str | None = None
     """Directory of the report; default the run directory."""
     real_labels: str | None = None
-    """JSON file with a list of the accepted class numbers of each image, as ImageNet's real.json; images of an empty
-    list are left out of this accuracy."""
+    """JSON file with a list of accepted class indices for each image, as ImageNet's real.json; images with an empty
+    list do not count for this accuracy."""
     save_predictions: bool = False
     """Also write predictions.npz: logits (n, K) and labels (n,)."""
     input: Annotated[InputOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=InputOptions)
-    place: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
+    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: StrategyOptions("single")
     )

@@ -1,4 +1,4 @@
-"""Options of the commands that run the papers' experiments."""
+"""Options of the demo and of the commands that run the papers' experiments."""
 
 import dataclasses
 from typing import Annotated
@@ -11,6 +11,16 @@ from training.recipes.recipe import PretrainRecipe
 from training.recipes.vtab_tasks import TASKS
 
 
+@dataclasses.dataclass(frozen=True)
+class DemoOptions:
+    """Train, evaluate, export and verify a small ViT on handwritten digits."""
+
+    workdir: str = "runs/demo"
+    """Run directory; the exports and summary.json are written there, too."""
+    seed: int = 0
+    """Seed of initial weights, data order and augmentation."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudyOptions:
     """A study; the fields of its base recipe are options."""
@@ -20,13 +30,13 @@ class StudyOptions:
     """Directory of the report, and of the run directories in runs/."""
     recipe: Annotated[PretrainRecipe, tyro.conf.arg(name="")]
     seeds: int = 3
-    """Runs of each setting, whose intervals are told."""
+    """Runs of each setting, for the confidence intervals."""
     shots: int = 5
-    """Images of each class for the few-shot accuracy."""
+    """Images per class for the few-shot accuracy."""
     train_images: tuple[int, ...] | None = None
-    """data-size alone: how many; default 1, 10 and 100 % of the training split."""
+    """Only for data-size: numbers of training images; default 1, 10 and 100 % of the training split."""
     jobs: int | None = None
-    """Runs at a time; default one for each core, 8 at most, and one where there is a GPU."""
+    """Runs in parallel; default one per core, at most 8, or one if there is a GPU."""
 
     def __post_init__(self) -> None:
         for field in ("seeds", "shots", "jobs"):
@@ -39,28 +49,28 @@ class VtabOptions:
     """Fine-tune a checkpoint to the tasks of VTAB-1k."""
 
     checkpoint: str
-    """Whatever training.finetune takes: a run, a file, a folder, an address, or an official name."""
+    """As for training.finetune: a run, a file, a folder, an address, or an official name."""
     workdir: str
-    """Directory of the runs and of the report; that of the same command, which then continues."""
+    """Directory of the runs and the report; the same command continues there."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default TFDS' own."""
     tasks: tuple[str, ...] = tuple(task.name for task in TASKS)
-    """Which of the 19."""
+    """Which of the 19 tasks to run."""
     learning_rates: tuple[float, ...] = (0.01,)
-    """Highest learning rates to choose from."""
+    """Peak learning rates to choose from."""
     steps: tuple[int, ...] = (2500,)
     """Training steps to choose from."""
     warmup_steps: int = 0
-    """Of them, steps in which the learning rate rises."""
+    """Steps of the warmup, included in the training steps."""
     batch_size: int = 512
     """Images per step."""
     image_size: tuple[int, int] = (384, 384)
     """Height and width of the model's input in pixels."""
     num_heads: int | None = None
-    """Attention heads, where the file does not tell them."""
+    """Attention heads, if the checkpoint does not specify them."""
     seed: int = 0
-    """Of order, augmentation and dropout."""
-    place: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
+    """Seed of data order, augmentation and dropout."""
+    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
     execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: Execution(checkpoint_every=500)
     )

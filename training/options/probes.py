@@ -1,4 +1,4 @@
-"""Options of the commands that fit something to frozen features."""
+"""Options of the commands that evaluate frozen features."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ class FewshotOptions(FeatureOptions):
     """Few-shot linear accuracy of frozen features."""
 
     shots: tuple[int, ...] = (1, 5, 10, 25)
-    """Images of each class to learn from."""
+    """Training images per class."""
     seeds: int = 3
-    """How many random choices of them."""
+    """Number of random selections of these images."""
     l2: float = 1024.0
-    """Strength of the penalty on the squared weights."""
+    """Strength of the L2 penalty."""
     sweep: bool = False
-    """Instead of --l2 try 2^-10 to 2^19, and take the best on training images that are not among the shots."""
+    """Instead of --l2 try 2^-10 to 2^19, and choose the best on training images outside the shots."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,16 +24,16 @@ class LinearProbeOptions(FeatureOptions):
     """Accuracy of logistic regression on frozen features."""
 
     c: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0, 10.0)
-    """Inverse strengths of the penalty to choose from, scikit-learn's C; of a single one nothing is chosen."""
+    """Inverse strengths of the penalty to choose from, scikit-learn's C; a single value is used as it is."""
     max_iterations: int = 1000
-    """Of the solver (L-BFGS), for each strength."""
+    """Maximum iterations of the solver (L-BFGS), for each strength."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnnOptions(FeatureOptions):
-    """Accuracy of the nearest neighbours among frozen features."""
+    """Accuracy of the nearest neighbors among frozen features."""
 
     neighbors: tuple[int, ...] = (1, 10, 20, 100)
-    """How many neighbours vote; each number is a row of the table."""
+    """Numbers of neighbors that vote; each is a row of the table."""
     temperature: float = 0.07
-    """A neighbour votes with exp(cosine / temperature): the smaller, the more the nearest count."""
+    """A neighbor votes with exp(cosine / temperature): the smaller, the more the nearest ones count."""

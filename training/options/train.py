@@ -22,15 +22,15 @@ class FinetuneOptions(TrainingOptions):
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     checkpoint: str | None = None
-    """A run directory or .keras file of ours; an .npz, .safetensors or folder of any published layout; an https:// or
-    gs:// address; or an official name, such as imagenet21k/ViT-B_16, augreg:B_16 or bit:BiT-M-R50x1."""
+    """A run directory or .keras file of keras_vit; an .npz or .safetensors file or folder of any published layout; an
+    https:// or gs:// address; or an official name, such as imagenet21k/ViT-B_16, augreg:B_16 or bit:BiT-M-R50x1."""
     model: str | None = None
-    """Instead of --checkpoint an official model, such as ViT-B_16: its checkpoint of ImageNet-21k."""
+    """Instead of --checkpoint: an official model, such as ViT-B_16, whose ImageNet-21k checkpoint is used."""
     channels: int | None = None
-    """Image channels; default those of the checkpoint. Other kernels of the first layer spread their sum."""
+    """Image channels; default those of the checkpoint. For another number, the kernel of the first layer is adapted."""
     num_heads: int | None = None
-    """Attention heads, where the file does not tell them."""
+    """Attention heads, if the checkpoint does not specify them."""
     dropout_rate: float = 0.0
-    """Of every dropout of the encoder."""
+    """Rate of all dropout layers of the encoder."""
     stochastic_depth_rate: float = 0.0
-    """Of the last block; the first has 0 and those between lie on a line."""
+    """Rate of the last block; it increases linearly from 0 at the first block."""

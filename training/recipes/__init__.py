@@ -1,1 +1,1 @@
-"""What a training run is, and the named ones. Start reading at `recipe.py`."""
+"""Recipes: all hyperparameters of a training run, and the named ones. Read `recipe.py` first."""

@@ -1,4 +1,4 @@
-"""Named recipes for fine-tuning: the papers', and small ones for our own data. The model comes from a checkpoint.
+"""Named recipes for fine-tuning: those of the papers, and small ones. The model comes from a checkpoint.
 
 Vision Transformer: "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 4, and vision_transformer's
 `vit_jax/configs`. AugReg: "How to train your ViT" (2106.10270) Table 4. big_vision: `configs/transfer.py`. BiT: "Big
@@ -17,7 +17,7 @@ HyperRule = Literal["paper", "code"]
 
 
 def _transfer(steps: int, learning_rate: float, warmup_steps: int = 0) -> Recipe:
-    """SGD with momentum, 512 images, cosine, no decay, clipped at 1, at 384 pixels."""
+    """SGD with momentum, batch size 512, cosine, no weight decay, gradient clipping at 1, 384 pixels."""
     return Recipe(
         image_size=(384, 384),
         batch_size=512,
@@ -30,8 +30,8 @@ def _transfer(steps: int, learning_rate: float, warmup_steps: int = 0) -> Recipe
     )
 
 
-# Of the learning rates the paper takes the best on a part of the training set: 0.003, 0.01, 0.03 and 0.06 for ImageNet,
-# 0.001, 0.003, 0.01 and 0.03 for the others; VTAB has this one.
+# The paper chooses the learning rate on a part of the training set: 0.003, 0.01, 0.03 or 0.06 for ImageNet, and 0.001,
+# 0.003, 0.01 or 0.03 for the others; for VTAB it is fixed.
 _TABLE_4 = {
     "vit-finetune-imagenet": _transfer(20_000, 0.03),
     "vit-finetune-cifar100": _transfer(10_000, 0.01),
@@ -40,18 +40,18 @@ _TABLE_4 = {
     "vit-finetune-flowers": _transfer(500, 0.01),
     "vit-finetune-vtab": _transfer(2500, 0.01),
 }
-# ImageNet in Table 2: ViT-L/16 at 512 pixels, ViT-H/14 at 518, the weights averaged.
+# ImageNet in Table 2: ViT-L/16 at 512 pixels, ViT-H/14 at 518, with averaged weights.
 for _side in (512, 518):
     _TABLE_4[f"vit-finetune-imagenet-{_side}"] = dataclasses.replace(
         _TABLE_4["vit-finetune-imagenet"], image_size=(_side, _side), ema_decay=0.9999
     )
 
-_VIT_JAX = {  # for CIFAR, whose B/16 has 0.01; for ImageNet; and the AugReg checkpoints' default
+_VIT_JAX = {  # for CIFAR, with 0.01 for B/16; for ImageNet; the default of the AugReg checkpoints
     "vit-jax-finetune": dataclasses.replace(_transfer(10_000, 0.03, 500), accumulation=8),
     "vit-jax-finetune-imagenet": dataclasses.replace(_transfer(20_000, 0.03, 500), accumulation=8),
     "vit-jax-finetune-augreg": dataclasses.replace(_transfer(500, 0.03, 100), accumulation=8),
 }
-# Learning rates tried: 0.01 and 0.03 for ImageNet, 0.001, 0.003 and 0.01 for the others; also at 224 pixels.
+# The paper tries learning rates 0.01 and 0.03 for ImageNet, 0.001, 0.003 and 0.01 for the others; also 224 pixels.
 _AUGREG = {
     "augreg-finetune-imagenet": _transfer(20_000, 0.01, 500),
     "augreg-finetune-pets": _transfer(500, 0.003, 100),
@@ -70,7 +70,7 @@ _BIG_VISION = {
     )
 }
 _SMALL = {
-    # A `mnist-small` that has learnt other grey images, on a thousand new ones at twice the side.
+    # A `mnist-small` pretrained on other grayscale images, fine-tuned on a thousand images at twice the resolution.
     "mnist-finetune": Recipe(
         image_size=(56, 56),
         batch_size=50,
@@ -81,7 +81,7 @@ _SMALL = {
         label_smoothing=0.1,
         shift=2,
     ),
-    # An official checkpoint on a folder of photographs of your own.
+    # An official checkpoint on a folder of your photos.
     "photos-finetune": Recipe(
         image_size=(224, 224),
         batch_size=32,
@@ -100,11 +100,11 @@ _HYPERRULES: dict[str, HyperRule] = {"bit-hyperrule-paper": "paper", "bit-hyperr
 
 
 def bit_hyperrule(numbers: HyperRule, num_examples: int, image_size: tuple[int, int]) -> Recipe:
-    """The BiT-HyperRule for a training set of that many images, of about that (height, width) in pixels.
+    """Return the BiT-HyperRule for a training set of `num_examples` images of a typical (height, width) in pixels.
 
-    The paper and its code differ: in the stairs of small sets, in the warm-up, of which the paper says nothing, and in
-    the resolution, where the paper keeps 512 cut to 480 for its largest model, R152x4. That the code's TensorFlow and
-    JAX forms mirror every image, not every other, is taken for a slip; its PyTorch form does not.
+    The paper and its code differ in the stairs of small data sets, in the warmup, which the paper does not mention, and
+    in the resolution: the paper uses 480, cropped from 512, only for its largest model, R152x4. The TensorFlow and JAX
+    code flips every image; the PyTorch code flips at random, as this recipe does.
     """
     small, medium = num_examples < 20_000, num_examples < 500_000
     steps = 500 if small else 10_000 if medium else 20_000
@@ -135,9 +135,9 @@ FINETUNE_NAMES = (*FINETUNE_RECIPES, *_HYPERRULES)
 
 
 def find_finetune_recipe(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:
-    """The recipe of that name for a training set of that many images, of about that (height, width) in pixels.
+    """Return a recipe by name, for a training set of `num_examples` images of a typical (height, width) in pixels.
 
-    Only the HyperRules ask for the set. Raises UserError with the nearest names.
+    Only the HyperRules depend on the training set. Raises UserError with the nearest names.
     """
     if name in _HYPERRULES:
         return bit_hyperrule(_HYPERRULES[name], num_examples, image_size)

@@ -1,4 +1,4 @@
-"""Named recipes for training from scratch: the papers', and small ones for our own data.
+"""Named recipes for training from scratch: those of the papers, and small ones.
 
 Vision Transformer: "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 3. AugReg: "How to train your ViT"
 (2106.10270) and big_vision `configs/vit_i1k.py`, `vit_i21k.py`. Better baseline: "Better plain ViT baselines for
@@ -18,7 +18,7 @@ from training.recipes.schedules import Schedule
 __all__ = ["RECIPES", "PretrainRecipe", "Recipe", "augreg", "find_recipe"]
 
 _SMALL = {
-    # scikit-learn's handwritten digits, 8x8 pixels: the demo. Dropout and shifts, for 1,437 are few.
+    # The demo: scikit-learn's handwritten digits, 8x8 pixels. Dropout and shifts, because it has only 1,437 images.
     "digits": PretrainRecipe(
         model=ViTConfig(
             patch_size=4,
@@ -39,7 +39,7 @@ _SMALL = {
         label_smoothing=0.1,
         shift=1,
     ),
-    # The 7,850-parameter ViT of a well-known MNIST exercise: 15 epochs, about 96 % there with plain Adam.
+    # The 7,850-parameter ViT of a well-known MNIST exercise, which reaches about 96 % with Adam in 15 epochs.
     "mnist-notes": PretrainRecipe(
         model=ViTConfig(patch_size=7, hidden_size=16, num_layers=2, num_heads=2, mlp_dim=64),
         image_size=(28, 28),
@@ -49,8 +49,8 @@ _SMALL = {
         learning_rate=5e-3,
         schedule=Schedule(warmup_steps=500),
     ),
-    # A pure ViT for 28x28 grey images, made for two CPU cores. Patches of 7 rather than 4 pixels give 16 tokens instead
-    # of 49: in the same time the network can be wider and see more epochs, which Fashion-MNIST repays.
+    # A ViT for 28x28 grayscale images on two CPU cores. Patches of 7 instead of 4 pixels give 16 tokens instead of 49:
+    # in the same time the model can be wider and train for more epochs, which helps on Fashion-MNIST.
     "mnist-small": PretrainRecipe(
         model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
         image_size=(28, 28),
@@ -63,7 +63,7 @@ _SMALL = {
         label_smoothing=0.1,
         shift=1,
     ),
-    # `mnist-small` without labels, to be fine-tuned; grey patches have 8 mean colours.
+    # `mnist-small` without labels, for fine-tuning; grayscale patches have 8 mean colors.
     "mnist-masked-patch": PretrainRecipe(
         model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
         image_size=(28, 28),
@@ -75,7 +75,7 @@ _SMALL = {
         schedule=Schedule(warmup_steps=468),
         weight_decay=0.05,
     ),
-    # What the studies vary: so small that dozens of runs end on a CPU.
+    # The base of the studies: small enough for dozens of runs on a CPU.
     "study-small": PretrainRecipe(
         model=ViTConfig(patch_size=7, hidden_size=64, num_layers=4, num_heads=4, mlp_dim=128),
         image_size=(28, 28),
@@ -86,7 +86,7 @@ _SMALL = {
         schedule=Schedule(warmup_steps=100),
         weight_decay=0.05,
     ),
-    # A folder of photographs of your own, on a CPU or any GPU.
+    # A folder of your photos, on a CPU or any GPU.
     "photos-small": PretrainRecipe(
         model=ViTConfig(
             patch_size=8,
@@ -110,7 +110,7 @@ _SMALL = {
         flip=True,
     ),
 }
-# The same for a few hundred photographs, seen as often as to need everything against learning them by heart.
+# The same for a few hundred photos, with strong augmentation against overfitting.
 _SMALL["photos-small-strong"] = dataclasses.replace(
     _SMALL["photos-small"],
     epochs=300,
@@ -123,9 +123,9 @@ _SMALL["photos-small-strong"] = dataclasses.replace(
 
 
 def _table_3(name: str, epochs: int, learning_rate: float, *, weight_decay: float, dropout: float) -> PretrainRecipe:
-    """A row of Table 3: Adam with decay, a linear end of 0, no clipping. The paper does not name the loss."""
+    """A row of Table 3: Adam with weight decay, linear decay to 0, no clipping. The paper does not name the loss."""
     model = MODELS[name]
-    if isinstance(model, ViTConfig):  # a head of one hidden layer while pre-training (section 3.1)
+    if isinstance(model, ViTConfig):  # a head with one hidden layer for pretraining (section 3.1)
         model = dataclasses.replace(model, dropout_rate=dropout, representation_size=model.hidden_size)
     return PretrainRecipe(
         model=model,
@@ -143,7 +143,7 @@ def _table_3(name: str, epochs: int, learning_rate: float, *, weight_decay: floa
     )
 
 
-# recipe: (model, epochs, peak learning rate); the R.x. are BiT's ResNets trained as the ViTs are.
+# recipe: (model, epochs, peak learning rate); r* are BiT's ResNets, trained like the ViTs.
 _JFT = {
     "vit-b16-jft": ("ViT-B_16", 7, 8e-4),
     "vit-b32-jft": ("ViT-B_32", 7, 8e-4),
@@ -178,14 +178,14 @@ _I1K = {
 }
 _TABLE_3 = {name: _table_3(*row, weight_decay=0.1, dropout=0.0) for name, row in _JFT.items()}
 _TABLE_3 |= {name: _table_3(*row, weight_decay=0.03, dropout=0.1) for name, row in _I21K.items()}
-_TABLE_3 |= {  # cosine, and clipped: the caption says so of the ImageNet runs alone
+_TABLE_3 |= {  # cosine and clipping, which the caption states only for ImageNet
     name: dataclasses.replace(
         _table_3(*row, weight_decay=0.3, dropout=0.1), schedule=Schedule("cosine", 10_000), clip_norm=1.0
     )
     for name, row in _I1K.items()
 }
 
-# augmentation: (RandAugment operations, their magnitude, mixup). light1 changes images all the same.
+# augmentation: (RandAugment operations, their magnitude, mixup). light1 changes images even at magnitude 0.
 _AUGMENTATIONS = {
     "none": (0, 0.0, 0.0),
     "light1": (2, 0.0, 0.0),
@@ -210,22 +210,28 @@ _AUGREG_NAME = re.compile(
 )
 
 
+def _vit(name: str) -> ViTConfig:
+    config = MODELS[name]
+    assert isinstance(config, ViTConfig)
+    return config
+
+
 def augreg(
     model: str, data: str, augmentation: str | None = None, *, regularized: bool = False, weight_decay: float = 0.1
 ) -> PretrainRecipe:
-    """One of the 28 settings of AugReg for a model and a data set.
+    """Return one of the 28 settings of AugReg for a model and a data set.
 
     Args:
         model: ti16, s32, s16, b32, b16 or l16.
-        data: i1k or i21k; 300 epochs, of i21k also 30.
-        augmentation: none, light1, light2, medium1, medium2, strong1 or strong2; None for big_vision's choice.
-        regularized: with dropout 0.1 and stochastic depth up to 0.1, or with neither.
+        data: i1k or i21k, for 300 epochs; the paper also trains 30 epochs on i21k.
+        augmentation: none, light1, light2, medium1, medium2, strong1 or strong2; None for big_vision's default.
+        regularized: whether to use dropout 0.1 and stochastic depth up to 0.1.
         weight_decay: 0.1 or 0.03, times the learning rate; big_vision's 1e-4 is 0.1 times the peak of 1e-3.
     """
     name, *defaults = _AUGREG[model]
     layers, magnitude, mixup = _AUGMENTATIONS[augmentation or defaults[data == "i21k"]]
     rate = 0.1 if regularized else 0.0
-    config = dataclasses.replace(MODELS[name], dropout_rate=rate, stochastic_depth_rate=rate)
+    config = dataclasses.replace(_vit(name), dropout_rate=rate, stochastic_depth_rate=rate)
     if data == "i1k":
         config = dataclasses.replace(config, representation_size=config.hidden_size)
     else:
@@ -250,10 +256,10 @@ def augreg(
     )
 
 
-def _better_plain(epochs: int) -> PretrainRecipe:
-    """The better plain ViT-S/16; its authors train on 99 % of the training split."""
+def _better_baseline(epochs: int) -> PretrainRecipe:
+    """The better baseline ViT-S/16; its authors train on 99 % of the training split."""
     config = dataclasses.replace(
-        MODELS["ViT-S_16"], classifier="gap", position_embedding="sincos-2d", representation_size=384
+        _vit("ViT-S_16"), classifier="gap", position_embedding="sincos-2d", representation_size=384
     )
     return PretrainRecipe(
         model=config,
@@ -273,12 +279,12 @@ def _better_plain(epochs: int) -> PretrainRecipe:
     )
 
 
-# data: (epochs, epochs after which the learning rate falls to a tenth)
+# data: (epochs, epochs after which the learning rate is divided by 10)
 _BIT_STAIRS = {"s": (90, (30, 60, 80)), "m": (90, (30, 60, 80)), "l": (40, (10, 23, 30, 37))}
 
 
 def _big_transfer(name: str, data: str) -> PretrainRecipe:
-    """BiT-S, -M or -L: ImageNet, ImageNet-21k or JFT. The paper does not say how the decay meets the momentum."""
+    """BiT-S, -M or -L: ImageNet, ImageNet-21k or JFT. The paper does not say how weight decay and momentum combine."""
     epochs, stairs = _BIT_STAIRS[data]
     return PretrainRecipe(
         model=MODELS[name],
@@ -298,8 +304,8 @@ def _big_transfer(name: str, data: str) -> PretrainRecipe:
 
 
 def _early_convolutions(name: str) -> PretrainRecipe:
-    """ViT_C. What section 5.4 leaves open is as usual for AdamW there: rate, decay and 100 epochs; warm-up: 5 epochs
-    of ImageNet.
+    """ViT_C. Section 5.4 does not state learning rate, weight decay and epochs: as in the paper's other AdamW runs. The
+    warmup is 5 epochs of ImageNet.
     """
     return PretrainRecipe(
         model=MODELS[name],
@@ -352,7 +358,7 @@ def _deit3_like() -> PretrainRecipe:
 
 
 def _masked_patch(target: Target, corruption: float = 0.5) -> PretrainRecipe:
-    """Appendix B.1.2; what it does not say, decay and crops, is as in Table 3 for JFT, where it was trained."""
+    """Appendix B.1.2; weight decay and crops, which it does not mention, are those of Table 3 for JFT."""
     return PretrainRecipe(
         model=MODELS["ViT-B_16"],
         image_size=(224, 224),
@@ -375,9 +381,9 @@ RECIPES: dict[str, PretrainRecipe] = {
     **_SMALL,
     **_TABLE_3,
     **{f"augreg-{model}-{data}": augreg(model, data) for model in _AUGREG for data in ("i1k", "i21k")},
-    "vit-s16-i1k-better-plain": _better_plain(90),
-    "vit-s16-i1k-better-plain-150ep": _better_plain(150),
-    "vit-s16-i1k-better-plain-300ep": _better_plain(300),
+    "vit-s16-i1k-better-plain": _better_baseline(90),
+    "vit-s16-i1k-better-plain-150ep": _better_baseline(150),
+    "vit-s16-i1k-better-plain-300ep": _better_baseline(300),
     **{
         f"bit-{data}-{depth.lower()}": _big_transfer(f"BiT-{depth}", data)
         for data in _BIT_STAIRS
@@ -393,18 +399,18 @@ RECIPES: dict[str, PretrainRecipe] = {
 
 
 def find_recipe(name: str) -> PretrainRecipe:
-    """The recipe of that name, or the AugReg setting, as augreg-b16-i21k-medium2-reg-wd0.03.
+    """Return a recipe by name; for any AugReg setting, a name such as augreg-b16-i21k-medium2-reg-wd0.03.
 
     Raises UserError with the nearest names.
     """
     if name in RECIPES:
         return RECIPES[name]
-    if setting := _AUGREG_NAME.fullmatch(name):
+    if match := _AUGREG_NAME.fullmatch(name):
         return augreg(
-            setting["model"],
-            setting["data"],
-            setting["augmentation"],
-            regularized=bool(setting["regularized"]),
-            weight_decay=0.03 if setting["weak"] else 0.1,
+            match["model"],
+            match["data"],
+            match["augmentation"],
+            regularized=bool(match["regularized"]),
+            weight_decay=0.03 if match["weak"] else 0.1,
         )
     raise UserError(f"There is no recipe named {name!r}; the nearest names are {nearest(name, RECIPES)}.")

@@ -1,11 +1,11 @@
-"""What a recipe is: everything that decides a training run but the data and the seed, as frozen dataclasses.
+"""Recipes as frozen dataclasses: everything that defines a training run except the data and the seed.
 
-The named ones are in `pretrain.py` (from scratch) and `finetune.py`. Any field can be set on the command line.
+The named recipes are in `pretrain.py` (from scratch) and `finetune.py`. Any field can be set on the command line.
 """
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -22,84 +22,84 @@ Loss = Literal["softmax", "sigmoid"]
 Target = Literal["classes", "patch-colour", "patch-4x4", "patch-pixels"]
 MixupPartner = Literal["next", "opposite"]
 
-# Of a masked patch: levels of a channel (3 bits); rows and columns of the reduced patch whose colours are predicted.
+# Masked patch prediction: levels per channel (3 bits); rows and columns of the downsampled patch that is predicted.
 COLOUR_LEVELS = 8
 PATCH_CELLS = {"patch-colour": 1, "patch-4x4": 4}
 
-# Of the fields that say how long a run is, the first one that is given counts.
+# The fields for the duration of a run; the first one that is not None counts.
 DURATIONS = ("steps", "examples", "epochs")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained, whatever the model."""
+    """How to train a model, independent of the model."""
 
     image_size: tuple[int, int]
     """Height and width of the model's input in pixels."""
     batch_size: int
-    """Images per step, of all workers together."""
+    """Images per step, on all workers together."""
     learning_rate: float
-    """Highest learning rate, reached after the warm-up."""
+    """Peak learning rate, reached after the warmup."""
     epochs: int | None = None
-    """Passes over the training set."""
+    """Passes over the training data."""
     examples: int | None = None
     """Training images seen, instead of epochs."""
     steps: int | None = None
     """Training steps, instead of epochs."""
     schedule: Annotated[Schedule, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Schedule)
-    """How the learning rate rises and falls."""
+    """Learning rate schedule."""
 
     optimizer: OptimizerKind = "adamw"
-    """adamw: 0.9, 0.999, epsilon 1e-8. sgd: momentum 0.9, not Nesterov's."""
+    """adamw: betas 0.9 and 0.999, epsilon 1e-8. sgd: momentum 0.9, without Nesterov."""
     weight_decay: float = 0.0
-    """Decoupled decay of the kernels, times the learning rate, per step. big_vision's wd is this times the peak."""
+    """Decoupled decay of kernels, times the learning rate, per step. big_vision's wd is this times the peak."""
     layer_decay: float = 1.0
-    """Share of the learning rate that each encoder block has of the next one's."""
+    """Ratio of the learning rate of each encoder block to that of the next block."""
     freeze: tuple[str, ...] = ()
-    """Beginnings of the names of layers that are not trained, such as embedding or Transformer.encoderblock_0."""
+    """Name prefixes of layers that are not trained, such as embedding or Transformer.encoderblock_0."""
     clip_norm: float | None = 1.0
-    """Largest global norm of the gradient; None for any."""
+    """Maximum global norm of the gradient; None for no clipping."""
     accumulation: int = 1
-    """Parts of a batch whose gradients are computed one after the other, to save memory; must divide batch_size."""
+    """Gradient accumulation: micro-batches per batch, to save memory; must divide batch_size."""
     ema_decay: float | None = None
-    """Evaluate and keep an average of the weights that forgets at this rate per step; None for the weights."""
+    """Decay per step of the moving average of the weights, which is evaluated and saved; None for no average."""
 
     loss: Loss = "softmax"
-    """Cross-entropy of the softmax, or of one sigmoid per class, summed over the classes; mean over the batch."""
+    """Cross-entropy of the softmax, or of a sigmoid per class, summed over the classes; mean over the batch."""
     head_bias: float = 0.0
-    """Initial bias of the head; about minus the logarithm of the number of classes suits the sigmoids."""
+    """Initial bias of the head; for the sigmoid loss about minus the logarithm of the number of classes."""
     label_smoothing: float = 0.0
-    """Probability mass taken from the label and spread over all classes."""
+    """Probability mass that is moved from the label to all classes."""
 
     resize: Resize = "stretch"
-    """How pictures of another size are brought to image_size; see keras_vit.Preprocessing."""
+    """How images are resized to image_size; see keras_vit.Preprocessing."""
     crop_from: int | None = None
-    """Side in pixels of which image_size is cut: the smaller side for resize-small, both sides for stretch, where it
-    concerns training alone."""
+    """Size in pixels before the crop to image_size: of the smaller side for resize-small; of both sides for stretch,
+    only for training."""
     inception_crop: bool = False
     """Train on random windows of 5 to 100 % of the area and aspect 0.75 to 1.33, stretched to image_size."""
     flip: bool = False
-    """Mirror every other image, left to right."""
+    """Flip images left to right with probability 0.5."""
     shift: int = 0
-    """Random translation in each direction, pixels of the input at most; what enters is black."""
+    """Random translation by up to this many pixels in each direction, filled with black."""
     autoaugment: bool = False
-    """Apply one of AutoAugment's 25 policies for ImageNet to each image."""
+    """Apply a random one of AutoAugment's 25 ImageNet policies to each image."""
     randaugment_layers: int = 0
-    """Operations of RandAugment for each image; 0 for none. Even at magnitude 0 they change the image."""
+    """RandAugment operations per image; 0 for none. They change the image even at magnitude 0."""
     randaugment_magnitude: float = 0.0
-    """Strength of these operations, 0 to 30; 10 is where their scale was made."""
+    """Magnitude of the RandAugment operations, 0 to 30; 10 is the end of the original scale."""
     random_erasing: float = 0.0
-    """Probability of noise in the place of a random window of the image."""
+    """Probability to replace a random window of the image with noise."""
     three_augment: bool = False
     """Apply grayscale, solarization or Gaussian blur, one of them by chance, to each image (DeiT III)."""
     color_jitter: float = 0.0
     """Largest change of brightness, contrast and saturation as a share, 0 to 1; follows all changes above."""
     mixup: float = 0.0
-    """p of Beta(p, p), from which the share of the other image of a mixed pair is drawn; 0 for no mixing."""
+    """p of Beta(p, p), from which the weight of the other image is drawn; 0 for no mixup."""
     mixup_partner: MixupPartner = "next"
-    """next: of the batch, with at least half of each image its own (big_vision). opposite: the batch reversed (BiT)."""
+    """next: the next image of the batch, with at most weight 0.5 (big_vision). opposite: the reversed batch (BiT)."""
     cutmix: float = 0.0
-    """As mixup, for the area of a window of the other image. With both, each batch has one of them by chance."""
+    """As mixup, for the area of a window from the other image. With both, each batch uses one of them at random."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", tuple(self.image_size))
@@ -115,9 +115,9 @@ class Recipe:
                 f"The recipe's accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}."
             )
         if "" in self.freeze:
-            raise UserError("The recipe's freeze must be beginnings of layer names, but one is empty.")
+            raise UserError("The recipe's freeze must be prefixes of layer names, but one is empty.")
         if self.randaugment_magnitude and not self.randaugment_layers:
-            raise UserError("The recipe's randaugment_magnitude means nothing without randaugment_layers; give 2.")
+            raise UserError("The recipe's randaugment_magnitude has no effect without randaugment_layers; give 2.")
         self._check_crop()
 
     def _check_numbers(self) -> None:
@@ -156,39 +156,40 @@ class Recipe:
             )
 
     def preprocessing(self, channels: int, value_range=(-1.0, 1.0)) -> "keras_vit.Preprocessing":
-        """What the trained model will expect of an image."""
+        """Return the preprocessing of the trained model."""
         crop_from = self.crop_from if self.resize == "resize-small" else None
         return keras_vit.Preprocessing(self.image_size, channels, self.resize, value_range, crop_from)
 
     def num_steps(self, num_examples: int) -> int:
-        """Training steps on a set of that many images; an epoch has whole batches only."""
+        """Return the training steps for `num_examples` training images; an epoch has only complete batches."""
         if self.steps is not None:
             return self.steps
         if self.examples is not None:
             return max(round(self.examples / self.batch_size), 1)
+        assert self.epochs is not None  # as __post_init__ checks
         return self.epochs * (num_examples // self.batch_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainRecipe(Recipe):
-    """A model and how it is trained from scratch."""
+    """A model and how to train it from scratch."""
 
     model: ViTConfig | ResNetConfig
     """Architecture."""
     channels: int = 3
-    """1 for grey images, 3 for RGB."""
+    """1 for grayscale images, 3 for RGB."""
     target: Target = "classes"
-    """What the model learns to tell: the classes of the images; or, of the patches that are hidden from it, the mean
-    colour (patch-colour), the 16 colours of the patch reduced to 4x4 (patch-4x4), or all pixels (patch-pixels)."""
+    """What the model predicts: the classes of the images; or, for masked patches, the mean color (patch-colour), the 16
+    colors of the patch downsampled to 4x4 (patch-4x4), or all pixels (patch-pixels)."""
     corruption: float = 0.5
-    """Share of the patches of an image that are hidden and told, where the target is one of patches."""
+    """Fraction of the patches of an image that are masked and predicted, for the targets of patches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.target != "classes":
             self._check_masked()
         if self.channels not in (1, 3):
-            raise UserError(f"The recipe's channels must be 1 for grey or 3 for RGB, but are {self.channels}.")
+            raise UserError(f"The recipe's channels must be 1 for grayscale or 3 for RGB, but are {self.channels}.")
         if isinstance(self.model, ViTConfig) and self.model.classifier in ("none", "unpooled"):
             raise UserError(f"Training needs one prediction per image, not the classifier {self.model.classifier!r}.")
 
@@ -208,12 +209,13 @@ class PretrainRecipe(Recipe):
                 raise UserError(f"The recipe's {field} is for labels; with --target {self.target} leave it 0.")
 
     def build(self, num_classes: int) -> "keras.Model":
-        """The model that is trained."""
+        """Build the model to train."""
         preprocessing = self.preprocessing(self.channels)
         if self.target == "classes":
             return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name="vit")
         from keras_vit.models.masked_patches import masked_patch_model
 
+        assert isinstance(self.model, ViTConfig)  # as __post_init__ checks
         return masked_patch_model(
             self.model,
             preprocessing,
@@ -224,7 +226,7 @@ class PretrainRecipe(Recipe):
 
 
 def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> int:
-    """Length of the prediction for a masked patch; what each target is, `training.loop.objectives` says."""
+    """Return the size of the prediction for a masked patch; `training.loop.objectives` defines the targets."""
     if target == "patch-pixels":
         return patch[0] * patch[1] * channels
     return PATCH_CELLS[target] ** 2 * COLOUR_LEVELS**channels
@@ -233,14 +235,15 @@ def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
-def with_given_duration(recipe: AnyRecipe, named: Recipe) -> AnyRecipe:
-    """A recipe from the command line, without the duration of the named one if the user gave another.
+def override_duration(recipe: AnyRecipe, named: Recipe) -> AnyRecipe:
+    """Return a recipe from the command line, with the duration of the named recipe removed if another one is set.
 
-    Raises UserError when the user gave two of them.
+    Raises UserError if two durations are set.
     """
-    given = [field for field in DURATIONS if getattr(recipe, field) != getattr(named, field)]
-    given = [field for field in given if getattr(recipe, field) is not None]
-    if len(given) > 1:
-        options = " and ".join(f"--{field} {getattr(recipe, field)}" for field in given)
+    changed = [field for field in DURATIONS if getattr(recipe, field) != getattr(named, field)]
+    overrides = [field for field in changed if getattr(recipe, field) is not None]
+    if len(overrides) > 1:
+        options = " and ".join(f"--{field} {getattr(recipe, field)}" for field in overrides)
         raise UserError(f"A run has one duration, but was given {options}; leave one out.")
-    return dataclasses.replace(recipe, **{field: None for field in DURATIONS if given and field not in given})
+    removed: dict[str, Any] = {field: None for field in DURATIONS if overrides and field not in overrides}
+    return dataclasses.replace(recipe, **removed)

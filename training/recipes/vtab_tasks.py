@@ -1,7 +1,8 @@
-"""The 19 tasks of VTAB-1k: data sets, splits, and what augmentation would destroy.
+"""The 19 tasks of VTAB-1k: data sets, splits, and which augmentations preserve the class.
 
 "A Large-scale Study of Representation Learning with the Visual Task Adaptation Benchmark" (arXiv 1910.04867); splits
-of its code, google-research/task_adaptation `data/`. What is not augmented: "Big Transfer" (1912.11370) appendix F.
+of its code, google-research/task_adaptation `data/`. Which tasks exclude an augmentation: "Big Transfer" (1912.11370)
+appendix F.
 """
 
 import dataclasses
@@ -21,20 +22,20 @@ class Task:
     name: str
     group: Group
     dataset: str
-    """In TFDS: NAME or NAME/CONFIG."""
+    """TFDS name: NAME or NAME/CONFIG."""
     validation: str | int
-    """The split whose first 200 images are val200; or after how many per cent of train these begin."""
+    """The split whose first 200 images are val200; or the percentage of train where they begin."""
     test: str = "test"
-    """In TFDS."""
+    """TFDS split."""
     binary: bool = False
-    """Whether pixels are stored as 0 and 1."""
+    """Whether pixels are 0 and 1 instead of 0 to 255."""
     flip: bool = True
     """False where mirroring changes the class."""
     crop: bool = True
     """False where a random window changes the class."""
 
     def split(self, part: Part, num_train: int) -> str:
-        """A part's split in TFDS, for a training split of so many images."""
+        """Return the TFDS split of a part, for a training split of `num_train` images."""
         train, validation = f"train[:{NUM_TRAIN}]", f"{self.validation}[:{NUM_VAL}]"
         if isinstance(self.validation, int):
             begin = self.validation * num_train // 100
