@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         token_norms,
         unfold_axial,
     )
-    from keras_vit.inspection.compute import FIGURES, Findings, available_figures, inspect
+    from keras_vit.inspection.compute import FIGURES, InspectionResult, available_figures, inspect
     from keras_vit.inspection.images import Picture, decode, read_pictures
     from keras_vit.inspection.locality import neighbourhood, weight_per_pixel
     from keras_vit.inspection.relevance import features_and_gradients
@@ -50,7 +50,7 @@ else:
             ],
             "images": ["Picture", "decode", "read_pictures"],
             "locality": ["neighbourhood", "weight_per_pixel"],
-            "compute": ["FIGURES", "Findings", "available_figures", "inspect"],
+            "compute": ["FIGURES", "InspectionResult", "available_figures", "inspect"],
             "relevance": ["features_and_gradients"],
             "report": ["write"],
         },
@@ -58,7 +58,7 @@ else:
 
 __all__ = [
     "FIGURES",
-    "Findings",
+    "InspectionResult",
     "Picture",
     "attention_rollout",
     "attention_to_patches",

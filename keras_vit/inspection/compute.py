@@ -24,7 +24,7 @@ _LARGEST_BATCH, _HELD = 64, 2**26
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class InspectionResult:
     """What was seen in a model."""
 
     model: str
@@ -76,7 +76,7 @@ def inspect(
     shown: int = 8,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-) -> Findings:
+) -> InspectionResult:
     """Compute what the figures of a model show.
 
     Args:
@@ -122,7 +122,7 @@ def inspect(
         _check_finite({"logits": logits})
         predictions = _predictions(logits, labels)
     _check_finite(found)
-    return Findings(
+    return InspectionResult(
         model=_model_name(model),
         checkpoint=checkpoint,
         pictures=pictures,

@@ -9,7 +9,7 @@ import matplotlib.image
 import numpy as np
 
 from keras_vit.inspection import plots
-from keras_vit.inspection.compute import Findings
+from keras_vit.inspection.compute import InspectionResult
 
 # Longest side of an image on the page, in pixels; larger ones are thinned out.
 _LARGEST_SIDE = 320
@@ -22,14 +22,14 @@ _LEGEND = {
 }
 
 
-def page(findings: Findings) -> str:
+def page(findings: InspectionResult) -> str:
     """The whole document as text."""
     title = html.escape(f"{findings.model}: what it learned, and where it looks")
     sections = [_facts(findings), _weights(findings), _cards(findings), _layer_by_layer(findings)]
     return _DOCUMENT.format(title=title, style=_STYLE, body="\n".join(filter(None, sections)))
 
 
-def sentences(findings: Findings) -> list[str]:
+def sentences(findings: InspectionResult) -> list[str]:
     """What was measured, as found, in words."""
     said = []
     if (positions := findings.measures.get("position_similarity")) is not None:
@@ -52,7 +52,7 @@ def sentences(findings: Findings) -> list[str]:
     return said
 
 
-def _facts(findings: Findings) -> str:
+def _facts(findings: InspectionResult) -> str:
     rows, columns = findings.grid or (0, 0)
     size = f"{findings.image_size[0]}x{findings.image_size[1]} pixels"
     size += f", {rows}x{columns} patches" if findings.grid else ""
@@ -64,7 +64,7 @@ def _facts(findings: Findings) -> str:
     )
 
 
-def _weights(findings: Findings) -> str:
+def _weights(findings: InspectionResult) -> str:
     """The panels of Figures 7, 10 and 11, one below the other on a phone."""
     panels = (
         ("filters", "Figure 7, left: filters", plots.draw_filters),
@@ -81,7 +81,7 @@ def _weights(findings: Findings) -> str:
     return f'<h2>What it learned</h2><div class="panels">{"".join(figures)}</div>' if figures else ""
 
 
-def _cards(findings: Findings) -> str:
+def _cards(findings: InspectionResult) -> str:
     """Figures 6 and 14 and what can be compared with them: of each picture, input, maps, and predictions."""
     cards = []
     for index, picture in enumerate(findings.pictures):
@@ -111,7 +111,7 @@ def _percent(probability: float) -> str:
     return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"
 
 
-def _layer_by_layer(findings: Findings) -> str:
+def _layer_by_layer(findings: InspectionResult) -> str:
     """A slider through the layers, with every head, rollout so far and token norms of the chosen picture."""
     if "attention" not in findings.arrays:
         return ""
@@ -139,7 +139,7 @@ def _layer_by_layer(findings: Findings) -> str:
     )
 
 
-def _sheet(findings: Findings, index: int) -> tuple[list[str], np.ndarray]:
+def _sheet(findings: InspectionResult, index: int) -> tuple[list[str], np.ndarray]:
     """Names of the columns, and a map of maps: a row for each layer, a column for each head, (L * h, columns * w)."""
     found = findings.arrays
     names = [f"head {head}" for head in findings.heads]

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from keras_vit.inspection.analysis import resize_map
-from keras_vit.inspection.compute import Findings
+from keras_vit.inspection.compute import InspectionResult
 
 COLOURS = "cividis"
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's
@@ -20,7 +20,7 @@ _TILES = 16  # of position embeddings, in each direction; more are not legible
 _DPI = 110
 
 
-def draw_all(findings: Findings) -> Iterator[tuple[str, matplotlib.figure.Figure]]:
+def draw_all(findings: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure]]:
     """File name and figure of everything that can be drawn from the findings; one is in memory at a time."""
     found = findings.arrays
     if {"filters", "position_similarity", "attention_distance"} <= found.keys():
@@ -50,7 +50,7 @@ def save(figure: matplotlib.figure.Figure, file) -> None:
     matplotlib.image.imsave(file, np.asarray(canvas.buffer_rgba()), format="png")
 
 
-def panel(findings: Findings, draw) -> matplotlib.figure.Figure:
+def panel(findings: InspectionResult, draw) -> matplotlib.figure.Figure:
     """One panel as a figure of its own, without the common title, for a page that has one."""
     figure = matplotlib.figure.Figure(figsize=(4.6, 4.2), layout="constrained")
     draw(figure.subplots(), findings)
@@ -73,14 +73,14 @@ def _legible(text: str) -> str:
     return "".join(letter if letter.isprintable() and ord(letter) < 0x250 else "?" for letter in text)
 
 
-def picture_name(findings: Findings, index: int, length: int = 60) -> str:
+def picture_name(findings: InspectionResult, index: int, length: int = 60) -> str:
     """The name of a picture, with its class where that is known."""
     picture = findings.pictures[index]
     label = "" if picture.label is None else f" ({_cut(picture.label, 12)})"
     return plain(picture.name, length - len(label)) + label
 
 
-def _titled(findings: Findings, size: tuple[float, float], note: str = "") -> matplotlib.figure.Figure:
+def _titled(findings: InspectionResult, size: tuple[float, float], note: str = "") -> matplotlib.figure.Figure:
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     lines = [plain(findings.model), plain(findings.checkpoint)] + ([note] if note else [])
     wide = size[0] > 7
@@ -88,14 +88,14 @@ def _titled(findings: Findings, size: tuple[float, float], note: str = "") -> ma
     return figure
 
 
-def _in_a_row(findings: Findings, draws: list) -> matplotlib.figure.Figure:
+def _in_a_row(findings: InspectionResult, draws: list) -> matplotlib.figure.Figure:
     figure = _titled(findings, (5.4 * len(draws), 5.2))
     for axes, draw in zip(np.atleast_1d(figure.subplots(1, len(draws))), draws, strict=True):
         draw(axes, findings)
     return figure
 
 
-def draw_filters(axes, findings: Findings) -> None:
+def draw_filters(axes, findings: InspectionResult) -> None:
     """Figure 7, left: each filter or component scaled to its own range, all channels jointly."""
     filters = findings.arrays["filters"][:_FILTERS_SHOWN]
     low, high = (end(filters, axis=(1, 2, 3), keepdims=True) for end in (np.min, np.max))
@@ -114,7 +114,7 @@ def draw_filters(axes, findings: Findings) -> None:
         axes.set_title(f"Filters of the first convolution: {count} of {total}", fontsize=10)
 
 
-def draw_positions(axes, findings: Findings) -> None:
+def draw_positions(axes, findings: InspectionResult) -> None:
     """Figures 7, centre, and 10: in each tile the similarity of one patch with all others."""
     rows, columns = findings.grid
     tiles = findings.arrays["position_similarity"].reshape(rows, columns, rows, columns)
@@ -128,17 +128,17 @@ def draw_positions(axes, findings: Findings) -> None:
     axes.figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.8)
 
 
-def draw_distances(axes, findings: Findings) -> None:
+def draw_distances(axes, findings: InspectionResult) -> None:
     """Figures 7, right, and 11: a dot for each head."""
     _dots(axes, findings, "attention_distance", "as the reference", _BLUE)
 
 
-def draw_renormalized_distances(axes, findings: Findings) -> None:
+def draw_renormalized_distances(axes, findings: InspectionResult) -> None:
     """The same, each row of attention divided by its sum once the class token is left out."""
     _dots(axes, findings, "attention_distance_renormalized", "rows renormalised", _ORANGE)
 
 
-def _dots(axes, findings: Findings, key: str, how: str, colour: str) -> None:
+def _dots(axes, findings: InspectionResult, key: str, how: str, colour: str) -> None:
     distances = findings.arrays[key]  # (L, H)
     depth = np.arange(len(distances))
     axes.plot(depth, np.median(distances, axis=1), color="0.6", linewidth=1.0, zorder=1)
@@ -152,12 +152,12 @@ def _dots(axes, findings: Findings, key: str, how: str, colour: str) -> None:
     axes.set_title(f"A dot for each head, {how}\n{images} of {height}x{width} px", fontsize=10)
 
 
-def _aspect(findings: Findings) -> float:
+def _aspect(findings: InspectionResult) -> float:
     """Height of an input by its width, within what a figure can show."""
     return float(np.clip(findings.image_size[0] / findings.image_size[1], 0.2, 5.0))
 
 
-def _beside_inputs(findings: Findings) -> matplotlib.figure.Figure:
+def _beside_inputs(findings: InspectionResult) -> matplotlib.figure.Figure:
     """Figures 6 and 14: the input, and the input times the rollout of attention divided by its maximum."""
     count = len(findings.pictures)
     columns = min(count, 4)
@@ -192,7 +192,7 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     return image if image.shape[-1] == 3 else image[:, :, :1].repeat(3, axis=-1)
 
 
-def _map_columns(findings: Findings) -> list[tuple[str, np.ndarray]]:
+def _map_columns(findings: InspectionResult) -> list[tuple[str, np.ndarray]]:
     """Titles and maps (n, h, w) that stand beside the inputs."""
     found = findings.arrays
     columns = [("attention rollout", found["rollout"][:, -1])] if "rollout" in found else []
@@ -203,13 +203,13 @@ def _map_columns(findings: Findings) -> list[tuple[str, np.ndarray]]:
     return columns
 
 
-def maps_of(findings: Findings, index: int) -> list[tuple[str, np.ndarray]]:
+def maps_of(findings: InspectionResult, index: int) -> list[tuple[str, np.ndarray]]:
     """Titles and maps of one picture, resized to its size, from 0 to 1."""
     size = findings.arrays["images"].shape[1:3]
     return [(title, resize_map(maps[index], size)) for title, maps in _map_columns(findings)]
 
 
-def _maps(findings: Findings) -> matplotlib.figure.Figure:
+def _maps(findings: InspectionResult) -> matplotlib.figure.Figure:
     """A row for each picture: the input, and every map of it beside it, for comparison."""
     count, columns = len(findings.pictures), 1 + len(_map_columns(findings))
     figure = _titled(findings, (2.6 * columns, 0.8 + (0.4 + 2.6 * _aspect(findings)) * count))
@@ -227,7 +227,7 @@ def _maps(findings: Findings) -> matplotlib.figure.Figure:
     return figure
 
 
-def _heads(findings: Findings, index: int) -> matplotlib.figure.Figure:
+def _heads(findings: InspectionResult, index: int) -> matplotlib.figure.Figure:
     """Attention of every chosen layer and head to the patches of one picture, each map divided by its maximum."""
     maps = findings.arrays["attention"][index]  # (L, H, h, w)
     tiles = maps / np.maximum(maps.max(axis=(2, 3), keepdims=True), np.finfo(np.float32).tiny)

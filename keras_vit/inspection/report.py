@@ -6,14 +6,14 @@ import pathlib
 
 from keras_vit import run_directory
 from keras_vit.files.npz import write_npz
-from keras_vit.inspection.compute import Findings
+from keras_vit.inspection.compute import InspectionResult
 from keras_vit.inspection.html_report import page
 from keras_vit.inspection.plots import draw_all, save
 
 _MEASURES = "measures.json"
 
 
-def write(findings: Findings, output: str | os.PathLike) -> list[str]:
+def write(findings: InspectionResult, output: str | os.PathLike) -> list[str]:
     """Write every figure as PNG, arrays.npz, measures.json and index.html into a directory; give the files' names.
 
     All of it is put in place at the end; of an earlier report there, figures that are not replaced are removed.

@@ -126,7 +126,7 @@ class Reader(html.parser.HTMLParser):
         self.text += data
 
 
-def tiny_findings(**options) -> inspection.Findings:
+def tiny_findings(**options) -> inspection.InspectionResult:
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
     pictures = [inspection.Picture("<script>$x$ é 漢.png", COLOUR, "<b>"), inspection.Picture("b.png", COLOUR)]
     labels = ["<img src=x>", *"abcdef"]
