@@ -109,7 +109,8 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     2 for a user's mistake, os.EX_SOFTWARE (70) for an artifact that differs from its model.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's errors, no remarks
-    sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show stops nothing
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show stops nothing
     try:
         _call(command)
     except KeyboardInterrupt:

@@ -31,7 +31,7 @@ def check_integers(name: str, value, *, length: int | None = None, least: int = 
     """
     many = length is not None
     values = value if many and isinstance(value, list | tuple) else (value,)
-    whole = all(isinstance(v, numbers.Integral) and not isinstance(v, bool) and v >= least for v in values)
+    whole = all(isinstance(v, numbers.Integral) and not isinstance(v, bool) and int(v) >= least for v in values)
     if value is None or (whole and many == isinstance(value, list | tuple) and (not length or len(values) == length)):
         return
     kind = {None: "an integer", 2: "two integers"}.get(length, "integers")

@@ -70,5 +70,5 @@ class _ImportsLayersBehindKeras:
                 execute(module)
                 importlib.import_module(_ALL_LAYERS)
 
-            spec.loader.exec_module = with_layers
+            setattr(spec.loader, "exec_module", with_layers)  # noqa: B010 - mypy refuses to assign to a method
         return spec

@@ -35,7 +35,7 @@ def native_stderr_silenced() -> Iterator[None]:
 class _Silence:
     """How many blocks hold stderr back, and what gives it back."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock, self._blocks = threading.Lock(), 0
         self._saved: int | None = None
         self._holder: subprocess.Popen | None = None
@@ -52,6 +52,7 @@ class _Silence:
             if not self._blocks and self._holder is not None:
                 self._holder.kill()  # first: at the end of its input it would print
                 self._holder.wait()
+                assert self._saved is not None
                 os.dup2(self._saved, 2)
                 os.close(self._saved)
                 self._holder = None

@@ -6,6 +6,7 @@ are 0..255 until `normalize`. Official values: vit_jax `input_pipeline.py` (plai
 
 import dataclasses
 import operator
+from typing import Any, get_args
 
 import keras
 import numpy as np
@@ -46,9 +47,9 @@ class Preprocessing:
         object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
         if len(self.image_size) != 2 or min(self.image_size) < 1:
             raise UserError(f"image_size must be (height, width) in pixels, but is {self.image_size}.")
-        if self.resize not in Resize.__args__:
-            raise UserError(f"resize must be one of {', '.join(Resize.__args__)}, but is {self.resize!r}.")
-        if self.background not in (None, *Background.__args__):
+        if self.resize not in get_args(Resize):
+            raise UserError(f"resize must be one of {', '.join(get_args(Resize))}, but is {self.resize!r}.")
+        if self.background not in (None, *get_args(Background)):
             raise UserError(f"background must be white or None, but is {self.background!r}.")
         if (self.resize == "resize-small") != (self.crop_from is not None):
             raise UserError(f"resize-small, and nothing else, needs crop_from; {self.resize} has {self.crop_from}.")
@@ -104,7 +105,7 @@ class Preprocessing:
         return self.normalize(self.fit(image))
 
 
-def _pair(size) -> tuple[int, int]:
+def _pair(size) -> Any:
     """One integer or two -> two; anything else as it is, to be refused."""
     try:
         sides = (size, size) if isinstance(size, int | np.integer) else tuple(size)

@@ -114,7 +114,7 @@ def attention_rollout(attentions: Iterable[np.ndarray]) -> np.ndarray:
     Returns:
         (L, ..., T, T), after each layer; the last is the rollout. Every row sums to 1.
     """
-    rollouts = []
+    rollouts: list[np.ndarray] = []
     for probabilities in attentions:
         mean = np.mean(probabilities, axis=-3, dtype=np.float64)  # (..., T, T)
         layer = 0.5 * mean + 0.5 * np.eye(mean.shape[-1])

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -51,7 +52,7 @@ class InspectionResult:
     """Numbers of the heads in "attention"."""
     arrays: dict[str, np.ndarray]
     """By name, those of the figures that were asked for; docs/inspect.md has their shapes and units."""
-    measures: dict[str, float | list]
+    measures: dict[str, Any]
     """The statements of `measures.py` and the spread of the attention distance in each layer."""
 
 
@@ -97,8 +98,11 @@ def inspect(
     inputs = keras.ops.convert_to_numpy(preprocessing.normalize(fitted))
     pictures = tuple(pictures[:shown])
     found["images"] = np.clip(np.round(fitted[:shown]), 0, 255).astype(np.uint8)
-    names, places, chosen_heads = (), (), ()
+    names: tuple[str, ...] = ()
+    places: list[int] = []
+    chosen_heads: tuple[int, ...] = ()
     if {*figures} & {*_OF_ATTENTION}:
+        assert isinstance(config, ViTConfig)
         names, places = _chosen_layers(config, layers)
         chosen_heads = _chosen(heads, config.num_heads, "heads")
         seen, also = _attend(model, config, inputs, fitted, figures, shown, places, list(chosen_heads))
@@ -188,13 +192,16 @@ def _chosen_layers(config: ViTConfig, layers: Sequence[int] | None) -> tuple[tup
 
 def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]:
     """Arrays and measures of the figures that need no picture."""
-    config, found, measured = config_of(model), {}, {}
+    config = config_of(model)
+    found: dict[str, np.ndarray] = {}
+    measured: dict[str, Any] = {}
     if "filters" in figures:
         root = _root_layer(config)
         kernel = keras.ops.convert_to_numpy(model.get_layer(root or "embedding").kernel)
         _check_finite({"filters": kernel})  # whose principal components could not be computed
         found["filters"] = analysis.root_filters(kernel) if root else analysis.principal_filters(kernel)
     if "positions" in figures:
+        assert isinstance(config, ViTConfig)
         table = _position_table(_position_layer(model), config)
         found["position_similarity"] = analysis.position_similarity(table, config.num_prefix_tokens)
         grid = config.grid(preprocessing_of(model).image_size)
@@ -234,7 +241,7 @@ def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], he
     ink = "rollout" in figures and inputs.shape[-1] == 1 and config.stem is None
     if not ink and "distance" not in figures:
         inputs = inputs[:shown]
-    seen = {"distance": [], "renormalized": [], "rollout": [], "attention": [], "norms": []}
+    seen: dict[str, list] = {"distance": [], "renormalized": [], "rollout": [], "attention": [], "norms": []}
     for first, attentions, blocks in _batches(model, config, inputs, "norms" in figures):
         end = max(shown - first, 0)  # of this batch, the images before it are shown
         if "distance" in figures:
@@ -250,7 +257,7 @@ def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], he
             norms = [analysis.token_norms(analysis.patch_tokens(tokens[:end], grid, prefix)) for tokens in blocks]
             seen["norms"].append(np.stack(norms, axis=1))  # (B, L, h, w)
     found = {name: np.concatenate(parts) for name, parts in seen.items() if parts}
-    measured = {}
+    measured: dict[str, Any] = {}
     if "distance" in found:
         for name, key in (("distance", "attention_distance"), ("renormalized", "attention_distance_renormalized")):
             found[key] = found.pop(name).mean(axis=0)  # (L, H)

@@ -122,6 +122,7 @@ def _layer_by_layer(findings: InspectionResult) -> str:
         f'<img src="{_image_address(findings.arrays["images"][index])}" alt="{html.escape(picture.name)}"></label>'
         for index, picture in enumerate(findings.pictures)
     )
+    assert findings.grid is not None
     height, width = findings.grid
     tiles = "".join(
         f'<figure><canvas width="{width}" height="{height}" role="img" aria-label="{name}"></canvas>'

@@ -116,6 +116,7 @@ def draw_filters(axes, findings: InspectionResult) -> None:
 
 def draw_positions(axes, findings: InspectionResult) -> None:
     """Figures 7, centre, and 10: in each tile the similarity of one patch with all others."""
+    assert findings.grid is not None
     rows, columns = findings.grid
     tiles = findings.arrays["position_similarity"].reshape(rows, columns, rows, columns)
     step = -(-max(rows, columns) // _TILES)

@@ -119,7 +119,7 @@ class DotProductAttention(keras.layers.Layer):
         self.num_heads = num_heads
         self.dropout_rate = dropout_rate
         self.dropout = keras.layers.Dropout(dropout_rate) if dropout_rate else None
-        self.queries_at_a_time = None
+        self.queries_at_a_time: int | None = None
 
     def call(self, query, key, value, offset_logits=None, training=None):
         key, value = self.key_heads(key), split_heads(value, self.num_heads)

@@ -36,7 +36,7 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
         for unit in range(units):
             strides = 2 if stage > 0 and unit == 0 else 1
             x = bottleneck(
-                x, config, config.stage_channels[stage], strides, f"resnet.block{stage + 1}.unit{unit + 1:02d}"
+                x, config, config.output_channels[stage], strides, f"resnet.block{stage + 1}.unit{unit + 1:02d}"
             )
 
     x = keras.layers.ReLU(name="resnet.relu")(group_norm(x, config, "resnet.group_norm"))

@@ -40,7 +40,8 @@ def build(
     """
     config = model_config(model)
     if preprocessing is None:
-        preprocessing = Preprocessing(image_size, channels)
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        preprocessing = Preprocessing(size, channels)
     num_classes = plain_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
@@ -84,11 +85,13 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     """
     layers = {layer.name: layer for layer in model.layers}
     pool, ends = layers.get("pool"), ("pool", "pre_logits", "head")
-    if not isinstance(pool, PoolTokens) or pool.kind != "token" or config_of(model).classifier != "token":
+    if not isinstance(pool, PoolTokens) or pool.kind != "token":
+        return frozenset()
+    config = config_of(model)
+    if not isinstance(config, ViTConfig) or config.classifier != "token":
         return frozenset()
     if len(model.outputs) != 1 or not any(model.outputs[0] is layers[end].output for end in ends if end in layers):
         return frozenset()
-    config = config_of(model)
     block = f"Transformer.encoderblock_{config.num_layers - 1}"
     attention = f"{block}.MultiHeadDotProductAttention_1"
     of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from keras_vit.errors import UserError, check_integers, nearest
 
@@ -71,27 +71,33 @@ class ResNetConfig:
         check_integers("stage_channels", self.stage_channels, length=0)
         check_integers("axial_heads", self.axial_heads)
         if self.stage_channels is None:
-            channels = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
-            object.__setattr__(self, "stage_channels", channels)
+            default = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
+            object.__setattr__(self, "stage_channels", default)
+        stages = self.output_channels
         for field in ("group_norm_epsilon", "variance_epsilon", "deviation_epsilon"):
             if not 0.0 <= getattr(self, field) < 1.0:
                 raise UserError(f"{field} must be in [0, 1), but is {getattr(self, field)}.")
-        if len(self.stage_channels) != len(self.block_units):
+        if len(stages) != len(self.block_units):
             raise UserError(
-                f"stage_channels must have one number for each of the {len(self.block_units)} stages, but is "
-                f"{self.stage_channels}."
+                f"stage_channels must have one number for each of the {len(self.block_units)} stages, but is {stages}."
             )
-        if any(channels % 4 for channels in self.stage_channels):
-            raise UserError(f"stage_channels must be multiples of 4, but are {self.stage_channels}.")
+        if any(channels % 4 for channels in stages):
+            raise UserError(f"stage_channels must be multiples of 4, but are {stages}.")
         heads = self.axial_heads
-        if heads is not None and (self.preactivation or heads < 1 or any(c // 4 % heads for c in self.stage_channels)):
+        if heads is not None and (self.preactivation or heads < 1 or any(c // 4 % heads for c in stages)):
             raise UserError(
-                f"axial_heads belong to a post-activation ResNet and must divide a quarter of {self.stage_channels}, "
+                f"axial_heads belong to a post-activation ResNet and must divide a quarter of {stages}, "
                 f"but are {heads}."
             )
-        for channels in (self.root_channels, *(channels // 4 for channels in self.stage_channels)):
+        for channels in (self.root_channels, *(channels // 4 for channels in stages)):
             if channels < 1 or channels % self.num_groups:
                 raise UserError(f"{self.num_groups} groups do not divide {channels} channels of the ResNet.")
+
+    @property
+    def output_channels(self) -> tuple[int, ...]:
+        """Output channels of each stage."""
+        assert self.stage_channels is not None  # the constructor replaces None
+        return self.stage_channels
 
     @property
     def total_stride(self) -> int:
@@ -150,9 +156,10 @@ class ConvStem:
 
     def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Height and width of the last convolution's output."""
+        height, width = image_size
         for size, stride in zip(self.kernel_sizes, self.strides, strict=True):
-            image_size = tuple((side + size // 2 * 2 - size) // stride + 1 for side in image_size)
-        return image_size
+            height, width = ((side + size // 2 * 2 - size) // stride + 1 for side in (height, width))
+        return height, width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,8 +224,8 @@ class ViTConfig:
         if not 0.0 < self.layer_norm_epsilon < 1.0:
             raise UserError(f"layer_norm_epsilon must be between 0 and 1, but is {self.layer_norm_epsilon}.")
         for field, kind in _CHOICES.items():
-            if getattr(self, field) not in kind.__args__:
-                raise UserError(f"{field} must be one of {', '.join(kind.__args__)}, but is {getattr(self, field)!r}.")
+            if getattr(self, field) not in get_args(kind):
+                raise UserError(f"{field} must be one of {', '.join(get_args(kind))}, but is {getattr(self, field)!r}.")
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
@@ -273,7 +280,7 @@ class ViTConfig:
         return rows // self.patch[0], columns // self.patch[1]
 
 
-_CHOICES = {
+_CHOICES: dict[str, Any] = {
     "classifier": Classifier,
     "gelu": Gelu,
     "position_embedding": PositionEmbeddingKind,
@@ -333,7 +340,7 @@ def _axial(size: str, patch_size: int) -> ViTConfig:
     return dataclasses.replace(_vit(size, patch_size, classifier="gap"), axial=True)
 
 
-_MODELS = {
+_MODELS: dict[str, ModelConfig] = {
     "testing": _vit("testing", 16, dropout_rate=0.1),
     "testing-unpooled": _vit("testing", 16, classifier="unpooled", dropout_rate=0.1),
     "ViT-Ti_16": _vit("Ti", 16),
@@ -394,7 +401,7 @@ def model_config(model: str | ModelConfig) -> ModelConfig:
     return MODELS[model]
 
 
-def config_to_dict(config: ModelConfig) -> dict:
+def config_to_dict(config: ModelConfig | ConvStem) -> dict[str, Any]:
     """The fields of a configuration and its kind, as JSON can hold them."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, value in fields.items():
@@ -403,8 +410,8 @@ def config_to_dict(config: ModelConfig) -> dict:
     return {"kind": type(config).__name__, **fields}
 
 
-def config_from_dict(fields: dict) -> ModelConfig:
-    """The configuration that `config_to_dict` made `fields` from."""
-    kinds = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem)}
+def config_from_dict(fields: Mapping[str, Any]) -> Any:
+    """The configuration that `config_to_dict` turned into `fields`: a ModelConfig, or the ConvStem inside one."""
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem)}
     values = {name: config_from_dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return kinds[values.pop("kind", "ViTConfig")](**values)

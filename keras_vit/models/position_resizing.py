@@ -4,7 +4,7 @@ Five ways to resample are in use, one per code base, and each belongs to its own
 matrix for the rows, a matrix for the columns.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,10 +21,9 @@ Resampler = Literal["bilinear-aligned", "bicubic-aligned", "bilinear", "bicubic"
 
 def check_resampler(name: str) -> None:
     """Raise UserError unless there is a resampler of this name."""
-    if name not in Resampler.__args__:
-        raise UserError(
-            f"There is no resampler named {name!r:.80}; the nearest names are {nearest(str(name), Resampler.__args__)}."
-        )
+    if name not in get_args(Resampler):
+        names = nearest(str(name), get_args(Resampler))
+        raise UserError(f"There is no resampler named {name!r:.80}; the nearest names are {names}.")
 
 
 def resize_position_embedding(

@@ -8,6 +8,7 @@ Axes: B batch, h rows and w columns of patches, N tokens, D width, M width of th
 """
 
 import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
@@ -150,14 +151,17 @@ def encoder_block(
     With an axis the attention is among the tokens of each row or column of the grid.
     """
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
-    options = {
+    options: dict[str, Any] = {
         "num_heads": config.num_heads,
         "dropout_rate": config.attention_dropout_rate,
         "bias": config.qkv_bias,
         "relative": config.position_embedding == "relative",
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }
-    y = attention(y, y, **options) if axis is None else axis_attention(y, axis, grid, **options)
+    if axis is None or grid is None:
+        y = attention(y, y, **options)
+    else:
+        y = axis_attention(y, axis, grid, **options)
     y = dropout(y, config.dropout_rate, f"{name}.dropout")
     y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_0")
     x = keras.layers.Add(name=f"{name}.residual")([x, y])
