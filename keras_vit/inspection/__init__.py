@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         unfold_axial,
     )
     from keras_vit.inspection.compute import FIGURES, InspectionResult, available_figures, inspect
-    from keras_vit.inspection.images import Picture, decode, read_pictures
+    from keras_vit.inspection.images import Picture, decode, read_images
     from keras_vit.inspection.locality import neighbourhood, weight_per_pixel
     from keras_vit.inspection.relevance import features_and_gradients
     from keras_vit.inspection.report import write
@@ -48,7 +48,7 @@ else:
                 "token_norms",
                 "unfold_axial",
             ],
-            "images": ["Picture", "decode", "read_pictures"],
+            "images": ["Picture", "decode", "read_images"],
             "locality": ["neighbourhood", "weight_per_pixel"],
             "compute": ["FIGURES", "InspectionResult", "available_figures", "inspect"],
             "relevance": ["features_and_gradients"],
@@ -73,7 +73,7 @@ __all__ = [
     "patch_tokens",
     "position_similarity",
     "principal_filters",
-    "read_pictures",
+    "read_images",
     "resize_map",
     "root_filters",
     "token_norms",

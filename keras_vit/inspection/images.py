@@ -30,7 +30,7 @@ class Picture:
     label: str | None = None
 
 
-def read_pictures(
+def read_images(
     source: str | os.PathLike, count: int, labels: tuple[str, ...] = (), data_dir: str | None = None
 ) -> list[Picture]:
     """At most `count` pictures of what `--images` names.

@@ -10,7 +10,7 @@ from keras_vit.checkpoints.load import adapt, from_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.inspection.compute import FIGURES, inspect
 from keras_vit.inspection.html_report import sentences
-from keras_vit.inspection.images import read_pictures
+from keras_vit.inspection.images import read_images
 from keras_vit.inspection.options import InspectionOptions
 from keras_vit.inspection.report import write
 
@@ -23,7 +23,7 @@ def look(arguments: InspectionOptions) -> None:
     samples = None if arguments.run is None else pathlib.Path(arguments.run) / run_directory.SAMPLES
     source = arguments.images or samples
     model = _model(arguments)
-    pictures = read_pictures(source, arguments.count, labels, arguments.data_dir)
+    pictures = read_images(source, arguments.count, labels, arguments.data_dir)
     findings = inspect(
         model,
         pictures,

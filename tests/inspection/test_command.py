@@ -91,16 +91,16 @@ def test_of_a_folder_evenly_spaced_images_are_taken_and_hidden_ones_left(tmp_pat
         (tmp_path / f"class{index // 5}" / f"{index}.png").write_bytes(FILES["grey.png"])
     (tmp_path / ".hidden.png").write_bytes(b"")
     (tmp_path / "notes.txt").touch()
-    names = [picture.name for picture in inspection.read_pictures(tmp_path, 4)]
+    names = [picture.name for picture in inspection.read_images(tmp_path, 4)]
     assert names == ["class0/0.png", "class0/3.png", "class1/6.png", "class1/9.png"]
 
 
 def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
-    pictures = inspection.read_pictures("digits", 3)
+    pictures = inspection.read_images("digits", 3)
     assert [picture.pixels.shape for picture in pictures] == [(8, 8, 1)] * 3
     assert all(picture.label in "0123456789" for picture in pictures)
     training.samples.main(["--data", "digits", "--count", "3", "--output", str(tmp_path)])
-    again = inspection.read_pictures(tmp_path / "samples.npz", 2, tuple("0123456789"))
+    again = inspection.read_images(tmp_path / "samples.npz", 2, tuple("0123456789"))
     for one, other in zip(pictures, again, strict=False):
         assert np.array_equal(one.pixels, other.pixels)
         assert one.label == other.label
