@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         unfold_axial,
     )
     from keras_vit.inspection.compute import FIGURES, InspectionResult, available_figures, inspect
-    from keras_vit.inspection.images import Picture, decode, read_images
+    from keras_vit.inspection.images import Image, decode, read_images
     from keras_vit.inspection.locality import neighbourhood, weight_per_pixel
     from keras_vit.inspection.relevance import features_and_gradients
     from keras_vit.inspection.report import write
@@ -48,7 +48,7 @@ else:
                 "token_norms",
                 "unfold_axial",
             ],
-            "images": ["Picture", "decode", "read_images"],
+            "images": ["Image", "decode", "read_images"],
             "locality": ["neighbourhood", "weight_per_pixel"],
             "compute": ["FIGURES", "InspectionResult", "available_figures", "inspect"],
             "relevance": ["features_and_gradients"],
@@ -58,8 +58,8 @@ else:
 
 __all__ = [
     "FIGURES",
+    "Image",
     "InspectionResult",
-    "Picture",
     "attention_rollout",
     "attention_to_patches",
     "available_figures",

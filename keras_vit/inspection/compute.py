@@ -12,7 +12,7 @@ import numpy as np
 from keras_vit.checkpoints.describe import official_name
 from keras_vit.errors import UserError
 from keras_vit.inspection import analysis, locality, relevance
-from keras_vit.inspection.images import Picture
+from keras_vit.inspection.images import Image
 from keras_vit.models.build import config_of, intermediates, preprocessing_of
 from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig
 from keras_vit.models.layers import PositionEmbedding, PositionEmbedding2D, SinCosPositions
@@ -32,7 +32,7 @@ class InspectionResult:
     """Its official name, or its sizes."""
     checkpoint: str
     """Where its weights are from."""
-    pictures: tuple[Picture, ...]
+    pictures: tuple[Image, ...]
     """Those shown, as they were given."""
     predictions: tuple[tuple[tuple[str, float], ...], ...]
     """For each of them, the five likeliest classes with their probabilities; empty without a head."""
@@ -69,7 +69,7 @@ def available_figures(model: keras.Model) -> tuple[str, ...]:
 
 def inspect(
     model: keras.Model,
-    pictures: Sequence[Picture],
+    pictures: Sequence[Image],
     *,
     checkpoint: str,
     labels: Sequence[str] = (),

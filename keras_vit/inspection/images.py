@@ -21,7 +21,7 @@ _DATA_SETS = ("digits", "tfds:", "folder:", "tfrecord:")
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
+class Image:
     """A decoded image, its name, and its class where that is known."""
 
     name: str
@@ -32,7 +32,7 @@ class Picture:
 
 def read_images(
     source: str | os.PathLike, count: int, labels: tuple[str, ...] = (), data_dir: str | None = None
-) -> list[Picture]:
+) -> list[Image]:
     """At most `count` pictures of what `--images` names.
 
     Args:
@@ -57,7 +57,7 @@ def read_images(
     )
 
 
-def decode(data: bytes, name: str, label: str | None = None) -> Picture:
+def decode(data: bytes, name: str, label: str | None = None) -> Image:
     """The bytes of an image file (of a GIF the first frame) -> a picture as it is stored, its alpha included.
 
     The formats are those of training (`keras_vit.files.image_formats`), and as there EXIF's orientation is not applied.
@@ -74,7 +74,7 @@ def decode(data: bytes, name: str, label: str | None = None) -> Picture:
     except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise UserError(f"{name} cannot be read as a {format_list()} ({reason}); mend or remove it.") from error
-    return Picture(name, pixels if pixels.ndim == 3 else pixels[:, :, None], label)
+    return Image(name, pixels if pixels.ndim == 3 else pixels[:, :, None], label)
 
 
 def _as_bytes(image, data: bytes) -> np.ndarray:
@@ -118,7 +118,7 @@ def _small(path: pathlib.Path) -> bool:
     return True
 
 
-def _folder(path: pathlib.Path, count: int) -> list[Picture]:
+def _folder(path: pathlib.Path, count: int) -> list[Image]:
     visible = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
     files = sorted(file for file in visible if file.is_file() and _is_image(file))
     if not files:
@@ -132,14 +132,14 @@ def _is_image(path: pathlib.Path) -> bool:
         return image_format(stream.read(12)) is not None
 
 
-def _file(path: pathlib.Path, name: str) -> Picture:
+def _file(path: pathlib.Path, name: str) -> Image:
     data = path.read_bytes() if _small(path) else b""
     if orientation(data) != 1:
         print(f"Warning: {name} is turned by an EXIF orientation, which is not applied: the model sees it as stored.")
     return decode(data, name)
 
 
-def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Picture]:
+def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Image]:
     samples = Samples.load(path)
     names = dict(enumerate(labels))
     return [
@@ -148,7 +148,7 @@ def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Pi
     ]
 
 
-def _data_set(data: str, count: int, data_dir: str | None) -> list[Picture]:
+def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
     """Evaluation images of a data set, in an evenly mixed order.
 
     This package knows no data sets and needs no TensorFlow: the training side's command writes the images to a file, in

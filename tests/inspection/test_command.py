@@ -128,7 +128,7 @@ class Reader(html.parser.HTMLParser):
 
 def tiny_findings(**options) -> inspection.InspectionResult:
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    pictures = [inspection.Picture("<script>$x$ é 漢.png", COLOUR, "<b>"), inspection.Picture("b.png", COLOUR)]
+    pictures = [inspection.Image("<script>$x$ é 漢.png", COLOUR, "<b>"), inspection.Image("b.png", COLOUR)]
     labels = ["<img src=x>", *"abcdef"]
     return inspection.inspect(model, pictures, checkpoint="</title>$c$", labels=labels, **options)
 

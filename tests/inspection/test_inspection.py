@@ -273,9 +273,9 @@ def test_weight_per_pixel_is_one_for_even_attention_and_all_of_it_for_the_right_
     assert inspection.weight_per_pixel(maps, foreground) == (6.0, 0.0)
 
 
-def picture(height: int, width: int, name: str = "p.png", seed: int = 0) -> inspection.Picture:
+def picture(height: int, width: int, name: str = "p.png", seed: int = 0) -> inspection.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return inspection.Picture(name, pixels)
+    return inspection.Image(name, pixels)
 
 
 OF_ATTENTION = {"distance", "rollout", "attention", "norms"}
@@ -376,7 +376,7 @@ def _in_bfloat16(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 def test_images_without_ink_are_left_out_of_its_measure():
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=7))
-    black, drawn = (inspection.Picture("p", np.zeros((*TINY_IMAGE, 1), np.uint8)) for _ in range(2))
+    black, drawn = (inspection.Image("p", np.zeros((*TINY_IMAGE, 1), np.uint8)) for _ in range(2))
     assert "rollout" not in inspection.inspect(model, [black], checkpoint="c").measures
     drawn.pixels[2:5, 3:9] = 255
     assert inspection.inspect(model, [black, drawn], checkpoint="c").measures["rollout"]["images"] == 1
