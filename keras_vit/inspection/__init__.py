@@ -1,9 +1,9 @@
-"""Looking inside a model: the paper's figures for any model, as arrays, pictures and one page.
+"""Inspect a model: the figures of the ViT paper for any model, as arrays, plots and an HTML report.
 
     python -m keras_vit.inspection --run runs/mnist-small --output inside
 
-`arrays` has the definitions, NumPy in and out; `inspect` applies them to a model; `write` leaves figures, arrays and
-index.html in a directory.
+`inspect` computes an `InspectionResult` for a model and some images. `write` saves its plots, its arrays and the report
+index.html to a directory. The functions of `analysis` define each figure on NumPy arrays.
 """
 
 from typing import TYPE_CHECKING
