@@ -1,7 +1,22 @@
-"""Vision Transformers for Keras 3: models, checkpoints, and what can be seen in them.
+"""Vision Transformers, BiT ResNets and hybrids for Keras 3, with the published checkpoints.
 
-Runs on the TensorFlow and JAX backends of Keras and imports neither itself; models are not built on its torch backend,
-which has no names with dots. Keras comes with the first name that needs it.
+    model = keras_vit.build("ViT-B_16", image_size=224, num_classes=10)
+    model = keras_vit.from_checkpoint("ViT-B_16.npz", num_classes=10)
+
+Models are functional `keras.Model`s: `compile`, `fit`, `save` and `keras.models.load_model` work without
+`custom_objects`. Start with these six names:
+
+    MODELS              configurations by official name, such as "ViT-B_16", "R50+ViT-B_16" and "BiT-R50x1"
+    build               create a model from a name or a configuration, with random weights
+    from_checkpoint     read the architecture of a checkpoint file, build the model and load its weights
+    load_checkpoint     load a checkpoint into an existing model; `save_checkpoint` is the inverse
+    intermediates       a model that returns activations by name, such as attention probabilities
+    preprocessing_of    the function that turns an image into the input of a model
+
+`keras_vit.inspection` plots what a model learned. The packages `training` and `export` train and deploy models.
+
+The models run on the TensorFlow and JAX backends. The torch backend is not supported: its layers cannot have names with
+dots. `import keras_vit` does not import Keras; the first function that requires it does.
 """
 
 from typing import TYPE_CHECKING

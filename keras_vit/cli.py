@@ -1,7 +1,7 @@
-"""The shell side of every command: typed dataclasses in, one sentence and exit code 2 for a user's mistake.
+"""Command-line helpers: parse dataclasses, and end with one sentence and exit code 2 for a user error.
 
-The module of a command declares its arguments and has a `main` that parses them; what does the work with TensorFlow and
-Keras is in another module, which `main` imports when they are right.
+The module of a command has a `main` that parses its options. It then imports the module that does the work with
+TensorFlow and Keras, so that help and wrong options are fast.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from keras_vit.errors import ParityError, UserError
 from keras_vit.native_stderr import native_stderr_silenced
 
-# What the operating system says of a path that the user chose badly: no permission, no space, no such place, too long.
+# Errors of the operating system that a user can fix: no permission, no space, no such path, name too long.
 _USERS_DISK = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EEXIST, errno.ENOTDIR,
     errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
@@ -25,11 +25,11 @@ _USERS_DISK = (
 
 
 def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default=None):
-    """Parse shell arguments into a dataclass (tyro); the fields' docstrings are the help.
+    """Parse shell arguments into a dataclass with tyro. The docstrings of the fields are the help texts.
 
-    Raises UserError with the parser's complaint as one sentence; `--help` prints and exits with 0.
+    Raises UserError with the parser's message as one sentence. `--help` prints the help and exits with 0.
     """
-    import tyro  # here, so that building a model needs no command-line library
+    import tyro  # imported here: building a model does not need it
 
     complaint = io.StringIO()
     try:
@@ -39,7 +39,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
                 args=list(arguments),
                 prog=prog,
                 default=default,
-                config=(tyro.conf.AvoidSubcommands,),  # a field that may be of several kinds is of its default's
+                config=(tyro.conf.AvoidSubcommands,),  # a field with a union type has the type of its default
             )
     except SystemExit as stop:
         if not stop.code:
@@ -48,7 +48,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
 
 
 def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, list[str]]:
-    """The value of an option on which the other options' defaults depend, and the other arguments."""
+    """Return the value of an option on which other defaults depend, and the remaining arguments."""
     rest = list(arguments)
     for index, argument in enumerate(rest):
         if argument == option and index + 1 < len(rest):
@@ -59,8 +59,8 @@ def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, lis
 
 
 def _one_sentence(boxes: str) -> str:
-    """What tyro's framed messages complain of, without frames, titles and the help of the options they name."""
-    # Where the terminal has ASCII alone, the rules of the frames are hyphens.
+    """Extract the error from tyro's framed messages, without frames, titles and help texts."""
+    # On ASCII terminals, the frames consist of hyphens.
     lines = [re.sub(r"[\u2500-\u257f]+|-{3,}", "", line).strip() for line in boxes.splitlines() if "\u256d" not in line]
     complaints, goes_on = [], False
     for line in lines:
@@ -77,22 +77,22 @@ def _one_sentence(boxes: str) -> str:
         else:
             goes_on = False
     text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
-    # tyro's words for a value that may also be left out.
+    # tyro's message for an optional value.
     text = re.sub(r"no type matching (\S+) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)
     return f"{text}; --help lists all options."
 
 
 def import_keras() -> None:
-    """Import Keras without the build remarks of its backend, under which an error of one sentence would be buried.
+    """Import Keras without the log messages of its backend.
 
-    TensorFlow prints remarks on oneDNN while it is loaded, before it reads any log level.
+    TensorFlow logs messages about oneDNN on import, before it reads the log level.
     """
     with native_stderr_silenced():
         importlib.import_module("keras")
 
 
 def require_tensorflow() -> None:
-    """Raise UserError unless Keras, which this imports, has the TensorFlow backend."""
+    """Import Keras and raise UserError unless its backend is TensorFlow."""
     import_keras()
     import keras
 
@@ -104,18 +104,19 @@ def require_tensorflow() -> None:
 
 
 def run(command: Callable[[Sequence[str]], None]) -> None:
-    """Call a command with the shell's arguments and leave the process with its exit code.
+    """Run a command with the shell's arguments and exit with its exit code.
 
-    2 for a user's mistake, os.EX_SOFTWARE (70) for an artifact that differs from its model.
+    The code is 2 for a user error and os.EX_SOFTWARE (70) for an artifact that differs from its model.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's errors, no remarks
-    sys.stdout.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show stops nothing
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # only errors of TensorFlow
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
     try:
         _call(command)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # nobody reads any more: `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
 
 
@@ -131,7 +132,7 @@ def _call(command: Callable[[Sequence[str]], None]) -> None:
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise
-        print(f"{error.filename or 'The disk'}: {error.strerror}; give another path, or mend this.", file=sys.stderr)
+        print(f"{error.filename or 'The disk'}: {error.strerror}; use another path or fix this one.", file=sys.stderr)
         sys.exit(2)
     finally:
         sys.stdout.flush()

@@ -1,8 +1,7 @@
-"""What importing this package puts off: Keras, which takes seconds with its backend, and all that is written on it.
+"""Lazy imports: Keras and its backend take seconds to import, so this package imports them on first use.
 
-A command is to print its help, and to refuse a wrong option, before that. So what a command line is declared in imports
-neither; a package gives its public names when they are first used; and our layers are registered with Keras when
-somebody imports that.
+Commands print their help and reject wrong options before that. Packages import public names on first access, and the
+layers of this package are registered when Keras is imported.
 """
 
 import importlib
@@ -11,16 +10,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-# The modules whose layers a saved model is made of; the second one imports the first.
+# The modules with the layers of saved models. The second one imports the first.
 _LAYERS, _ALL_LAYERS = "keras_vit.models.layers", "keras_vit.models.attention"
 
 
 def public_names(module: dict, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """The `__getattr__` of a module (PEP 562): imports a public name, or a module of a package, when it is first used.
+    """Return the `__getattr__` of a module (PEP 562), which imports public names and submodules on first access.
 
     Args:
-        module: its `globals()`.
-        homes: module of the same package -> the public names in it.
+        module: the `globals()` of the module.
+        homes: public names by the submodule that defines them.
     """
     package = module["__package__"]
     home = {name: neighbour for neighbour, names in homes.items() for name in names}
@@ -39,9 +38,9 @@ def public_names(module: dict, homes: Mapping[str, Sequence[str]]) -> Callable[[
 
 
 def register_layers_with_keras() -> None:
-    """Let Keras know our layers from the moment it is there, for `keras.models.load_model` finds no others.
+    """Register the layers with Keras, so that `keras.models.load_model` finds them.
 
-    It may be there already; else whoever imports it, by whatever way, imports our layers behind it.
+    If Keras is not imported yet, the layers are imported right after it.
     """
     if "keras" in sys.modules:
         importlib.import_module(_ALL_LAYERS)
@@ -50,9 +49,9 @@ def register_layers_with_keras() -> None:
 
 
 class _ImportsLayersBehindKeras:
-    """A finder that stands before the others until Keras, or what imports it of ours first, is executed.
+    """A meta path finder that imports the layers of this package right after Keras.
 
-    It gives what they find; with the execution of that come our layers, and nothing else.
+    It delegates to the other finders, wraps the loader of Keras, and removes itself when Keras is executed.
     """
 
     def find_spec(self, name: str, path=None, target=None):
@@ -64,11 +63,11 @@ class _ImportsLayersBehindKeras:
             execute = spec.loader.exec_module
 
             def with_layers(module: ModuleType) -> None:
-                # No longer needed, nor in the way where our layers import Keras: those come first.
+                # Remove the finder first: the layers import Keras.
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
                 execute(module)
                 importlib.import_module(_ALL_LAYERS)
 
-            spec.loader.exec_module = with_layers
+            setattr(spec.loader, "exec_module", with_layers)  # noqa: B010 - mypy refuses to assign to a method
         return spec

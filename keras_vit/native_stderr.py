@@ -1,4 +1,4 @@
-"""Native libraries that print to stderr for nothing: held back, but not lost when the process dies of what they say."""
+"""Suppress the stderr output of native libraries, but print it if the process dies."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-# Keeps the last 64 KiB of its input, and prints them when that ends.
+# Keeps the last 64 KiB of its input and prints them at the end of the input.
 _HOLDER = """
 import sys
 kept = b""
@@ -19,11 +19,11 @@ sys.stderr.buffer.write(kept)
 
 @contextlib.contextmanager
 def native_stderr_silenced() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2; Python's own errors are raised as ever.
+    """Suppress writes to file descriptor 2 inside the block. Python exceptions are raised as usual.
 
-    A process of its own holds the text and dies with it at the end of the block. If this process ends within the block,
-    as by an abort of a library, the other one prints the text. Blocks may overlap in threads: the descriptor is given
-    back at the end of the last one.
+    A separate process buffers the text and is killed at the end of the block. If this process dies within the block,
+    for example by an abort in a library, the other process prints the text. Blocks may overlap in threads: the
+    descriptor is restored at the end of the last one.
     """
     _silence.begin()
     try:
@@ -33,9 +33,9 @@ def native_stderr_silenced() -> Iterator[None]:
 
 
 class _Silence:
-    """How many blocks hold stderr back, and what gives it back."""
+    """The number of active blocks, and the state to restore stderr."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock, self._blocks = threading.Lock(), 0
         self._saved: int | None = None
         self._holder: subprocess.Popen | None = None
@@ -50,8 +50,9 @@ class _Silence:
         with self._lock:
             self._blocks -= 1
             if not self._blocks and self._holder is not None:
-                self._holder.kill()  # first: at the end of its input it would print
+                self._holder.kill()  # before restoring stderr: at the end of its input it would print
                 self._holder.wait()
+                assert self._saved is not None
                 os.dup2(self._saved, 2)
                 os.close(self._saved)
                 self._holder = None
@@ -59,7 +60,7 @@ class _Silence:
     def _redirect(self) -> None:
         try:
             saved = os.dup(2)
-        except OSError:  # a process without stderr has nothing to hold back
+        except OSError:  # the process has no stderr
             return
         reading, writing = os.pipe()
         try:
@@ -70,7 +71,7 @@ class _Silence:
             )  # fmt: skip
             os.dup2(writing, 2)
             self._saved = saved
-        except OSError:  # no process can be started: better loud than without stderr
+        except OSError:  # no process can be started: leave stderr as it is
             os.close(saved)
         finally:
             os.close(reading)

@@ -1,11 +1,12 @@
-"""How a picture becomes the input of a model: the one definition that training, evaluation and export share.
+"""Preprocess an image for a model: one definition for training, evaluation and export.
 
-Written on keras.ops, so that it runs in a tf.data pipeline, inside an exported graph and on any backend alike. Pixels
-are 0..255 until `normalize`. Official values: vit_jax `input_pipeline.py` (plain resize, (x - 127.5) / 127.5).
+It uses keras.ops, so it runs in a tf.data pipeline, in an exported graph and on any backend. Pixels are 0..255 until
+`normalize`. Official values: vit_jax `input_pipeline.py` (plain resize, (x - 127.5) / 127.5).
 """
 
 import dataclasses
 import operator
+from typing import Any, get_args
 
 import keras
 import numpy as np
@@ -20,38 +21,39 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """What a model expects of an image. Saved inside the model; see `keras_vit.preprocessing_of`."""
+    """How a model preprocesses images. It is saved inside the model; see `keras_vit.preprocessing_of`."""
 
     image_size: tuple[int, int]
-    """Height and width in pixels; one number stands for both."""
+    """Height and width in pixels. An integer means a square."""
     channels: int = 3
-    """1 for grey, 3 for RGB; any other number only for images that have it already."""
+    """1 for grayscale, 3 for RGB. Any other number must match the images."""
     resize: Resize = "stretch"
-    """stretch: bilinear to the size, whatever the aspect (vit_jax). crop: the largest centred window of the right
-    aspect, then bilinear with antialiasing. resize-small: the smaller side to crop_from by averaging areas, then the
-    centre is cut out (big_vision)."""
+    """stretch: bilinear to the size, ignoring the aspect ratio (vit_jax). crop: the largest center crop with the aspect
+    ratio of the size, then bilinear with antialiasing. resize-small: area interpolation of the smaller side to
+    crop_from, then a center crop (big_vision)."""
     value_range: tuple[float | tuple[float, ...], float | tuple[float, ...]] = (-1.0, 1.0)
-    """What 0 and 255 become: a number each, or a number for each channel."""
+    """The values of pixels 0 and 255 after normalization, each a number or one number per channel."""
     crop_from: int | None = None
-    """For resize-small, and only there: length of the smaller side before the centre is cut out, in pixels."""
+    """Length of the smaller side before the center crop, in pixels. Only for resize-small."""
     background: Background | None = "white"
-    """What transparent pictures are put on. None drops the alpha, and shows colours that nobody sees; models stored
-    before there was a choice do."""
+    """Background of transparent images. None drops the alpha channel, as models saved before this field existed do."""
 
     def __post_init__(self) -> None:
-        make_plain(self)  # lists arrive here from JSON and from command lines
+        make_plain(self)  # JSON and command lines give lists
         check_integers("channels", self.channels)
         check_integers("crop_from", self.crop_from)
         object.__setattr__(self, "image_size", _pair(self.image_size))
         object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
         if len(self.image_size) != 2 or min(self.image_size) < 1:
             raise UserError(f"image_size must be (height, width) in pixels, but is {self.image_size}.")
-        if self.resize not in Resize.__args__:
-            raise UserError(f"resize must be one of {', '.join(Resize.__args__)}, but is {self.resize!r}.")
-        if self.background not in (None, *Background.__args__):
+        if self.resize not in get_args(Resize):
+            raise UserError(f"resize must be one of {', '.join(get_args(Resize))}, but is {self.resize!r}.")
+        if self.background not in (None, *get_args(Background)):
             raise UserError(f"background must be white or None, but is {self.background!r}.")
         if (self.resize == "resize-small") != (self.crop_from is not None):
-            raise UserError(f"resize-small, and nothing else, needs crop_from; {self.resize} has {self.crop_from}.")
+            raise UserError(
+                f"crop_from is required for resize-small only, but {self.resize} has crop_from {self.crop_from}."
+            )
         if self.crop_from is not None and self.crop_from < max(self.image_size):
             raise UserError(f"crop_from must be at least both sides of {self.image_size}, but is {self.crop_from}.")
         lows, highs = self.channel_ranges()
@@ -64,18 +66,18 @@ class Preprocessing:
             )
 
     def channel_ranges(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """What 0 and 255 become, for each channel."""
+        """Return the low and high end of value_range for each channel."""
         low, high = ((end,) * self.channels if isinstance(end, float) else end for end in self.value_range)
         return low, high
 
     def fit(self, image):
-        """One decoded image (H, W, C) of any size, 0..255 -> (height, width, channels), 0..255.
+        """Resize a decoded image (H, W, C), 0..255 -> (height, width, channels), 0..255.
 
-        Stays uint8 where it has the size already and is not to be cropped, else becomes float32.
+        The result is float32, or the dtype of the image if it already has the size.
         """
         image = self.to_channels(image)
         if self.resize == "resize-small":
-            return _centre_of_resized(image, self.crop_from, self.image_size)
+            return _center_of_resized(image, self.crop_from, self.image_size)
         if tuple(image.shape[:2]) == self.image_size:
             return image
         crop = self.resize == "crop"
@@ -104,8 +106,8 @@ class Preprocessing:
         return self.normalize(self.fit(image))
 
 
-def _pair(size) -> tuple[int, int]:
-    """One integer or two -> two; anything else as it is, to be refused."""
+def _pair(size) -> Any:
+    """One integer or a sequence of integers -> tuple. The caller checks its length."""
     try:
         sides = (size, size) if isinstance(size, int | np.integer) else tuple(size)
         return tuple(operator.index(side) for side in sides)
@@ -117,11 +119,11 @@ def _floats(value) -> float | tuple[float, ...]:
     return tuple(float(number) for number in value) if isinstance(value, list | tuple) else float(value)
 
 
-def _centre_of_resized(image, smaller_side: int, size: tuple[int, int]):
+def _center_of_resized(image, smaller_side: int, size: tuple[int, int]):
     """big_vision's resize_small with TensorFlow's "area" method, then its central_crop: (H, W, C) -> (h, w, C) float32.
 
-    An output pixel is the mean of the area of the image that it covers. Each axis is a matrix product, which needs no
-    operator that only one backend has, and computes only the part that is kept.
+    An output pixel is the mean of the image area that it covers. Each axis is a matrix product, which every backend
+    supports, and only the cropped part is computed.
     """
     shape = ops.shape(image)
     smaller = ops.cast(ops.minimum(shape[0], shape[1]), "float32")
@@ -135,7 +137,7 @@ def _centre_of_resized(image, smaller_side: int, size: tuple[int, int]):
 
 
 def _area_weights(side, factor, length: int):
-    """Shares (length, side) that the pixels of one axis have in the central `length` pixels of the resized axis."""
+    """Weights (length, side) of the pixels of one axis in the central `length` pixels of the resized axis."""
     resized = ops.round(side * factor)
     step = side / resized  # pixels of the image per pixel of the output
     first = ops.floor((resized - length) / 2.0)
@@ -149,31 +151,31 @@ def _area_weights(side, factor, length: int):
 def to_channels(image, channels: int, background: Background | None = None):
     """An image (H, W, C) with 1 to 4 channels -> (H, W, channels) of the same dtype.
 
-    Grey becomes RGB by repetition, RGB becomes grey by luma. An alpha, the last of 2 or 4 channels, is dropped, or the
-    image is put on a background. C may be unknown until the graph runs.
+    Grayscale becomes RGB by repetition, RGB becomes grayscale by luma. An alpha channel, the last of 2 or 4, is dropped
+    or blended with the background. C may be unknown until the graph runs.
     """
     if image.shape[-1] == channels:
         return image
     if channels not in (1, 3):
         raise UserError(
-            f"An image of {image.shape[-1]} channels cannot become one of {channels}; only 1 and 3 are convertible."
+            f"An image with {image.shape[-1]} channels cannot be converted to {channels}; use 1 or 3 channels."
         )
-    has_colour = ops.cast(ops.shape(image)[-1] >= 3, "int32")
-    rgb = ops.take(image, ops.arange(3, dtype="int32") * has_colour, axis=-1)  # (H, W, 3)
+    has_color = ops.cast(ops.shape(image)[-1] >= 3, "int32")
+    rgb = ops.take(image, ops.arange(3, dtype="int32") * has_color, axis=-1)  # (H, W, 3)
     if background == "white":
         rgb = _on_white(image, rgb)
     if channels == 3:
         return rgb
-    grey = ops.sum(ops.cast(rgb, "float32") * ops.convert_to_tensor(_LUMA, dtype="float32"), axis=-1, keepdims=True)
+    gray = ops.sum(ops.cast(rgb, "float32") * ops.convert_to_tensor(_LUMA, dtype="float32"), axis=-1, keepdims=True)
     if keras.backend.is_float_dtype(image.dtype):
-        return ops.cast(grey, image.dtype)
-    return ops.cast(ops.round(grey), image.dtype)  # (H, W, 1)
+        return ops.cast(gray, image.dtype)
+    return ops.cast(ops.round(gray), image.dtype)  # (H, W, 1)
 
 
 def _on_white(image, rgb):
-    """What is seen of an image (H, W, C) with colours `rgb` (H, W, 3) on white; itself where it has no alpha.
+    """Blend an image (H, W, C) with colors `rgb` (H, W, 3) on white. Without alpha, return `rgb`.
 
-    Of whole numbers no result lies halfway between two (255 is odd), so that every backend rounds to the same.
+    For integer pixels no result lies halfway between two integers (255 is odd), so all backends round alike.
     """
 
     def blended():

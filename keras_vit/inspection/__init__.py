@@ -1,9 +1,9 @@
-"""Looking inside a model: the paper's figures for any model, as arrays, pictures and one page.
+"""Inspect a model: the figures of the ViT paper for any model, as arrays, plots and an HTML report.
 
     python -m keras_vit.inspection --run runs/mnist-small --output inside
 
-`arrays` has the definitions, NumPy in and out; `inspect` applies them to a model; `write` leaves figures, arrays and
-index.html in a directory.
+`inspect` computes an `InspectionResult` for a model and some images. `write` saves its plots, its arrays and the report
+index.html to a directory. The functions of `analysis` define each figure on NumPy arrays.
 """
 
 from typing import TYPE_CHECKING
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         token_norms,
         unfold_axial,
     )
-    from keras_vit.inspection.compute import FIGURES, Findings, available_figures, inspect
-    from keras_vit.inspection.images import Picture, decode, read_pictures
+    from keras_vit.inspection.compute import FIGURES, InspectionResult, available_figures, inspect
+    from keras_vit.inspection.images import Image, decode, read_images
     from keras_vit.inspection.locality import neighbourhood, weight_per_pixel
     from keras_vit.inspection.relevance import features_and_gradients
     from keras_vit.inspection.report import write
@@ -48,9 +48,9 @@ else:
                 "token_norms",
                 "unfold_axial",
             ],
-            "images": ["Picture", "decode", "read_pictures"],
+            "images": ["Image", "decode", "read_images"],
             "locality": ["neighbourhood", "weight_per_pixel"],
-            "compute": ["FIGURES", "Findings", "available_figures", "inspect"],
+            "compute": ["FIGURES", "InspectionResult", "available_figures", "inspect"],
             "relevance": ["features_and_gradients"],
             "report": ["write"],
         },
@@ -58,8 +58,8 @@ else:
 
 __all__ = [
     "FIGURES",
-    "Findings",
-    "Picture",
+    "Image",
+    "InspectionResult",
     "attention_rollout",
     "attention_to_patches",
     "available_figures",
@@ -73,7 +73,7 @@ __all__ = [
     "patch_tokens",
     "position_similarity",
     "principal_filters",
-    "read_pictures",
+    "read_images",
     "resize_map",
     "root_filters",
     "token_norms",

@@ -1,9 +1,9 @@
-"""Look inside a model: what it learned, and where it looks.
+"""Inspect a model: plot what it learned and which parts of an image it attends to.
 
     python -m keras_vit.inspection --run runs/mnist-small --output inside
     python -m keras_vit.inspection --checkpoint augreg:B_16 --images photographs --output inside
 
-writes the paper's figures as PNG, arrays.npz, measures.json and index.html, which shows everything.
+Writes the paper's figures as PNG, arrays.npz, measures.json, and index.html with everything in one report.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ def main(arguments: Sequence[str]) -> None:
     parsed = cli.parse(InspectionOptions, arguments, prog="python -m keras_vit.inspection")
     cli.import_keras()
 
-    from keras_vit.inspection.run import look
+    from keras_vit.inspection.run import run_inspection
 
-    look(parsed)
+    run_inspection(**vars(parsed))
 
 
 if __name__ == "__main__":

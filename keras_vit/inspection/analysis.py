@@ -40,14 +40,14 @@ def principal_filters(kernel: np.ndarray, count: int = 28) -> np.ndarray:
 def root_filters(kernel: np.ndarray) -> np.ndarray:
     """The filters of a first convolution, as stored: (height, width, C, F) -> (F, height, width, C).
 
-    For BiT and hybrids, whose embedding does not see the image. That the network standardises each filter before use
+    For BiT and hybrids, whose embedding does not see the image. That the network standardizes each filter before use
     changes neither its pattern nor, scaled to its own range, its picture.
     """
     return np.moveaxis(np.asarray(kernel, np.float64), -1, 0)
 
 
 def position_similarity(table: np.ndarray, num_prefix_tokens: int) -> np.ndarray:
-    """Cosine of the angle between the position embeddings of every two patches (Figures 7, centre, and 10).
+    """Cosine of the angle between the position embeddings of every two patches (Figures 7, center, and 10).
 
     Args:
         table: (T, D) or (1, T, D), one row for each token.
@@ -63,14 +63,14 @@ def position_similarity(table: np.ndarray, num_prefix_tokens: int) -> np.ndarray
 
 
 def patch_distances(grid: tuple[int, int], patch_size: tuple[float, float]) -> np.ndarray:
-    """Distance in pixels between the centres of every two patches: (N, N).
+    """Distance in pixels between the centers of every two patches: (N, N).
 
     Args:
         grid: h and w.
         patch_size: height and width in pixels.
     """
-    centres = np.indices(grid).reshape(2, -1).T * np.asarray(patch_size, np.float64)  # (N, 2)
-    return np.linalg.norm(centres[:, None] - centres, axis=-1)
+    centers = np.indices(grid).reshape(2, -1).T * np.asarray(patch_size, np.float64)  # (N, 2)
+    return np.linalg.norm(centers[:, None] - centers, axis=-1)
 
 
 def mean_attention_distance(
@@ -114,7 +114,7 @@ def attention_rollout(attentions: Iterable[np.ndarray]) -> np.ndarray:
     Returns:
         (L, ..., T, T), after each layer; the last is the rollout. Every row sums to 1.
     """
-    rollouts = []
+    rollouts: list[np.ndarray] = []
     for probabilities in attentions:
         mean = np.mean(probabilities, axis=-3, dtype=np.float64)  # (..., T, T)
         layer = 0.5 * mean + 0.5 * np.eye(mean.shape[-1])
@@ -126,7 +126,7 @@ def attention_rollout(attentions: Iterable[np.ndarray]) -> np.ndarray:
 def attention_to_patches(matrix: np.ndarray, grid: tuple[int, int], num_prefix_tokens: int) -> np.ndarray:
     """The part of an attention or rollout matrix that leads from the output to the patches, as a map.
 
-    The row of the class token without its own column, not renormalised. A model without one has no such row: the mean
+    The row of the class token without its own column, not renormalized. A model without one has no such row: the mean
     over all rows stands for it.
 
     Args:
@@ -188,7 +188,7 @@ def class_relevance(features: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A map (h, w) divided by its maximum and resized to (height, width): bilinear, half-pixel centres (cv2.resize).
+    """A map (h, w) divided by its maximum and resized to (height, width): bilinear, half-pixel centers (cv2.resize).
 
     A map of zeros stays one.
     """

@@ -1,9 +1,10 @@
-"""Looking at a model with pictures: every array that its figures are drawn from."""
+"""Run a model on images and compute the arrays behind every figure."""
 
 import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from keras_vit.checkpoints.describe import official_name
 from keras_vit.errors import UserError
 from keras_vit.inspection import analysis, locality, relevance
-from keras_vit.inspection.images import Picture
+from keras_vit.inspection.images import Image
 from keras_vit.models.build import config_of, intermediates, preprocessing_of
 from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig
 from keras_vit.models.layers import PositionEmbedding, PositionEmbedding2D, SinCosPositions
@@ -19,44 +20,44 @@ from keras_vit.models.layers import PositionEmbedding, PositionEmbedding2D, SinC
 FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
 _OF_ATTENTION = ("distance", "rollout", "attention", "norms")
 
-# Attention probabilities held at once, as numbers; a batch has as many images as that allows.
+# The largest batch, and the largest number of attention probabilities in memory at once, which limits the batch.
 _LARGEST_BATCH, _HELD = 64, 2**26
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
-    """What was seen in a model."""
+class InspectionResult:
+    """The arrays and measurements that `inspect` computes for a model."""
 
     model: str
-    """Its official name, or its sizes."""
+    """Official name of the model, or a description of its sizes."""
     checkpoint: str
-    """Where its weights are from."""
-    pictures: tuple[Picture, ...]
-    """Those shown, as they were given."""
+    """Source of the weights, for titles."""
+    images: tuple[Image, ...]
+    """The images with maps, before preprocessing."""
     predictions: tuple[tuple[tuple[str, float], ...], ...]
-    """For each of them, the five likeliest classes with their probabilities; empty without a head."""
+    """The five most likely classes of each image with their probabilities; empty for a model without a head."""
     image_size: tuple[int, int]
     """Height and width of the input in pixels."""
     grid: tuple[int, int] | None
     """Rows and columns of patches; None for a ResNet."""
     filters_are_components: bool
-    """Whether "filters" are principal components of the embedding, not the filters of a first convolution."""
+    """Whether "filters" are principal components of the patch embedding. If not, they are filters of a convolution."""
     num_averaged: int
-    """Images that the attention distance is averaged over."""
+    """Number of images in the average of the attention distance."""
     layers: tuple[str, ...]
-    """Names of the layers in "attention", as "3", or "3 row" and "3 column" of an axial model."""
+    """Names of the layers in "attention", such as "3"; an axial model has "3 row" and "3 column"."""
     layer_numbers: tuple[int, ...]
-    """Their places among all layers of "rollout" and "attention_distance"."""
+    """Indices of these layers in "rollout" and "attention_distance"."""
     heads: tuple[int, ...]
-    """Numbers of the heads in "attention"."""
+    """Indices of the heads in "attention"."""
     arrays: dict[str, np.ndarray]
-    """By name, those of the figures that were asked for; docs/inspect.md has their shapes and units."""
-    measures: dict[str, float | list]
-    """The statements of `measures.py` and the spread of the attention distance in each layer."""
+    """Arrays of the requested figures by name. docs/inspect.md lists their shapes and units."""
+    measures: dict[str, Any]
+    """The numbers of `locality.py`, and the range of the attention distance in each layer."""
 
 
 def available_figures(model: keras.Model) -> tuple[str, ...]:
-    """The figures that exist for a model, in the order of FIGURES."""
+    """Return the figures that exist for a model, in the order of FIGURES."""
     config = config_of(model)
     exist = {"filters"}
     if isinstance(config, ViTConfig):
@@ -68,7 +69,7 @@ def available_figures(model: keras.Model) -> tuple[str, ...]:
 
 def inspect(
     model: keras.Model,
-    pictures: Sequence[Picture],
+    images: Sequence[Image],
     *,
     checkpoint: str,
     labels: Sequence[str] = (),
@@ -76,37 +77,46 @@ def inspect(
     shown: int = 8,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-) -> Findings:
-    """Compute what the figures of a model show.
+) -> InspectionResult:
+    """Compute the arrays behind the figures of a model.
 
     Args:
-        model: built by `keras_vit.build`, whatever happened to it since.
-        pictures: of any size; they are resized as in evaluation. The attention distance is averaged over all of them.
-        checkpoint: where its weights are from, for the titles.
-        labels: names of the classes; without them a class is called by its number.
-        figures: of FIGURES; None for all that exist for the model.
-        shown: pictures with maps, the first ones.
-        layers, heads: numbers of those whose attention is shown; None for all.
+        model: a model built by `keras_vit.build`, with any weights.
+        images: images of any size. They are preprocessed as in evaluation. The attention distance is averaged over
+            all of them.
+        checkpoint: source of the weights, for titles.
+        labels: class names. Defaults to the class numbers.
+        figures: names from FIGURES. Defaults to all figures that exist for the model.
+        shown: number of images with maps; the first ones are taken.
+        layers, heads: indices of the layers and heads in the attention maps. Defaults to all.
+
+    Returns:
+        An `InspectionResult`.
+
+    Raises:
+        UserError: if an argument does not fit the model, or if the model's outputs are not finite.
     """
     figures = _chosen_figures(model, figures)
     config, preprocessing = config_of(model), preprocessing_of(model)
-    if not pictures or shown < 1:
-        raise UserError(f"At least one picture is needed and shown, but there are {len(pictures)}, {shown} to show.")
+    if not images or shown < 1:
+        raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")
     found, measured = _of_weights(model, figures)
-    fitted = np.stack([keras.ops.convert_to_numpy(preprocessing.fit(picture.pixels)) for picture in pictures])
+    fitted = np.stack([keras.ops.convert_to_numpy(preprocessing.fit(image.pixels)) for image in images])
     inputs = keras.ops.convert_to_numpy(preprocessing.normalize(fitted))
-    pictures = tuple(pictures[:shown])
     found["images"] = np.clip(np.round(fitted[:shown]), 0, 255).astype(np.uint8)
-    names, places, chosen_heads = (), (), ()
+    names: tuple[str, ...] = ()
+    places: list[int] = []
+    chosen_heads: tuple[int, ...] = ()
     if {*figures} & {*_OF_ATTENTION}:
+        assert isinstance(config, ViTConfig)
         names, places = _chosen_layers(config, layers)
         chosen_heads = _chosen(heads, config.num_heads, "heads")
         seen, also = _attend(model, config, inputs, fitted, figures, shown, places, list(chosen_heads))
         found, measured = found | seen, measured | also
     elif layers is not None or heads is not None:
         raise UserError(
-            "Layers and heads can be chosen where attention is looked at, but here the figures are "
-            f"{', '.join(figures)}; leave them out."
+            "layers and heads select attention maps, but none of the requested figures has attention "
+            f"({', '.join(figures)}); leave them out."
         )
     predictions: tuple = ()
     if relevance.classifies(model):
@@ -122,10 +132,10 @@ def inspect(
         _check_finite({"logits": logits})
         predictions = _predictions(logits, labels)
     _check_finite(found)
-    return Findings(
+    return InspectionResult(
         model=_model_name(model),
         checkpoint=checkpoint,
-        pictures=pictures,
+        images=tuple(images[:shown]),
         predictions=predictions,
         image_size=preprocessing.image_size,
         grid=config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) else None,
@@ -140,17 +150,16 @@ def inspect(
 
 
 def _as_float32(tensor) -> np.ndarray:
-    """Half precision becomes what NumPy can calculate with and store."""
+    """Cast to float32: NumPy cannot store every half precision dtype."""
     return keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
 
 
 def _check_finite(found: dict[str, np.ndarray]) -> None:
-    """Raise UserError for numbers that are not finite: drawn, they would be blank, which looks like a finding."""
+    """Raise UserError if any array is not finite. Plots would show these values as blank."""
     for name, values in found.items():
         if not np.all(np.isfinite(values)):
             raise UserError(
-                f"The model gives numbers that are not finite for {name!r}; its weights are broken, or its numbers "
-                "overflow."
+                f"{name!r} of the model is not finite; its weights are broken, or its activations overflow."
             )
 
 
@@ -158,9 +167,9 @@ def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[
     exist = available_figures(model)
     missing = [figure for figure in figures or () if figure not in exist]
     if missing:
-        without = "no attention" if {*missing} & {*_OF_ATTENTION} else "nothing to draw it from"
+        without = "no attention" if {*missing} & {*_OF_ATTENTION} else "no layer for it"
         raise UserError(
-            f"{_model_name(model)} has no figure {missing[0]!r}, for it has {without}; those that exist for it are "
+            f"{_model_name(model)} has no figure {missing[0]!r} because it has {without}; available figures: "
             f"{', '.join(exist)}."
         )
     return exist if figures is None else tuple(figure for figure in exist if figure in figures)
@@ -179,7 +188,7 @@ def _chosen(numbers: Sequence[int] | None, count: int, what: str) -> tuple[int, 
 
 
 def _chosen_layers(config: ViTConfig, layers: Sequence[int] | None) -> tuple[tuple[str, ...], list[int]]:
-    """Names of the chosen layers of attention, and their numbers among all; an axial block has two."""
+    """Names of the selected attention layers and their indices among all; an axial block has two layers."""
     chosen = _chosen(layers, config.num_layers, "layers")
     axes = ("row", "column") if config.axial else ("",)
     names = tuple(f"{layer} {axis}".strip() for layer in chosen for axis in axes)
@@ -187,14 +196,17 @@ def _chosen_layers(config: ViTConfig, layers: Sequence[int] | None) -> tuple[tup
 
 
 def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]:
-    """Arrays and measures of the figures that need no picture."""
-    config, found, measured = config_of(model), {}, {}
+    """Arrays and measures of the figures that depend only on the weights."""
+    config = config_of(model)
+    found: dict[str, np.ndarray] = {}
+    measured: dict[str, Any] = {}
     if "filters" in figures:
         root = _root_layer(config)
         kernel = keras.ops.convert_to_numpy(model.get_layer(root or "embedding").kernel)
-        _check_finite({"filters": kernel})  # whose principal components could not be computed
+        _check_finite({"filters": kernel})  # an SVD fails on values that are not finite
         found["filters"] = analysis.root_filters(kernel) if root else analysis.principal_filters(kernel)
     if "positions" in figures:
+        assert isinstance(config, ViTConfig)
         table = _position_table(_position_layer(model), config)
         found["position_similarity"] = analysis.position_similarity(table, config.num_prefix_tokens)
         grid = config.grid(preprocessing_of(model).image_size)
@@ -204,7 +216,7 @@ def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]
 
 
 def _root_layer(config: ViTConfig | ResNetConfig) -> str | None:
-    """The first convolution, where it is not the embedding of patches."""
+    """Name of the first convolution, or None if it is the patch embedding."""
     if isinstance(config, ViTConfig):
         if config.stem is None:
             return None
@@ -213,13 +225,13 @@ def _root_layer(config: ViTConfig | ResNetConfig) -> str | None:
 
 
 def _position_layer(model: keras.Model) -> keras.layers.Layer | None:
-    """The first layer that adds positions; there are more where every block has its own."""
+    """The first layer that adds position embeddings. A model with one in every block has more."""
     kinds = (PositionEmbedding, PositionEmbedding2D, SinCosPositions)
     return next((layer for layer in model.layers if isinstance(layer, kinds)), None)
 
 
 def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
-    """What the layer adds to the tokens: (1, T, D)."""
+    """The table that the layer adds to the tokens: (1, T, D)."""
     if isinstance(layer, PositionEmbedding):
         return keras.ops.convert_to_numpy(layer.pos_embedding)
     num_tokens = config.num_prefix_tokens + layer.grid[0] * layer.grid[1]
@@ -227,16 +239,16 @@ def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
 
 
 def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], heads: list[int]) -> tuple[dict, dict]:
-    """Arrays and measures of attention, batch by batch: nothing of the size of all probabilities is kept."""
+    """Arrays and measures of attention, batch by batch. Attention probabilities are not kept between batches."""
     grid, prefix = config.grid(preprocessing_of(model).image_size), config.num_prefix_tokens
     patch = tuple(side / count for side, count in zip(inputs.shape[1:3], grid, strict=True))
-    # Light ink on black is the one foreground that needs no judge; whatever is drawn so has one channel.
+    # Grayscale images with light ink on black have a known foreground: the bright pixels.
     ink = "rollout" in figures and inputs.shape[-1] == 1 and config.stem is None
     if not ink and "distance" not in figures:
         inputs = inputs[:shown]
-    seen = {"distance": [], "renormalized": [], "rollout": [], "attention": [], "norms": []}
+    seen: dict[str, list] = {"distance": [], "renormalized": [], "rollout": [], "attention": [], "norms": []}
     for first, attentions, blocks in _batches(model, config, inputs, "norms" in figures):
-        end = max(shown - first, 0)  # of this batch, the images before it are shown
+        end = max(shown - first, 0)  # images of this batch that get maps
         if "distance" in figures:
             seen["distance"].append(_distances(attentions, grid, patch, prefix, renormalize=False))
             seen["renormalized"].append(_distances(attentions, grid, patch, prefix, renormalize=True))
@@ -250,7 +262,7 @@ def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], he
             norms = [analysis.token_norms(analysis.patch_tokens(tokens[:end], grid, prefix)) for tokens in blocks]
             seen["norms"].append(np.stack(norms, axis=1))  # (B, L, h, w)
     found = {name: np.concatenate(parts) for name, parts in seen.items() if parts}
-    measured = {}
+    measured: dict[str, Any] = {}
     if "distance" in found:
         for name, key in (("distance", "attention_distance"), ("renormalized", "attention_distance_renormalized")):
             found[key] = found.pop(name).mean(axis=0)  # (L, H)
@@ -269,7 +281,7 @@ def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], he
 
 
 def _distances(attentions: list[np.ndarray], grid, patch, num_prefix_tokens: int, *, renormalize: bool) -> np.ndarray:
-    """Mean attention distance of every image, layer and head, (B, L, H) in pixels; on all cores."""
+    """Mean attention distance of each image, layer and head, (B, L, H) in pixels, computed on all cores."""
 
     def of_layer(probabilities: np.ndarray) -> np.ndarray:
         return analysis.mean_attention_distance(probabilities, grid, patch, num_prefix_tokens, renormalize=renormalize)
@@ -279,7 +291,7 @@ def _distances(attentions: list[np.ndarray], grid, patch, num_prefix_tokens: int
 
 
 def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, list[np.ndarray], list[np.ndarray]]]:
-    """Number of the first image, attention (B, H, T, T) of every layer, and, if wanted, tokens after every block."""
+    """Yield the first image index, attention (B, H, T, T) of each layer and, optionally, tokens of each block."""
     grid = config.grid(preprocessing_of(model).image_size)
     axes = ("row", "column") if config.axial else ("",)
     names = [f"attention_{layer}_{axis}".rstrip("_") for layer in range(config.num_layers) for axis in axes]
@@ -301,7 +313,7 @@ def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, li
 
 def _predictions(logits: np.ndarray, labels: Sequence[str]) -> tuple[tuple[tuple[str, float], ...], ...]:
     if labels and len(labels) != logits.shape[-1]:
-        raise UserError(f"The model tells apart {logits.shape[-1]} classes, but there are names of {len(labels)}.")
+        raise UserError(f"The model has {logits.shape[-1]} classes, but there are {len(labels)} class names.")
     names = labels or [f"class {number}" for number in range(logits.shape[-1])]
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)

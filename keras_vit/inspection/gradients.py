@@ -1,7 +1,6 @@
-"""The gradient of a number with respect to an array, by the automatic differentiation of Keras' backend.
+"""Gradients by the automatic differentiation of the Keras backend.
 
-`keras.ops` has no gradient. This is the one module of keras_vit that names the backends, and it imports the one in use
-only when a gradient is asked for.
+`keras.ops` has no gradient. Only this module of keras_vit names the backends. It imports the active one on first use.
 """
 
 from collections.abc import Callable
@@ -13,23 +12,23 @@ from keras_vit.errors import UserError
 
 
 def gradient(function: Callable, point: np.ndarray) -> np.ndarray:
-    """The gradient of a function at a point.
+    """Compute the gradient of a scalar function at a point.
 
     Args:
-        function: of one tensor; gives a tensor that holds one number. Written on `keras.ops` and layers.
-        point: where; floating point numbers of any shape.
+        function: maps one tensor to a scalar tensor, with `keras.ops` and layers.
+        point: floating point array of any shape.
 
     Returns:
-        Of the shape of `point`.
+        An array of the same shape as `point`.
 
     Raises:
-        UserError: on a backend without a gradient here.
+        UserError: if the backend is neither TensorFlow nor JAX.
     """
     of_backend = {"tensorflow": _with_tensorflow, "jax": _with_jax}
     backend = keras.backend.backend()
     if backend not in of_backend:
         raise UserError(
-            f"Gradients are computed on the backends {' and '.join(of_backend)} of Keras, but this is {backend}; "
+            f"Gradients require the Keras backend {' or '.join(of_backend)}, but the backend is {backend}; "
             "set KERAS_BACKEND to one of them."
         )
     return keras.ops.convert_to_numpy(of_backend[backend](function, keras.ops.convert_to_tensor(point)))

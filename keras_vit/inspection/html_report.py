@@ -1,4 +1,4 @@
-"""One page that shows everything: images inside it, no network, readable on a phone, a slider through the layers."""
+"""The HTML report: one file with embedded images, no network access, a phone layout and a slider over the layers."""
 
 import base64
 import html
@@ -9,101 +9,99 @@ import matplotlib.image
 import numpy as np
 
 from keras_vit.inspection import plots
-from keras_vit.inspection.compute import Findings
+from keras_vit.inspection.compute import InspectionResult
 
-# Longest side of an image on the page, in pixels; larger ones are thinned out.
+# Longest side of an image in the report, in pixels. Larger images are subsampled.
 _LARGEST_SIDE = 320
 
 _LEGEND = {
-    "rollout": "Rollout: what of the input reaches the output through the attention of all layers.",
-    "relevance": "Relevance: what raises the predicted class (Grad-CAM).",
-    "norms": "Token norms: length of each patch's vector after the last block.",
-    "logits": "Below, the likeliest classes.",
+    "rollout": "Rollout: how much each patch contributes to the output through the attention of all layers.",
+    "relevance": "Relevance: the patches that increase the logit of the predicted class (Grad-CAM).",
+    "norms": "Token norms: Euclidean norm of each patch token after the last block.",
+    "logits": "The most likely classes are listed below.",
 }
 
 
-def page(findings: Findings) -> str:
-    """The whole document as text."""
-    title = html.escape(f"{findings.model}: what it learned, and where it looks")
-    sections = [_facts(findings), _weights(findings), _cards(findings), _layer_by_layer(findings)]
+def html_report(result: InspectionResult) -> str:
+    """Return the report as HTML text."""
+    title = html.escape(f"{result.model}: learned weights and attention")
+    sections = [_facts(result), _weights(result), _cards(result), _layer_by_layer(result)]
     return _DOCUMENT.format(title=title, style=_STYLE, body="\n".join(filter(None, sections)))
 
 
-def sentences(findings: Findings) -> list[str]:
-    """What was measured, as found, in words."""
-    said = []
-    if (positions := findings.measures.get("position_similarity")) is not None:
-        said.append(
+def summary(result: InspectionResult) -> list[str]:
+    """Return one sentence for each measurement."""
+    lines = []
+    if (positions := result.measures.get("position_similarity")) is not None:
+        lines.append(
             f"Positions: {positions['own']:.0%} of the patches are most similar to themselves; mean "
-            f"cosine {positions['adjacent']:.3f} between patches side by side, {positions['distant']:.3f} between "
-            "distant ones."
+            f"cosine similarity {positions['adjacent']:.3f} between adjacent patches, {positions['distant']:.3f} "
+            "between distant patches."
         )
-    if (layers := findings.measures.get("attention_distance")) is not None:
+    if (layers := result.measures.get("attention_distance")) is not None:
         ranges = ", ".join(f"{layer['lowest']:.1f} to {layer['highest']:.1f}" for layer in layers)
-        said.append(
-            f"Mean attention distance of the heads, layer by layer, in pixels, over {findings.num_averaged} images: "
+        lines.append(
+            f"Mean attention distance of the heads, layer by layer, in pixels, over {result.num_averaged} images: "
             f"{ranges}."
         )
-    if (rollout := findings.measures.get("rollout")) is not None:
-        said.append(
-            f"Attention rollout over {rollout['images']} images: {rollout['ink']:.2f} times the even weight on a pixel "
-            f"of ink (brighter than half), {rollout['background']:.2f} times on one of the background."
+    if (rollout := result.measures.get("rollout")) is not None:
+        lines.append(
+            f"Attention rollout over {rollout['images']} images: {rollout['ink']:.2f} times the uniform weight on a "
+            f"foreground pixel (brighter than half), {rollout['background']:.2f} times on a background pixel."
         )
-    return said
+    return lines
 
 
-def _facts(findings: Findings) -> str:
-    rows, columns = findings.grid or (0, 0)
-    size = f"{findings.image_size[0]}x{findings.image_size[1]} pixels"
-    size += f", {rows}x{columns} patches" if findings.grid else ""
-    lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences(findings))
-    measured = f"<h2>Measured</h2><ul>{lines}</ul>" if lines else ""
+def _facts(result: InspectionResult) -> str:
+    rows, columns = result.grid or (0, 0)
+    size = f"{result.image_size[0]}x{result.image_size[1]} pixels"
+    size += f", {rows}x{columns} patches" if result.grid else ""
+    lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in summary(result))
+    measured = f"<h2>Measurements</h2><ul>{lines}</ul>" if lines else ""
     return (
-        f"<h1>{html.escape(findings.model)}</h1><p>Checkpoint <b>{html.escape(findings.checkpoint)}</b>, "
+        f"<h1>{html.escape(result.model)}</h1><p>Checkpoint <b>{html.escape(result.checkpoint)}</b>, "
         f"images of {size}. Figures are named after those of <i>An Image is Worth 16x16 Words</i>.</p>{measured}"
     )
 
 
-def _weights(findings: Findings) -> str:
-    """The panels of Figures 7, 10 and 11, one below the other on a phone."""
+def _weights(result: InspectionResult) -> str:
+    """The panels of Figures 7, 10 and 11."""
     panels = (
         ("filters", "Figure 7, left: filters", plots.draw_filters),
-        ("position_similarity", "Figures 7, centre, and 10: positions", plots.draw_positions),
+        ("position_similarity", "Figures 7, center, and 10: positions", plots.draw_positions),
         ("attention_distance", "Figures 7, right, and 11: distance", plots.draw_distances),
-        ("attention_distance_renormalized", "The same, renormalised", plots.draw_renormalized_distances),
+        ("attention_distance_renormalized", "The same, renormalized", plots.draw_renormalized_distances),
     )
     figures = []
     for key, caption, draw in panels:
-        if key in findings.arrays:
+        if key in result.arrays:
             stream = io.BytesIO()
-            plots.save(plots.panel(findings, draw), stream)
+            plots.save(plots.panel(result, draw), stream)
             figures.append(_figure(_address(stream.getvalue()), caption))
-    return f'<h2>What it learned</h2><div class="panels">{"".join(figures)}</div>' if figures else ""
+    return f'<h2>Learned weights</h2><div class="panels">{"".join(figures)}</div>' if figures else ""
 
 
-def _cards(findings: Findings) -> str:
-    """Figures 6 and 14 and what can be compared with them: of each picture, input, maps, and predictions."""
+def _cards(result: InspectionResult) -> str:
+    """Figures 6 and 14: the input, maps and predictions of each image."""
     cards = []
-    for index, picture in enumerate(findings.pictures):
-        tiles = [_figure(_image_address(findings.arrays["images"][index]), "input", "pixels")]
-        for title, values in plots.maps_of(findings, index):
+    for index, image in enumerate(result.images):
+        tiles = [_figure(_image_address(result.arrays["images"][index]), "input", "pixels")]
+        for title, values in plots.maps_of(result, index):
             tiles.append(_figure(_map_address(_thinned(values)), title))
-        label = "" if picture.label is None else f" <small>label: {html.escape(picture.label)}</small>"
+        label = "" if image.label is None else f" <small>label: {html.escape(image.label)}</small>"
         guesses = "".join(
             f'<li><span>{html.escape(name)}</span><meter value="{probability:.6f}"></meter>'
             f"<span>{_percent(probability)}</span></li>"
-            for name, probability in (findings.predictions[index] if findings.predictions else ())
+            for name, probability in (result.predictions[index] if result.predictions else ())
         )
         guesses = (
-            f'<ol class="guesses">{guesses}</ol>'
-            if guesses
-            else "<p>The model gives no prediction for a whole image.</p>"
+            f'<ol class="guesses">{guesses}</ol>' if guesses else "<p>The model has no image-level prediction.</p>"
         )
-        name = html.escape(picture.name)
+        name = html.escape(image.name)
         cards.append(f'<article><h3>{name}{label}</h3><div class="tiles">{"".join(tiles)}</div>{guesses}</article>')
-    title = "Where it looks: Figures 6 and 14" if "rollout" in findings.arrays else "Where it looks"
-    legend = "".join(f" {words}" for key, words in _LEGEND.items() if key in findings.arrays)
-    text = f"<h2>{title}</h2><p>Maps are bright where they are highest.{legend}</p>"
+    title = "Attention maps: Figures 6 and 14" if "rollout" in result.arrays else "Maps"
+    legend = "".join(f" {words}" for key, words in _LEGEND.items() if key in result.arrays)
+    text = f"<h2>{title}</h2><p>Brighter colors mean higher values.{legend}</p>"
     return f'{text}<div class="cards">{"".join(cards)}</div>'
 
 
@@ -111,44 +109,45 @@ def _percent(probability: float) -> str:
     return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"
 
 
-def _layer_by_layer(findings: Findings) -> str:
-    """A slider through the layers, with every head, rollout so far and token norms of the chosen picture."""
-    if "attention" not in findings.arrays:
+def _layer_by_layer(result: InspectionResult) -> str:
+    """A slider over the layers: every head, the rollout up to the layer, and token norms of the selected image."""
+    if "attention" not in result.arrays:
         return ""
-    sheets = [_sheet(findings, index) for index in range(len(findings.pictures))]
+    sheets = [_sheet(result, index) for index in range(len(result.images))]
     columns, sheet_maps = sheets[0][0], [_map_address(values) for _, values in sheets]
     choices = "".join(
         f'<label><input type="radio" name="picture" value="{index}"{" checked" * (index == 0)}>'
-        f'<img src="{_image_address(findings.arrays["images"][index])}" alt="{html.escape(picture.name)}"></label>'
-        for index, picture in enumerate(findings.pictures)
+        f'<img src="{_image_address(result.arrays["images"][index])}" alt="{html.escape(image.name)}"></label>'
+        for index, image in enumerate(result.images)
     )
-    height, width = findings.grid
+    assert result.grid is not None
+    height, width = result.grid
     tiles = "".join(
         f'<figure><canvas width="{width}" height="{height}" role="img" aria-label="{name}"></canvas>'
         f"<figcaption>{name}</figcaption></figure>"
         for name in columns
     )
-    data = json.dumps({"sheets": sheet_maps, "layers": findings.layers, "width": width, "height": height})
+    data = json.dumps({"sheets": sheet_maps, "layers": result.layers, "width": width, "height": height})
     return (
         "<h2>Layer by layer</h2><p>Attention of each head from the output (the class token, or the mean of all tokens) "
         "to the patches, each map divided by its maximum.</p>"
         f'<div class="choices">{choices}</div><p class="slider"><label for="layer">layer <output id="shown">'
-        f'{findings.layers[0]}</output></label><input type="range" id="layer" min="0" max="{len(findings.layers) - 1}" '
+        f'{result.layers[0]}</output></label><input type="range" id="layer" min="0" max="{len(result.layers) - 1}" '
         f'value="0"></p><div class="heads">{tiles}</div>'
         f'<script type="application/json" id="data">{data}</script><script>{_SCRIPT}</script>'
     )
 
 
-def _sheet(findings: Findings, index: int) -> tuple[list[str], np.ndarray]:
-    """Names of the columns, and a map of maps: a row for each layer, a column for each head, (L * h, columns * w)."""
-    found = findings.arrays
-    names = [f"head {head}" for head in findings.heads]
+def _sheet(result: InspectionResult, index: int) -> tuple[list[str], np.ndarray]:
+    """Column names and a mosaic of maps, a row for each layer and a column for each head: (L * h, columns * w)."""
+    found = result.arrays
+    names = [f"head {head}" for head in result.heads]
     maps = list(np.moveaxis(found["attention"][index], 1, 0))  # of (L, h, w) each
     if "rollout" in found:
-        names.append("rollout so far")
-        maps.append(found["rollout"][index][list(findings.layer_numbers)])
+        names.append("rollout")
+        maps.append(found["rollout"][index][list(result.layer_numbers)])
     if "norms" in found:
-        norms = found["norms"][index][[int(layer.split()[0]) for layer in findings.layers]]  # of axial blocks twice
+        norms = found["norms"][index][[int(layer.split()[0]) for layer in result.layers]]  # twice for axial blocks
         names.append("token norms")
         maps.append(norms - norms.min(axis=(1, 2), keepdims=True))
     scaled = [values / np.maximum(values.max(axis=(1, 2), keepdims=True), 1e-30) for values in maps]
@@ -162,7 +161,7 @@ def _figure(address: str, caption: str, kind: str = "") -> str:
 
 def _map_address(values: np.ndarray) -> str:
     stream = io.BytesIO()
-    matplotlib.image.imsave(stream, values, cmap=plots.COLOURS, vmin=0.0, vmax=1.0, format="png")
+    matplotlib.image.imsave(stream, values, cmap=plots.COLORMAP, vmin=0.0, vmax=1.0, format="png")
     return _address(stream.getvalue())
 
 

@@ -1,4 +1,4 @@
-"""Pictures to look at: image files, folders, the samples of a run, or a data set. All of them come from strangers."""
+"""Read images for inspection: image files, folders, the samples of a run, or a data set. No file is trusted."""
 
 import dataclasses
 import io
@@ -21,8 +21,8 @@ _DATA_SETS = ("digits", "tfds:", "folder:", "tfrecord:")
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """A decoded image, its name, and its class where that is known."""
+class Image:
+    """A decoded image with its name and, if known, its class."""
 
     name: str
     pixels: np.ndarray
@@ -30,17 +30,20 @@ class Picture:
     label: str | None = None
 
 
-def read_pictures(
+def read_images(
     source: str | os.PathLike, count: int, labels: tuple[str, ...] = (), data_dir: str | None = None
-) -> list[Picture]:
-    """At most `count` pictures of what `--images` names.
+) -> list[Image]:
+    """Read at most `count` images.
 
     Args:
-        source: an image file; a folder, searched with those inside it, of whose images evenly spaced ones are taken;
-            a samples.npz, of which the first are; or what --data of a training command takes.
-        count: pictures at most.
-        labels: names of the classes that the labels of a samples.npz count.
+        source: an image file; a folder, searched recursively, with evenly spaced images taken; a samples.npz, with the
+            first images taken; or a data set, as `--data` of the training commands takes it.
+        count: maximum number of images.
+        labels: class names for the integer labels of a samples.npz.
         data_dir: directory of prepared TFDS data sets.
+
+    Raises:
+        UserError: if there is no such image, folder or data set, or if an image cannot be decoded.
     """
     path = pathlib.Path(source)
     if path.suffix == ".npz" and path.is_file():
@@ -57,12 +60,12 @@ def read_pictures(
     )
 
 
-def decode(data: bytes, name: str, label: str | None = None) -> Picture:
-    """The bytes of an image file (of a GIF the first frame) -> a picture as it is stored, its alpha included.
+def decode(data: bytes, name: str, label: str | None = None) -> Image:
+    """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
 
-    The formats are those of training (`keras_vit.files.image_formats`), and as there EXIF's orientation is not applied.
+    Formats are the same as in training (`keras_vit.files.image_formats`). As there, EXIF orientation is not applied.
     """
-    import PIL.Image  # here, so that a script with arrays of its own needs no Pillow
+    import PIL.Image  # imported here: scripts that pass arrays do not need Pillow
 
     try:
         if problem := format_problem(data):
@@ -71,19 +74,21 @@ def decode(data: bytes, name: str, label: str | None = None) -> Picture:
             warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)  # above 89 million pixels
             with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
                 pixels = _as_bytes(image, data)
-    except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
+    except Exception as error:  # Pillow's decoders raise many types for damaged files
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise UserError(f"{name} cannot be read as a {format_list()} ({reason}); mend or remove it.") from error
-    return Picture(name, pixels if pixels.ndim == 3 else pixels[:, :, None], label)
+        raise UserError(f"{name} cannot be read as a {format_list()} ({reason}); repair or remove it.") from error
+    return Image(name, pixels if pixels.ndim == 3 else pixels[:, :, None], label)
 
 
 def _as_bytes(image, data: bytes) -> np.ndarray:
-    """(H, W) or (H, W, C) uint8 as TensorFlow decodes the file: 16 bits become 8, palettes RGB, an alpha stays."""
+    """(H, W) or (H, W, C) uint8, as TensorFlow decodes the file: 16 bits to 8, palettes to RGB, alpha kept."""
     if image.format == "GIF":
         pixels = np.asarray(image.convert("RGBA"))
-        return pixels[:, :, :3] * (pixels[:, :, 3:] > 0).astype(np.uint8)  # TensorFlow shows what is transparent black
+        return pixels[:, :, :3] * (pixels[:, :, 3:] > 0).astype(np.uint8)  # transparent pixels are black in TensorFlow
     if image.format == "BMP":
-        return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))  # the fourth byte is seldom an alpha
+        return np.asarray(
+            image.convert("L" if image.mode == "L" else "RGB")
+        )  # the fourth byte is rarely an alpha channel
     if key := colour_key(data):
         return _with_alpha_of(key, image, bits=data[24])
     if image.mode.startswith("I"):
@@ -94,9 +99,9 @@ def _as_bytes(image, data: bytes) -> np.ndarray:
 
 
 def _with_alpha_of(key: tuple[int, ...], image, bits: int) -> np.ndarray:
-    """A PNG (H, W) or (H, W, 3) whose colour `key`, of `bits` bits, is transparent -> (H, W, 2) or (H, W, 4) uint8."""
+    """A PNG (H, W) or (H, W, 3) whose color `key`, of `bits` bits, is transparent -> (H, W, 2) or (H, W, 4) uint8."""
     if len(key) == 3 and bits == 16:
-        raise ValueError("16 bits of colour and one that is transparent; save it with an alpha channel")
+        raise ValueError("16-bit colors with a transparent one; save it with an alpha channel")
     image.info.pop("transparency", None)
     pixels = np.atleast_3d(np.asarray(image if bits == 16 else image.convert("L" if len(key) == 1 else "RGB")))
     scale = 1 if bits == 16 else 255 // (2**bits - 1)
@@ -112,17 +117,15 @@ def _upper_bytes(pixels: np.ndarray) -> np.ndarray:
 def _small(path: pathlib.Path) -> bool:
     size = path.stat().st_size
     if size > _LARGEST_FILE:
-        raise UserError(
-            f"{path.name} has {size:,} bytes, more than {_LARGEST_FILE:,}; so it is not decoded; reduce it."
-        )
+        raise UserError(f"{path.name} has {size:,} bytes, more than the maximum of {_LARGEST_FILE:,}; reduce its size.")
     return True
 
 
-def _folder(path: pathlib.Path, count: int) -> list[Picture]:
+def _folder(path: pathlib.Path, count: int) -> list[Image]:
     visible = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
     files = sorted(file for file in visible if file.is_file() and _is_image(file))
     if not files:
-        raise UserError(f"The folder {str(path)!r} holds no image ({format_list()}).")
+        raise UserError(f"The folder {str(path)!r} contains no image ({format_list()}).")
     chosen = np.unique(np.linspace(0, len(files) - 1, min(count, len(files))).astype(int))
     return [_file(files[index], str(files[index].relative_to(path))) for index in chosen]
 
@@ -132,14 +135,14 @@ def _is_image(path: pathlib.Path) -> bool:
         return image_format(stream.read(12)) is not None
 
 
-def _file(path: pathlib.Path, name: str) -> Picture:
+def _file(path: pathlib.Path, name: str) -> Image:
     data = path.read_bytes() if _small(path) else b""
     if orientation(data) != 1:
-        print(f"Warning: {name} is turned by an EXIF orientation, which is not applied: the model sees it as stored.")
+        print(f"Warning: {name} has an EXIF orientation, which is not applied: the model sees the image as stored.")
     return decode(data, name)
 
 
-def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Picture]:
+def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Image]:
     samples = Samples.load(path)
     names = dict(enumerate(labels))
     return [
@@ -148,13 +151,12 @@ def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Pi
     ]
 
 
-def _data_set(data: str, count: int, data_dir: str | None) -> list[Picture]:
-    """Evaluation images of a data set, in an evenly mixed order.
+def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
+    """Read shuffled evaluation images of a data set.
 
-    This package knows no data sets and needs no TensorFlow: the training side's command writes the images to a file, in
-    a process of its own.
+    keras_vit does not depend on TensorFlow. So `training.samples` writes the images to a file in a separate process.
     """
-    checkout = pathlib.Path(__file__).parents[2]  # where training/ lies, whatever this process was started in
+    checkout = pathlib.Path(__file__).parents[2]  # the directory of training/, independent of the working directory
     places = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "training.samples", "--data", data, "--count", str(count), "--output", folder]
@@ -166,6 +168,6 @@ def _data_set(data: str, count: int, data_dir: str | None) -> list[Picture]:
             text=True,
         )
         if done.returncode:
-            complaint = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            complaint = (done.stderr.strip().splitlines() or ["no error message"])[-1]
             raise UserError(f"The data set {data!r} could not be read: {complaint}")
         return _samples(pathlib.Path(folder) / run_directory.SAMPLES, count, run_directory.load_labels(folder))

@@ -1,4 +1,4 @@
-"""The paper's statements about a trained model (arXiv 2010.11929, section 4.5), each as numbers that may deny it."""
+"""The paper's claims about trained models (arXiv 2010.11929, section 4.5) as numbers that can refute them."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What the command takes; without Keras, which `--help` need not wait for."""
+"""Options of the command. This module does not import Keras, so `--help` is fast."""
 
 import dataclasses
 import pathlib
@@ -6,34 +6,34 @@ import pathlib
 
 @dataclasses.dataclass(frozen=True)
 class InspectionOptions:
-    """Draw the paper's figures for a model, and a page that shows them all."""
+    """Plot the paper's figures for a model and write an HTML report."""
 
     output: pathlib.Path
-    """Directory to write into."""
+    """Output directory."""
     run: str | None = None
-    """Run directory of a training command, or a .keras file; or else:"""
+    """Run directory of a training command, or a .keras file. Use this or --checkpoint."""
     checkpoint: str | None = None
-    """Checkpoint file or folder, address, or official name such as augreg:B_16."""
+    """Checkpoint file, folder, URL, or official name such as augreg:B_16."""
     images: str | None = None
     """Image file, folder of images, samples.npz, digits, tfds:NAME, folder:PATH or tfrecord:GLOB; default the run's
     samples.npz."""
     count: int = 128
-    """Images at most that the attention distance is averaged over."""
+    """Maximum number of images in the average of the attention distance."""
     show: int = 8
-    """Images whose maps are shown, the first of them."""
+    """Number of images with maps; the first ones are taken."""
     figures: tuple[str, ...] | None = None
-    """filters, positions, distance, rollout, attention, norms, relevance; default all that exist for the model."""
+    """filters, positions, distance, rollout, attention, norms, relevance; default all figures of the model."""
     layers: tuple[int, ...] | None = None
-    """Blocks whose heads are shown, from 0; default all."""
+    """Blocks in the attention maps, from 0; default all."""
     heads: tuple[int, ...] | None = None
-    """Heads that are shown, from 0; default all."""
+    """Heads in the attention maps, from 0; default all."""
     labels: pathlib.Path | None = None
-    """Text file with the name of a class in each line; default the run's labels.txt."""
+    """Text file with one class name per line; default the run's labels.txt."""
     image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize position embeddings to; default: as stored."""
+    """Height and width of the input in pixels; position embeddings are resized. Default as stored."""
     num_heads: int | None = None
-    """Attention heads, where the checkpoint does not tell them."""
+    """Number of attention heads, if the checkpoint does not contain it."""
     num_groups: int | None = None
-    """Groups of GroupNorm, where the checkpoint does not tell them."""
+    """Number of groups of GroupNorm, if the checkpoint does not contain it."""
     data_dir: str | None = None
-    """Directory of prepared TFDS data sets; default TFDS' own."""
+    """Directory of prepared TFDS data sets; default is the TFDS default."""

@@ -1,6 +1,6 @@
-"""The figures of the paper (arXiv 2010.11929) and those around them, drawn by matplotlib from what was found.
+"""Plots of the paper's figures (arXiv 2010.11929) and related ones with matplotlib.
 
-Maps are in cividis, which reads alike with every kind of colour vision and in print; dots are blue and orange.
+Maps use the cividis colormap and dots are blue and orange: both are readable with color vision deficiency and in print.
 """
 
 from collections.abc import Iterator
@@ -11,60 +11,60 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from keras_vit.inspection.analysis import resize_map
-from keras_vit.inspection.compute import Findings
+from keras_vit.inspection.compute import InspectionResult
 
-COLOURS = "cividis"
+COLORMAP = "cividis"
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's
 _FILTER_COLUMNS, _FILTERS_SHOWN = 7, 70
 _TILES = 16  # of position embeddings, in each direction; more are not legible
 _DPI = 110
 
 
-def draw_all(findings: Findings) -> Iterator[tuple[str, matplotlib.figure.Figure]]:
-    """File name and figure of everything that can be drawn from the findings; one is in memory at a time."""
-    found = findings.arrays
+def draw_all(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure]]:
+    """Yield the file name and figure of each plot of the result, one at a time to save memory."""
+    found = result.arrays
     if {"filters", "position_similarity", "attention_distance"} <= found.keys():
-        yield "figure_07_inside.png", _in_a_row(findings, [draw_filters, draw_positions, draw_distances])
+        yield "figure_07_inside.png", _in_a_row(result, [draw_filters, draw_positions, draw_distances])
     if "rollout" in found:
-        yield "figure_06_attention.png", _beside_inputs(findings)
+        yield "figure_06_attention.png", _beside_inputs(result)
     for key, name, draw in (
         ("filters", "filters.png", draw_filters),
         ("position_similarity", "figure_10_positions.png", draw_positions),
     ):
         if key in found:
-            yield name, _in_a_row(findings, [draw])
+            yield name, _in_a_row(result, [draw])
     if "attention_distance" in found:
         panels = [draw_distances, draw_renormalized_distances]
-        yield "figure_11_distances.png", _in_a_row(findings, panels)
-    if _map_columns(findings):
-        yield "maps.png", _maps(findings)
-    for index in range(len(findings.pictures) if "attention" in found else 0):
-        yield f"heads_{index}.png", _heads(findings, index)
+        yield "figure_11_distances.png", _in_a_row(result, panels)
+    if _map_columns(result):
+        yield "maps.png", _maps(result)
+    for index in range(len(result.images) if "attention" in found else 0):
+        yield f"heads_{index}.png", _heads(result, index)
 
 
 def save(figure: matplotlib.figure.Figure, file) -> None:
     """Write a figure as PNG to a path or a binary file."""
     figure.set_dpi(_DPI)
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # once; savefig lays all of it out and draws it twice
+    canvas.draw()  # savefig would draw the figure twice
     matplotlib.image.imsave(file, np.asarray(canvas.buffer_rgba()), format="png")
 
 
-def panel(findings: Findings, draw) -> matplotlib.figure.Figure:
-    """One panel as a figure of its own, without the common title, for a page that has one."""
+def panel(result: InspectionResult, draw) -> matplotlib.figure.Figure:
+    """One panel as a figure without a title, for the HTML report."""
     figure = matplotlib.figure.Figure(figsize=(4.6, 4.2), layout="constrained")
-    draw(figure.subplots(), findings)
+    draw(figure.subplots(), result)
     return figure
 
 
 def plain(text: str, length: int = 60) -> str:
-    """What the font can show of a name, cut at its beginning."""
+    """The printable characters of a name, truncated at the start."""
     shown = _legible(text)
     return shown if len(shown) <= length else "..." + shown[3 - length :]
 
 
 def _cut(text: str, length: int) -> str:
-    """What the font can show of a class, cut at its end."""
+    """The printable characters of a class name, truncated at the end."""
     shown = _legible(text)
     return shown if len(shown) <= length else shown[: length - 3] + "..."
 
@@ -73,31 +73,31 @@ def _legible(text: str) -> str:
     return "".join(letter if letter.isprintable() and ord(letter) < 0x250 else "?" for letter in text)
 
 
-def picture_name(findings: Findings, index: int, length: int = 60) -> str:
-    """The name of a picture, with its class where that is known."""
-    picture = findings.pictures[index]
-    label = "" if picture.label is None else f" ({_cut(picture.label, 12)})"
-    return plain(picture.name, length - len(label)) + label
+def image_title(result: InspectionResult, index: int, length: int = 60) -> str:
+    """The name of an image, with its class if known."""
+    image = result.images[index]
+    label = "" if image.label is None else f" ({_cut(image.label, 12)})"
+    return plain(image.name, length - len(label)) + label
 
 
-def _titled(findings: Findings, size: tuple[float, float], note: str = "") -> matplotlib.figure.Figure:
+def _titled(result: InspectionResult, size: tuple[float, float], note: str = "") -> matplotlib.figure.Figure:
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    lines = [plain(findings.model), plain(findings.checkpoint)] + ([note] if note else [])
+    lines = [plain(result.model), plain(result.checkpoint)] + ([note] if note else [])
     wide = size[0] > 7
     figure.suptitle((" | " if wide else "\n").join(lines), fontsize=11, parse_math=False, wrap=True)
     return figure
 
 
-def _in_a_row(findings: Findings, draws: list) -> matplotlib.figure.Figure:
-    figure = _titled(findings, (5.4 * len(draws), 5.2))
+def _in_a_row(result: InspectionResult, draws: list) -> matplotlib.figure.Figure:
+    figure = _titled(result, (5.4 * len(draws), 5.2))
     for axes, draw in zip(np.atleast_1d(figure.subplots(1, len(draws))), draws, strict=True):
-        draw(axes, findings)
+        draw(axes, result)
     return figure
 
 
-def draw_filters(axes, findings: Findings) -> None:
-    """Figure 7, left: each filter or component scaled to its own range, all channels jointly."""
-    filters = findings.arrays["filters"][:_FILTERS_SHOWN]
+def draw_filters(axes, result: InspectionResult) -> None:
+    """Figure 7, left: each filter or component scaled to its range over all channels."""
+    filters = result.arrays["filters"][:_FILTERS_SHOWN]
     low, high = (end(filters, axis=(1, 2, 3), keepdims=True) for end in (np.min, np.max))
     tiles = (filters - low) / np.maximum(high - low, np.finfo(np.float64).tiny)
     if tiles.shape[-1] != 3:
@@ -107,20 +107,21 @@ def draw_filters(axes, findings: Findings) -> None:
     tiles = np.concatenate([tiles, missing]).reshape(rows, _FILTER_COLUMNS, *tiles.shape[1:])
     axes.imshow(np.nan_to_num(_mosaic(tiles), nan=1.0), interpolation="nearest")
     axes.set_axis_off()
-    count, total = len(filters), len(findings.arrays["filters"])
-    if findings.filters_are_components:
+    count, total = len(filters), len(result.arrays["filters"])
+    if result.filters_are_components:
         axes.set_title(f"Embedding filters: first {count} principal components", fontsize=10)
     else:
         axes.set_title(f"Filters of the first convolution: {count} of {total}", fontsize=10)
 
 
-def draw_positions(axes, findings: Findings) -> None:
-    """Figures 7, centre, and 10: in each tile the similarity of one patch with all others."""
-    rows, columns = findings.grid
-    tiles = findings.arrays["position_similarity"].reshape(rows, columns, rows, columns)
+def draw_positions(axes, result: InspectionResult) -> None:
+    """Figures 7, center, and 10: each tile shows the similarity of one patch to all patches."""
+    assert result.grid is not None
+    rows, columns = result.grid
+    tiles = result.arrays["position_similarity"].reshape(rows, columns, rows, columns)
     step = -(-max(rows, columns) // _TILES)
     tiles = tiles[::step, ::step]
-    image = axes.imshow(_mosaic(tiles), cmap=COLOURS, vmin=-1.0, vmax=1.0, interpolation="nearest")
+    image = axes.imshow(_mosaic(tiles), cmap=COLORMAP, vmin=-1.0, vmax=1.0, interpolation="nearest")
     _label_tiles(axes, tiles.shape, [f"{n * step}" for n in range(max(tiles.shape[:2]))])
     axes.set(xlabel="input patch column", ylabel="input patch row")
     every = f", every {step}th patch" if step > 1 else ""
@@ -128,43 +129,43 @@ def draw_positions(axes, findings: Findings) -> None:
     axes.figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.8)
 
 
-def draw_distances(axes, findings: Findings) -> None:
+def draw_distances(axes, result: InspectionResult) -> None:
     """Figures 7, right, and 11: a dot for each head."""
-    _dots(axes, findings, "attention_distance", "as the reference", _BLUE)
+    _dots(axes, result, "attention_distance", "not renormalized", _BLUE)
 
 
-def draw_renormalized_distances(axes, findings: Findings) -> None:
-    """The same, each row of attention divided by its sum once the class token is left out."""
-    _dots(axes, findings, "attention_distance_renormalized", "rows renormalised", _ORANGE)
+def draw_renormalized_distances(axes, result: InspectionResult) -> None:
+    """Attention distance with each row of attention divided by its sum over the patches."""
+    _dots(axes, result, "attention_distance_renormalized", "rows renormalized", _ORANGE)
 
 
-def _dots(axes, findings: Findings, key: str, how: str, colour: str) -> None:
-    distances = findings.arrays[key]  # (L, H)
+def _dots(axes, result: InspectionResult, key: str, how: str, color: str) -> None:
+    distances = result.arrays[key]  # (L, H)
     depth = np.arange(len(distances))
     axes.plot(depth, np.median(distances, axis=1), color="0.6", linewidth=1.0, zorder=1)
-    axes.scatter(depth.repeat(distances.shape[1]), distances, s=22, color=colour, alpha=0.75, linewidths=0, zorder=2)
-    height, width = findings.image_size
+    axes.scatter(depth.repeat(distances.shape[1]), distances, s=22, color=color, alpha=0.75, linewidths=0, zorder=2)
+    height, width = result.image_size
     axes.set(xlabel="network depth (layer)", ylabel="mean attention distance (pixels)")
     axes.set_ylim(0.0, 1.08 * distances.max() or 1.0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    images = f"{findings.num_averaged} image{'s' * (findings.num_averaged != 1)}"
-    axes.set_title(f"A dot for each head, {how}\n{images} of {height}x{width} px", fontsize=10)
+    images = f"{result.num_averaged} image{'s' * (result.num_averaged != 1)}"
+    axes.set_title(f"One dot per head, {how}\n{images} of {height}x{width} px", fontsize=10)
 
 
-def _aspect(findings: Findings) -> float:
-    """Height of an input by its width, within what a figure can show."""
-    return float(np.clip(findings.image_size[0] / findings.image_size[1], 0.2, 5.0))
+def _aspect(result: InspectionResult) -> float:
+    """Height of an input divided by its width, clipped to a range that fits a figure."""
+    return float(np.clip(result.image_size[0] / result.image_size[1], 0.2, 5.0))
 
 
-def _beside_inputs(findings: Findings) -> matplotlib.figure.Figure:
+def _beside_inputs(result: InspectionResult) -> matplotlib.figure.Figure:
     """Figures 6 and 14: the input, and the input times the rollout of attention divided by its maximum."""
-    count = len(findings.pictures)
+    count = len(result.images)
     columns = min(count, 4)
     rows = -(-count // columns)
     figure = _titled(
-        findings,
-        (max(5.4, 3.2 * columns), 0.7 + (0.4 + 1.6 * _aspect(findings)) * rows),
+        result,
+        (max(5.4, 3.2 * columns), 0.7 + (0.4 + 1.6 * _aspect(result)) * rows),
         "input, and input times attention rollout",
     )
     cells = figure.subplots(rows, 2 * columns, squeeze=False).reshape(-1, 2)
@@ -172,11 +173,11 @@ def _beside_inputs(findings: Findings) -> matplotlib.figure.Figure:
         for axes in pair:
             axes.set_axis_off()
     for index, (left, right) in enumerate(cells[:count]):
-        image = findings.arrays["images"][index]
-        mask = resize_map(findings.arrays["rollout"][index, -1], image.shape[:2])[:, :, None]
+        image = result.arrays["images"][index]
+        mask = resize_map(result.arrays["rollout"][index, -1], image.shape[:2])[:, :, None]
         show_image(left, image)
         show_image(right, np.round(image * mask).astype(np.uint8))
-        left.set_title(picture_name(findings, index, 24), fontsize=8, parse_math=False)
+        left.set_title(image_title(result, index, 24), fontsize=8, parse_math=False)
         right.set_title("attention", fontsize=8)
     return figure
 
@@ -188,61 +189,61 @@ def show_image(axes, image: np.ndarray) -> None:
 
 
 def as_rgb(image: np.ndarray) -> np.ndarray:
-    """(H, W, C) -> (H, W, 3); of an image that is not RGB its first channel, grey."""
+    """(H, W, C) -> (H, W, 3); of an image that is not RGB its first channel, gray."""
     return image if image.shape[-1] == 3 else image[:, :, :1].repeat(3, axis=-1)
 
 
-def _map_columns(findings: Findings) -> list[tuple[str, np.ndarray]]:
-    """Titles and maps (n, h, w) that stand beside the inputs."""
-    found = findings.arrays
+def _map_columns(result: InspectionResult) -> list[tuple[str, np.ndarray]]:
+    """Titles and maps (n, h, w) to plot next to the inputs."""
+    found = result.arrays
     columns = [("attention rollout", found["rollout"][:, -1])] if "rollout" in found else []
-    columns += [("relevance for the prediction", found["relevance"])] if "relevance" in found else []
+    columns += [("relevance for the predicted class", found["relevance"])] if "relevance" in found else []
     if "norms" in found:
         norms = found["norms"][:, -1]
-        columns.append(("token norms, least to most", norms - norms.min(axis=(1, 2), keepdims=True)))
+        columns.append(("token norms", norms - norms.min(axis=(1, 2), keepdims=True)))
     return columns
 
 
-def maps_of(findings: Findings, index: int) -> list[tuple[str, np.ndarray]]:
-    """Titles and maps of one picture, resized to its size, from 0 to 1."""
-    size = findings.arrays["images"].shape[1:3]
-    return [(title, resize_map(maps[index], size)) for title, maps in _map_columns(findings)]
+def maps_of(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]]:
+    """Titles and maps of one image, resized to its size, from 0 to 1."""
+    size = result.arrays["images"].shape[1:3]
+    return [(title, resize_map(maps[index], size)) for title, maps in _map_columns(result)]
 
 
-def _maps(findings: Findings) -> matplotlib.figure.Figure:
-    """A row for each picture: the input, and every map of it beside it, for comparison."""
-    count, columns = len(findings.pictures), 1 + len(_map_columns(findings))
-    figure = _titled(findings, (2.6 * columns, 0.8 + (0.4 + 2.6 * _aspect(findings)) * count))
+def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
+    """One row per image: the input and its maps."""
+    count, columns = len(result.images), 1 + len(_map_columns(result))
+    figure = _titled(result, (2.6 * columns, 0.8 + (0.4 + 2.6 * _aspect(result)) * count))
     for index, row in enumerate(figure.subplots(count, columns, squeeze=False)):
-        show_image(row[0], findings.arrays["images"][index])
-        title = picture_name(findings, index, 26)
-        if findings.predictions:
-            label, probability = findings.predictions[index][0]
+        show_image(row[0], result.arrays["images"][index])
+        title = image_title(result, index, 26)
+        if result.predictions:
+            label, probability = result.predictions[index][0]
             title += f"\npredicted {_cut(label, 14)}, {probability:.1%}"
         row[0].set_title(title, fontsize=9, parse_math=False)
-        for axes, (name, values) in zip(row[1:], maps_of(findings, index), strict=True):
-            axes.imshow(values, cmap=COLOURS, vmin=0.0, vmax=1.0)
+        for axes, (name, values) in zip(row[1:], maps_of(result, index), strict=True):
+            axes.imshow(values, cmap=COLORMAP, vmin=0.0, vmax=1.0)
             axes.set_axis_off()
             axes.set_title(name, fontsize=9)
     return figure
 
 
-def _heads(findings: Findings, index: int) -> matplotlib.figure.Figure:
-    """Attention of every chosen layer and head to the patches of one picture, each map divided by its maximum."""
-    maps = findings.arrays["attention"][index]  # (L, H, h, w)
+def _heads(result: InspectionResult, index: int) -> matplotlib.figure.Figure:
+    """Attention of each selected layer and head to the patches of one image, each map divided by its maximum."""
+    maps = result.arrays["attention"][index]  # (L, H, h, w)
     tiles = maps / np.maximum(maps.max(axis=(2, 3), keepdims=True), np.finfo(np.float32).tiny)
     layers, heads, height, width = tiles.shape
     across, down = 0.55 * heads, 0.55 * layers * height / width
-    figure = _titled(findings, (max(4.5, across + 1.2), max(2.6, down + 1.5)), picture_name(findings, index, 40))
+    figure = _titled(result, (max(4.5, across + 1.2), max(2.6, down + 1.5)), image_title(result, index, 40))
     axes = figure.subplots()
-    axes.imshow(_mosaic(tiles), cmap=COLOURS, vmin=0.0, vmax=1.0, interpolation="nearest")
-    _label_tiles(axes, tiles.shape, [str(head) for head in findings.heads], list(findings.layers))
+    axes.imshow(_mosaic(tiles), cmap=COLORMAP, vmin=0.0, vmax=1.0, interpolation="nearest")
+    _label_tiles(axes, tiles.shape, [str(head) for head in result.heads], list(result.layers))
     axes.set(xlabel="head", ylabel="layer")
     return figure
 
 
 def _mosaic(tiles: np.ndarray) -> np.ndarray:
-    """Tiles (rows, columns, h, w, ...) in one picture, with NaN between them: (rows * (h + 1) - 1, ...)."""
+    """Arrange tiles (rows, columns, h, w, ...) in one array with NaN between them: (rows * (h + 1) - 1, ...)."""
     padding = [(0, 0), (0, 0), (0, 1), (0, 1)] + [(0, 0)] * (tiles.ndim - 4)
     tiles = np.pad(tiles, padding, constant_values=np.nan)
     rows, columns, height, width = tiles.shape[:4]
@@ -250,7 +251,7 @@ def _mosaic(tiles: np.ndarray) -> np.ndarray:
 
 
 def _label_tiles(axes, shape: tuple[int, ...], columns: list[str], rows: list[str] | None = None) -> None:
-    """Ticks at the centres of a mosaic's tiles."""
+    """Ticks at the centers of a mosaic's tiles."""
     rows = columns if rows is None else rows
     axes.set_xticks(np.arange(shape[1]) * (shape[3] + 1) + (shape[3] - 1) / 2, columns[: shape[1]], fontsize=8)
     axes.set_yticks(np.arange(shape[0]) * (shape[2] + 1) + (shape[2] - 1) / 2, rows[: shape[0]], fontsize=8)

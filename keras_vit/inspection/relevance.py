@@ -1,4 +1,4 @@
-"""Gradients of a class's logit with respect to the last feature map, exact, on the backend of Keras in use."""
+"""Gradients of a class logit with respect to the last feature map, on the active Keras backend."""
 
 import keras
 import numpy as np
@@ -11,39 +11,39 @@ from keras_vit.models.config import ResNetConfig, ViTConfig
 
 
 def classifies(model: keras.Model) -> bool:
-    """Whether the model gives one vector of logits for an image."""
+    """Whether the model outputs one vector of logits per image."""
     return len(model.output_shape) == 2 and any(layer.name in ("head", "resnet.head.conv2d") for layer in model.layers)
 
 
 def features_and_gradients(
     model: keras.Model, images: np.ndarray, classes: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The last feature map of images, the gradients of the logit of one class each, and all logits.
+    """Compute the last feature map, its gradients for one class per image, and the logits.
 
-    Of a ResNet it is the map that is averaged for the head, so that relevance is the class activation map. Of a ViT it
-    is what the last block's attention reads: after it, only the class token would have a gradient.
+    For a ResNet, the feature map is the input of the global pooling, so relevance is the class activation map. For a
+    ViT, it is the input of the last attention: after that layer, only the class token has a gradient.
 
-    Everything is computed as in inference: no dropout, no stochastic depth, no batch statistics.
+    The model runs in inference mode.
 
     Args:
-        model: built by `keras_vit.build`, with a head that gives one vector of logits.
-        images: (B, height, width, channels), inputs of the model.
-        classes: (B,), a class for each, from 0; None for the likeliest.
+        model: a model built by `keras_vit.build` that classifies images.
+        images: (B, height, width, channels), preprocessed.
+        classes: (B,), class indices. Defaults to the most likely class of each image.
 
     Returns:
-        Map and gradients, (B, T, D) of a ViT, class token included, or (B, h, w, C) of a ResNet; logits (B, K).
-        All float32, whatever the model computes in.
+        A tuple `(features, gradients, logits)`, all float32. Features and gradients have shape (B, T, D) for a ViT,
+        with the class token, or (B, h, w, C) for a ResNet. Logits have shape (B, K).
 
     Raises:
-        UserError: for a model without a head, images of another shape, or classes that it does not have.
+        UserError: if the model has no head, or if the images or classes do not fit it.
     """
     if not classifies(model):
         raise UserError(f"Relevance for a class needs a model that classifies images, but {model.name!r} has no head.")
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[1:] != model.input_shape[1:]:
         expected = ", ".join(map(str, model.input_shape[1:]))
-        raise UserError(f"The model takes images of shape (B, {expected}), but these are {images.shape}; resize them.")
-    inputs = _last_feature_map(model)  # what bypasses the map, if anything does, and the map
+        raise UserError(f"The model expects images of shape (B, {expected}), but found {images.shape}; resize them.")
+    inputs = _last_feature_map(model)  # tensors that bypass the feature map, and the feature map
     outputs = keras.Model(model.input, [*inputs, model.output])(images, training=False)
     *bypassing, features, logits = outputs
     features, logits = (ops.convert_to_numpy(ops.cast(output, "float32")) for output in (features, logits))
@@ -52,7 +52,7 @@ def features_and_gradients(
     tail = keras.Model(inputs, model.output)
 
     def sum_of_chosen_logits(features):
-        # The gradient of the sum is that of each: in inference no image sees another.
+        # Images are independent at inference, so one gradient of the sum gives the gradient of each.
         logits = tail([*bypassing, features], training=False)
         return ops.sum(chosen * ops.cast(logits, "float32"))
 
@@ -60,7 +60,7 @@ def features_and_gradients(
 
 
 def _checked_classes(classes, num_images: int, num_classes: int) -> np.ndarray:
-    """Classes (B,) as an array of integers. NumPy would take -1 for the last class."""
+    """Classes (B,) as integers. Negative numbers are errors: NumPy would read -1 as the last class."""
     classes = np.asarray(classes)
     if classes.shape != (num_images,) or not np.issubdtype(classes.dtype, np.integer):
         raise UserError(
@@ -69,14 +69,12 @@ def _checked_classes(classes, num_images: int, num_classes: int) -> np.ndarray:
         )
     outside = classes[(classes < 0) | (classes >= num_classes)]
     if outside.size:
-        raise UserError(
-            f"The model has {num_classes} classes, numbered 0 to {num_classes - 1}, but classes asks for {outside[0]}."
-        )
+        raise UserError(f"The model has classes 0 to {num_classes - 1}, but classes contains {outside[0]}.")
     return classes
 
 
 def _last_feature_map(model: keras.Model) -> list:
-    """Tensors of the model that, together, decide its logits; the feature map is the last of them."""
+    """Tensors from which the model computes its logits; the last one is the feature map."""
     config = config_of(model)
     if isinstance(config, ResNetConfig):
         return [model.get_layer("pool").input]

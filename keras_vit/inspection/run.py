@@ -1,6 +1,8 @@
-"""A model and pictures as the command names them, looked at, and what was seen written and told."""
+"""The work of `python -m keras_vit.inspection`: load a model and images, compute, write the report, print a summary."""
 
+import os
 import pathlib
+from collections.abc import Sequence
 
 import keras
 
@@ -10,70 +12,98 @@ from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import read_labels
 from keras_vit.inspection.compute import FIGURES, inspect
-from keras_vit.inspection.html_report import sentences
-from keras_vit.inspection.images import read_pictures
-from keras_vit.inspection.options import InspectionOptions
+from keras_vit.inspection.html_report import summary
+from keras_vit.inspection.images import read_images
 from keras_vit.inspection.report import write
 
 
-def look(arguments: InspectionOptions) -> None:
-    """Check the arguments, look, write the files and print the sentences."""
-    _check(arguments)
-    output = run_directory.check_output(arguments.output)
-    labels = _labels(arguments)
-    samples = None if arguments.run is None else pathlib.Path(arguments.run) / run_directory.SAMPLES
-    source = arguments.images or samples
-    model = _model(arguments)
-    pictures = read_pictures(source, arguments.count, labels, arguments.data_dir)
-    findings = inspect(
-        model,
-        pictures,
-        checkpoint=arguments.run or arguments.checkpoint,
-        labels=labels,
-        figures=arguments.figures,
-        shown=arguments.show,
-        layers=arguments.layers,
-        heads=arguments.heads,
+def run_inspection(
+    *,
+    output: str | os.PathLike,
+    run: str | None = None,
+    checkpoint: str | None = None,
+    images: str | None = None,
+    count: int = 128,
+    show: int = 8,
+    figures: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    labels: str | os.PathLike | None = None,
+    image_size: tuple[int, int] | None = None,
+    num_heads: int | None = None,
+    num_groups: int | None = None,
+    data_dir: str | None = None,
+) -> None:
+    """Check the arguments, inspect the model, write the report and print its summary.
+
+    The arguments are the fields of `InspectionOptions`. Exactly one of `run` and `checkpoint` is required.
+
+    Raises:
+        UserError: for arguments that are wrong or do not fit the model.
+    """
+    if (run is None) == (checkpoint is None):
+        raise UserError("Give either --run DIR or --checkpoint FILE, the model to inspect.")
+    for option, value in (("count", count), ("show", show)):
+        if value < 1:
+            raise UserError(f"--{option} must be at least 1 image, but is {value}.")
+    unknown = [figure for figure in figures or () if figure not in FIGURES]
+    if unknown:
+        raise UserError(f"There is no figure {unknown[0]!r}; --figures takes {', '.join(FIGURES)}.")
+    source = _image_source(images, run)
+    output = run_directory.check_output(output)
+    class_names = _class_names(labels, run)
+    model = _load_model(
+        run=run, checkpoint=checkpoint, image_size=image_size, num_heads=num_heads, num_groups=num_groups
     )
-    names = write(findings, output)
-    for sentence in sentences(findings):
+    result = inspect(
+        model,
+        read_images(source, count, class_names, data_dir),
+        checkpoint=str(run or checkpoint),
+        labels=class_names,
+        figures=figures,
+        shown=show,
+        layers=layers,
+        heads=heads,
+    )
+    names = write(result, output)
+    for sentence in summary(result):
         print(sentence)
     print(f"{len(names)} files in {output}; open {output / 'index.html'}.")
 
 
-def _check(arguments: InspectionOptions) -> None:
-    if (arguments.run is None) == (arguments.checkpoint is None):
-        raise UserError("Give either --run DIR or --checkpoint FILE, whose model is looked into.")
-    for option in ("count", "show"):
-        if getattr(arguments, option) < 1:
-            raise UserError(f"--{option} must be at least 1 image, but is {getattr(arguments, option)}.")
-    unknown = [figure for figure in arguments.figures or () if figure not in FIGURES]
-    if unknown:
-        raise UserError(f"There is no figure {unknown[0]!r}; --figures takes {', '.join(FIGURES)}.")
-    if arguments.images is None:
-        if arguments.run is None or arguments.run.endswith(".keras"):
-            raise UserError("--images is needed with a checkpoint: give an image, a folder of images, or a data set.")
-        run_directory.find(arguments.run, run_directory.SAMPLES)
+def _image_source(images: str | None, run: str | None) -> str | pathlib.Path:
+    """The argument `images`, or the samples of the run directory if there is none."""
+    if images:
+        return images
+    if run is None or run.endswith(".keras"):
+        raise UserError("--images is needed with a checkpoint: give an image, a folder of images, or a data set.")
+    run_directory.find(run, run_directory.SAMPLES)
+    return pathlib.Path(run) / run_directory.SAMPLES
 
 
-def _model(arguments: InspectionOptions) -> keras.Model:
-    """The model; the options that only a checkpoint has must not be given with a run."""
-    given = {name: getattr(arguments, name) for name in ("num_heads", "num_groups")}
-    if arguments.run is not None:
-        meaningless = [name for name, value in given.items() if value is not None]
-        if meaningless:
-            raise UserError(
-                f"--{meaningless[0].replace('_', '-')} means nothing to a run, which knows it; leave it out."
-            )
-        model = run_directory.load_model(arguments.run)
-        return model if arguments.image_size is None else adapt(model, image_size=arguments.image_size)
-    path = find_checkpoint(arguments.checkpoint)
-    return from_checkpoint(path, image_size=arguments.image_size, **given)
+def _load_model(
+    *,
+    run: str | None,
+    checkpoint: str | None,
+    image_size: tuple[int, int] | None,
+    num_heads: int | None,
+    num_groups: int | None,
+) -> keras.Model:
+    """Load the model. `num_heads` and `num_groups` are only for checkpoints: a run stores its configuration."""
+    if checkpoint is not None:
+        path = find_checkpoint(checkpoint)
+        return from_checkpoint(path, image_size=image_size, num_heads=num_heads, num_groups=num_groups)
+    assert run is not None
+    for option, value in (("num-heads", num_heads), ("num-groups", num_groups)):
+        if value is not None:
+            raise UserError(f"--{option} has no effect on a run, which stores its configuration; leave it out.")
+    model = run_directory.load_model(run)
+    return model if image_size is None else adapt(model, image_size=image_size)
 
 
-def _labels(arguments: InspectionOptions) -> tuple[str, ...]:
-    if arguments.labels is not None:
-        return read_labels(arguments.labels)
-    if arguments.run is not None and pathlib.Path(arguments.run).is_dir():
-        return run_directory.load_labels(arguments.run)
+def _class_names(labels: str | os.PathLike | None, run: str | None) -> tuple[str, ...]:
+    if labels is not None:
+        return read_labels(labels)
+    if run is not None and pathlib.Path(run).is_dir():
+        return run_directory.load_labels(run)
     return ()

@@ -1,1 +1,1 @@
-"""The models: their configs, layers and builders. Start reading at `config.py`, then `build.py` and `vit.py`."""
+"""Models: configurations, layers and builders. Start with `config.py`, then read `build.py` and `vit.py`."""

@@ -1,4 +1,4 @@
-"""Multi-head attention: its layers, and their composition over all tokens or along one axis of their grid.
+"""Multi-head attention over all tokens, or along one axis of their grid.
 
 Axes: B batch, N tokens, M key tokens, D width, H heads, d width of a head (D = H * d), h rows and w columns of the
 grid.
@@ -25,10 +25,10 @@ def attention(
 
     Args:
         num_heads: H, a divisor of D.
-        name: of the layer that mixes; its projections are `name`.query, .key, .value and .out.
-        dropout_rate: of the probabilities, in training.
-        bias: whether query, key and value have one; the output projection always does.
-        relative: add logits for the offset between two tokens.
+        name: name of the attention layer. The projections are `name`.query, .key, .value and .out.
+        dropout_rate: dropout rate of the attention probabilities.
+        bias: whether query, key and value projections have a bias. The output projection always has one.
+        relative: whether to add relative position logits.
     """
     width = tokens.shape[-1]
     query = TokenDense(width, use_bias=bias, name=f"{name}.query")(query_tokens)
@@ -42,24 +42,24 @@ def attention(
 
 
 def axis_attention(tokens, axis: str, grid: tuple[int, int], **options):
-    """Attention of the tokens (B, h * w, D) of each row, or column, among themselves; options as of `attention`."""
+    """Self-attention within each row or column of the tokens (B, h * w, D). The options are those of `attention`."""
     name = options["name"]
     folded = FoldAxis(axis, grid, name=f"{name}.fold")(tokens)  # (B * h, w, D) or (B * w, h, D)
     return UnfoldAxis(axis, grid, name=f"{name}.unfold")(attention(folded, folded, **options))
 
 
 def chunk_attention(model: keras.Model, queries: int | None) -> None:
-    """Compute the attention of a model for some queries at a time, with memory in proportion to the number of tokens.
+    """Compute attention in chunks of queries, so that memory grows linearly with the number of tokens.
 
-    The numbers are the same to rounding; in training, too, what is inside a chunk is computed again for its gradient.
-    Set it before the model is called: what `predict` or a tf.function has traced stays as it was. It is no part of the
-    model and not saved with it.
+    The outputs are equal up to rounding. In training, each chunk is recomputed for its gradient. Call this function
+    before the model is traced by `predict` or a tf.function. The setting is not saved with the model.
 
     Args:
-        queries: tokens whose attention is computed together, such as 256; None for all of them.
+        model: a model built by `keras_vit.build`.
+        queries: number of queries per chunk, such as 256; None for all queries at once.
 
     Raises:
-        UserError: for a model without attention, with relative positions or with dropout of the probabilities.
+        UserError: if the model has no attention, relative positions, or dropout of the attention probabilities.
     """
     if queries is not None and (isinstance(queries, bool) or not isinstance(queries, int) or queries < 1):
         raise UserError(f"queries must be a number of tokens, such as 256, or None for all, but is {queries!r}.")
@@ -77,8 +77,8 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
 def attention_probabilities(query, key, offset_logits=None, *, scaled: bool = False):
     """softmax(q k / sqrt(d)) per head: (B, H, N, d) and (B, H, d, M) -> (B, H, N, M), rows summing to 1.
 
-    The query is scaled before the product, as flax does, unless it is `scaled` already; the softmax is float32 whatever
-    the compute dtype. `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
+    The query is scaled before the product, as in flax, unless it is already `scaled`. The softmax is always computed in
+    float32. `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
     """
     if not scaled:
         query = query * (query.shape[-1] ** -0.5)
@@ -102,16 +102,16 @@ def join_heads(heads):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class DotProductAttention(keras.layers.Layer):
-    """Multi-head attention between projected tokens; the projections are layers of their own.
+    """Multi-head attention between projected tokens; the projections are separate layers.
 
     Call: query (B, N, D), key (B, M, D), value (B, M, D), with relative positions also their logits (B, H, N, M) ->
     (B, N, D). In training, each probability is dropped with
     `dropout_rate`, for every head and query by itself (flax: broadcast_dropout=False).
 
-    `queries_at_a_time`, which is no part of the model and not saved, is set by `chunk_attention`.
+    `queries_at_a_time` is set by `chunk_attention` and is not saved.
     """
 
-    # Whether the query comes with the factor 1 / sqrt(d) in it: in the forms of a model that only artifacts have.
+    # Whether the query already includes the factor 1 / sqrt(d). Only exported inference models set it.
     scaled = False
 
     def __init__(self, num_heads: int, dropout_rate: float = 0.0, **kwargs):
@@ -119,7 +119,7 @@ class DotProductAttention(keras.layers.Layer):
         self.num_heads = num_heads
         self.dropout_rate = dropout_rate
         self.dropout = keras.layers.Dropout(dropout_rate) if dropout_rate else None
-        self.queries_at_a_time = None
+        self.queries_at_a_time: int | None = None
 
     def call(self, query, key, value, offset_logits=None, training=None):
         key, value = self.key_heads(key), split_heads(value, self.num_heads)
@@ -129,7 +129,7 @@ class DotProductAttention(keras.layers.Layer):
         return join_heads(self.mixed(probabilities, value, training))
 
     def key_heads(self, key):
-        """Keys (B, M, D) as `probabilities` takes them: (B, H, d, M)."""
+        """Split keys (B, M, D) into heads for `probabilities`: (B, H, d, M)."""
         return split_heads(key, self.num_heads, transposed=True)
 
     def probabilities(self, query, key, offset_logits=None):
@@ -149,11 +149,11 @@ class DotProductAttention(keras.layers.Layer):
         """
         _, num_queries, width = query.shape
         num_chunks = -(-num_queries // self.queries_at_a_time)
-        size = -(-num_queries // num_chunks)  # of nearly equal chunks, so that little is computed for nothing
-        missing = num_chunks * size - num_queries  # what fills the last chunk is cut off again
+        size = -(-num_queries // num_chunks)  # nearly equal chunks need little padding
+        missing = num_chunks * size - num_queries  # padding of the last chunk, removed below
         chunks = ops.pad(query, ((0, 0), (0, missing), (0, 0)))
         chunks = ops.reshape(chunks, (-1, num_chunks, size, self.num_heads, width // self.num_heads))
-        # The gradient computes a chunk again: kept for it, all chunks together would take the memory of the whole.
+        # Recompute chunks for the gradient: stored chunks would need as much memory as full attention.
         mix = keras.remat(lambda c, key, value: self.mixed(self.probabilities(c, key), value))
         chunks = ops.transpose(chunks, (1, 0, 3, 2, 4))  # (N / c, B, H, c, d)
         mixed = ops.transpose(ops.map(lambda c: mix(c, key, value), chunks), (1, 0, 3, 2, 4))  # (B, N / c, c, H, d)
@@ -203,7 +203,7 @@ class RelativePositions(keras.layers.Layer):
         keys = ops.cast(self.embedding, query.dtype)  # row r is for p_key - p_query = r - (N - 1)
         query = split_heads(query, self.num_heads)  # (B, H, N, d)
         logits = ops.matmul(query * (keys.shape[-1] ** -0.5), ops.transpose(keys))  # (B, H, N, 2 N - 1)
-        # Every query's row begins one step further left: written with one column more, read again with the old width.
+        # Shift each query's row by one more step: pad one column, then reshape to the old width.
         logits = ops.reshape(ops.pad(logits, ((0, 0), (0, 0), (0, 0), (0, 1))), (-1, self.num_heads, 2 * num_tokens**2))
         logits = ops.reshape(logits[:, :, : num_tokens * reach], (-1, self.num_heads, num_tokens, reach))
         return logits[:, :, :, num_tokens - 1 :]  # (B, H, N, N)
@@ -213,7 +213,7 @@ class RelativePositions(keras.layers.Layer):
 
 
 class _Axis(keras.layers.Layer):
-    """What turns tokens of a grid (rows, columns) into sequences along one axis of it, "row" or "column", or back."""
+    """Base of the layers that convert between grid tokens and sequences along one axis, "row" or "column"."""
 
     def __init__(self, axis: str, grid: tuple[int, int], **kwargs):
         super().__init__(**kwargs)

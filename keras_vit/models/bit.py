@@ -1,4 +1,4 @@
-"""BiT ResNet-v2: pre-activation bottlenecks, GroupNorm, standardised convolutions, top to bottom.
+"""BiT ResNet-v2: pre-activation bottlenecks, GroupNorm, standardized convolutions.
 
 Paper: "Big Transfer" (arXiv 1912.11370). Agrees with big_transfer `bit_pytorch/models.py` and `bit_jax/models.py`.
 It is not the stem of the hybrids (`resnet.py`), which is post-activation and standardises and pads in another way.
@@ -19,7 +19,7 @@ from keras_vit.preprocessing import Preprocessing
 def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes: int | None, name: str) -> keras.Model:
     """The model as a functional keras.Model: images (B, height, width, channels) in [-1, 1] -> logits (B, classes).
 
-    Without classes it ends with the features (B, 2048 * width). Called by `keras_vit.build`.
+    Without classes, the output is the features (B, 2048 * width). Called by `keras_vit.build`.
     """
     images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
     spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
@@ -36,7 +36,7 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
         for unit in range(units):
             strides = 2 if stage > 0 and unit == 0 else 1
             x = bottleneck(
-                x, config, config.stage_channels[stage], strides, f"resnet.block{stage + 1}.unit{unit + 1:02d}"
+                x, config, config.output_channels[stage], strides, f"resnet.block{stage + 1}.unit{unit + 1:02d}"
             )
 
     x = keras.layers.ReLU(name="resnet.relu")(group_norm(x, config, "resnet.group_norm"))

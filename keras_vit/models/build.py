@@ -26,21 +26,22 @@ def build(
     """Build a model with the official initial weights.
 
     Args:
-        model: a name of `keras_vit.MODELS` or a configuration of your own.
-        image_size: side of the images in pixels, or (height, width); a multiple of the patch.
-        num_classes: width of the head; 0 or None gives the features (pre_logits) instead of logits.
-        channels: of the images, 3 for RGB, 1 for grey.
-        preprocessing: how a picture becomes an input, recorded in the model; image_size and channels are then its.
-            Default: plain resize and [-1, 1], as vit_jax.
-        name: of the keras.Model; default the model's name, or "model" for a configuration.
+        model: a name from `keras_vit.MODELS`, or a configuration.
+        image_size: side of the images in pixels, or (height, width). Must be a multiple of the patch size.
+        num_classes: number of classes; with 0 or None the model outputs features (pre_logits) instead of logits.
+        channels: channels of the images, 3 for RGB, 1 for grayscale.
+        preprocessing: the preprocessing to save in the model. It overrides image_size and channels. Defaults to a
+            bilinear resize and the range [-1, 1], as in vit_jax.
+        name: name of the keras.Model. Defaults to the name of the model, or "model" for a configuration.
 
     Returns:
         A functional keras.Model from images (B, height, width, channels), float in [-1, 1], to logits
-        (B, num_classes). The softmax is left to the loss.
+        (B, num_classes). The outputs are logits, without softmax.
     """
     config = model_config(model)
     if preprocessing is None:
-        preprocessing = Preprocessing(image_size, channels)
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        preprocessing = Preprocessing(size, channels)
     num_classes = plain_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
@@ -56,20 +57,22 @@ def build(
 
 
 def config_of(model: keras.Model) -> ModelConfig:
-    """The configuration that a model of ours, loaded from anywhere, was built from."""
+    """Return the configuration of a model that `keras_vit.build` created, also after saving and loading."""
     return config_from_dict(_spec(model).model)
 
 
 def preprocessing_of(model: keras.Model) -> Preprocessing:
-    """How a picture becomes the input of this model; call it on a decoded image."""
-    return Preprocessing(**{"background": None, **_spec(model).preprocessing})  # before the field, alpha was dropped
+    """Return the preprocessing of a model. Call it on a decoded image."""
+    return Preprocessing(
+        **{"background": None, **_spec(model).preprocessing}
+    )  # older models have no background and drop alpha
 
 
 def _spec(model: keras.Model) -> ModelSpec:
     for layer in model.layers:
         if isinstance(layer, ModelSpec):
             return layer
-    raise UserError(f"The model {model.name!r} was not built by keras_vit: it has no specification layer.")
+    raise UserError(f"The model {model.name!r} was not built by keras_vit: it has no ModelSpec layer.")
 
 
 def class_token_only(model: keras.Model) -> frozenset[str]:
@@ -84,11 +87,13 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     """
     layers = {layer.name: layer for layer in model.layers}
     pool, ends = layers.get("pool"), ("pool", "pre_logits", "head")
-    if not isinstance(pool, PoolTokens) or pool.kind != "token" or config_of(model).classifier != "token":
+    if not isinstance(pool, PoolTokens) or pool.kind != "token":
+        return frozenset()
+    config = config_of(model)
+    if not isinstance(config, ViTConfig) or config.classifier != "token":
         return frozenset()
     if len(model.outputs) != 1 or not any(model.outputs[0] is layers[end].output for end in ends if end in layers):
         return frozenset()
-    config = config_of(model)
     block = f"Transformer.encoderblock_{config.num_layers - 1}"
     attention = f"{block}.MultiHeadDotProductAttention_1"
     of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}

@@ -1,7 +1,7 @@
-"""What a model costs, summed over its layers: parameters, operations, and memory for its gradient.
+"""Complexity of a model, summed over its layers: parameters, operations, and memory of activations for the gradient.
 
-Counted are matrix products and convolutions, whose pairs of a multiplication and an addition many tables print as
-GFLOPs, and what fvcore adds for norms, as it is in timm's tables. Activation functions and softmax are left out.
+The operations of matrix products, convolutions and, as in fvcore, norms are counted. Activation functions and softmax
+are not. Many tables print multiply-adds as GFLOPs.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ _NORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Of one image, forward."""
+    """Costs of the forward pass for one image."""
 
     parameters: int
-    """Numbers in all weights, with BatchNorm's statistics."""
+    """Number of elements in all weights, including BatchNorm statistics."""
     multiply_adds: int
-    """Pairs of a multiplication and an addition in matrix products and convolutions."""
+    """Multiply-adds of matrix products and convolutions."""
     activations: int
     """Numbers kept for the gradient: what all layers put out, attention probabilities, what is inside GELU."""
     normalisation: int = 0

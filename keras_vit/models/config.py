@@ -1,4 +1,4 @@
-"""What the models are made of: frozen dataclasses, and the table of the named ones.
+"""Model configurations: frozen dataclasses, and the table of the official names.
 
 Sizes: paper "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 1, "How to train your ViT" (2106.10270) Table 1,
 and big_vision `models/vit.py` for M, So400m, g and G. Patch sizes, classifiers and dropout rates of the entries that
@@ -10,7 +10,7 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from keras_vit.errors import UserError, check_integers, nearest
 
@@ -23,75 +23,76 @@ Background = Literal["white"]
 
 
 def plain_numbers(value):
-    """A number or an array of NumPy as Python's own, and lists as tuples: what a model is built from is saved as JSON,
-    which cannot hold the others.
-    """
+    """Convert NumPy scalars and arrays to Python numbers, and lists to tuples: configurations are saved as JSON."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else value
 
 
 def make_plain(config) -> None:
-    """`plain_numbers` of every field of a frozen dataclass that is being made."""
+    """Apply `plain_numbers` to each field of a frozen dataclass. Called by `__post_init__`."""
     for field in dataclasses.fields(config):
         object.__setattr__(config, field.name, plain_numbers(getattr(config, field.name)))
 
 
 @dataclasses.dataclass(frozen=True)
 class ResNetConfig:
-    """A ResNet of bottlenecks with GroupNorm and standardised convolutions: BiT, or the stem of a hybrid.
+    """A ResNet of bottlenecks with GroupNorm and standardized convolutions: BiT, or the stem of a hybrid.
 
-    The defaults are those of BiT (big_transfer); `hybrid_resnet` gives those of the hybrids.
+    The defaults are for BiT (big_transfer); `hybrid_resnet` returns the configuration of the hybrids.
     """
 
     block_units: tuple[int, ...]
-    """Bottleneck units of each stage; empty for the root alone."""
+    """Bottleneck units of each stage; empty for a root without stages."""
     root_channels: int = 64
     """Channels of the root convolution, 64 times the width factor."""
     stage_channels: tuple[int, ...] | None = None
-    """Output channels of each stage; None for 4, 8, 16 and 32 times root_channels. Inside a unit there is a quarter."""
+    """Output channels of each stage; default 4, 8, 16 and 32 times root_channels. Inner convolutions: a quarter."""
     preactivation: bool = True
     """BiT's version 2, norm and ReLU before each convolution; False for the hybrids' version 1."""
     axial_heads: int | None = None
-    """In an AxialResNet, the heads of the row and column attention that stand in the place of each 3x3 convolution."""
+    """Heads of the row and column attention that replaces each 3x3 convolution in an AxialResNet; None elsewhere."""
     num_groups: int = 32
     """Groups of every GroupNorm."""
     group_norm_epsilon: float = 1e-5
     """Added to the variance in every GroupNorm."""
     variance_epsilon: float = 1e-10
-    """Added to a kernel's variance when it is standardised."""
+    """Added to a kernel's variance when it is standardized."""
     deviation_epsilon: float = 0.0
     """Added to a kernel's standard deviation."""
 
     def __post_init__(self) -> None:
         make_plain(self)
         check_integers("block_units", self.block_units, length=0)
-        check_integers("root_channels", self.root_channels)
-        check_integers("num_groups", self.num_groups)
         check_integers("stage_channels", self.stage_channels, length=0)
-        check_integers("axial_heads", self.axial_heads)
+        for field in ("root_channels", "num_groups", "axial_heads"):
+            check_integers(field, getattr(self, field))
         if self.stage_channels is None:
-            channels = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
-            object.__setattr__(self, "stage_channels", channels)
+            default = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
+            object.__setattr__(self, "stage_channels", default)
+        stages = self.output_channels
         for field in ("group_norm_epsilon", "variance_epsilon", "deviation_epsilon"):
             if not 0.0 <= getattr(self, field) < 1.0:
                 raise UserError(f"{field} must be in [0, 1), but is {getattr(self, field)}.")
-        if len(self.stage_channels) != len(self.block_units):
-            raise UserError(
-                f"stage_channels must have one number for each of the {len(self.block_units)} stages, but is "
-                f"{self.stage_channels}."
-            )
-        if any(channels % 4 for channels in self.stage_channels):
-            raise UserError(f"stage_channels must be multiples of 4, but are {self.stage_channels}.")
+        if len(stages) != (count := len(self.block_units)):
+            raise UserError(f"stage_channels must have one number for each of the {count} stages, but is {stages}.")
+        if any(channels % 4 for channels in stages):
+            raise UserError(f"stage_channels must be multiples of 4, but are {stages}.")
         heads = self.axial_heads
-        if heads is not None and (self.preactivation or heads < 1 or any(c // 4 % heads for c in self.stage_channels)):
+        if heads is not None and (self.preactivation or heads < 1 or any(c // 4 % heads for c in stages)):
             raise UserError(
-                f"axial_heads belong to a post-activation ResNet and must divide a quarter of {self.stage_channels}, "
+                f"axial_heads belong to a post-activation ResNet and must divide a quarter of {stages}, "
                 f"but are {heads}."
             )
-        for channels in (self.root_channels, *(channels // 4 for channels in self.stage_channels)):
+        for channels in (self.root_channels, *(channels // 4 for channels in stages)):
             if channels < 1 or channels % self.num_groups:
                 raise UserError(f"{self.num_groups} groups do not divide {channels} channels of the ResNet.")
+
+    @property
+    def output_channels(self) -> tuple[int, ...]:
+        """Output channels of each stage."""
+        assert self.stage_channels is not None  # the constructor replaces None
+        return self.stage_channels
 
     @property
     def total_stride(self) -> int:
@@ -104,7 +105,7 @@ class ResNetConfig:
 
 
 def hybrid_resnet(block_units: tuple[int, ...], root_channels: int = 64) -> ResNetConfig:
-    """The ResNet in front of an official hybrid: post-activation, 1e-5 added to the deviation, flax's GroupNorm."""
+    """The ResNet in front of an official hybrid: post-activation, deviation epsilon 1e-5, flax's GroupNorm epsilon."""
     return ResNetConfig(
         block_units,
         root_channels,
@@ -117,7 +118,7 @@ def hybrid_resnet(block_units: tuple[int, ...], root_channels: int = 64) -> ResN
 
 @dataclasses.dataclass(frozen=True)
 class ConvStem:
-    """A stack of convolutions, each with BatchNorm and ReLU, in the place of the cut into patches.
+    """A stack of convolutions, each with BatchNorm and ReLU, that replaces the patch embedding.
 
     "Early Convolutions Help Transformers See Better" (arXiv 2106.14881); torchvision's `conv_stem_configs`.
     """
@@ -150,9 +151,10 @@ class ConvStem:
 
     def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Height and width of the last convolution's output."""
+        height, width = image_size
         for size, stride in zip(self.kernel_sizes, self.strides, strict=True):
-            image_size = tuple((side + size // 2 * 2 - size) // stride + 1 for side in image_size)
-        return image_size
+            height, width = ((side + size // 2 * 2 - size) // stride + 1 for side in (height, width))
+        return height, width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +172,9 @@ class ViTConfig:
     mlp_dim: int
     """Width of the hidden layer of each block's MLP."""
     classifier: Classifier = "token"
-    """What the head reads: class token, mean (gap), attention pooling (map), each token (unpooled); none: no head."""
+    """Input of the head: class token, mean (gap), attention pooling (map), each token (unpooled); none: no head."""
     representation_size: int | None = None
-    """Width of the tanh layer "pre_logits" before the head; None leaves it out, as every released config does."""
+    """Width of the tanh layer "pre_logits" before the head; None for no such layer, as in all released configs."""
     dropout_rate: float = 0.0
     """Probability of dropping a unit after the position embedding, each attention output and each MLP layer."""
     attention_dropout_rate: float = 0.0
@@ -182,14 +184,14 @@ class ViTConfig:
     gelu: Gelu = "tanh"
     """Form of GELU: the tanh approximation of JAX, or the exact erf of PyTorch files."""
     layer_norm_epsilon: float = 1e-6
-    """Added to the variance in every LayerNorm (flax: 1e-6; Keras' own default would be 1e-3)."""
+    """Added to the variance in every LayerNorm (flax: 1e-6; the Keras default is 1e-3)."""
     stem: ResNetConfig | ConvStem | None = None
-    """What turns the image into the feature map that is cut into patches; None cuts the image itself."""
+    """Network that computes the feature map to split into patches; None splits the image."""
     position_embedding: PositionEmbeddingKind = "learned"
-    """learned: a row per token. learned-2d: a column's and a row's half. sincos-2d: fixed (big_vision). relative:
-    learned logits for each offset between two tokens, in every block. none: a bag of patches."""
+    """learned: one per token. learned-2d: half per column, half per row. sincos-2d: fixed (big_vision). relative:
+    learned attention logits for each offset of two tokens, in every block. none: no position embedding."""
     position_injection: PositionInjection = "input"
-    """Where learned positions are added: to the input of the encoder, or of every block, a table each or one shared."""
+    """Where learned position embeddings are added: to the encoder input, or to each block, separate or shared."""
     axial: bool = False
     """Axial-ViT: each block is attention and MLP along the rows, then attention and MLP along the columns."""
     qkv_bias: bool = True
@@ -201,12 +203,10 @@ class ViTConfig:
         make_plain(self)
         if not isinstance(self.patch_size, int | tuple) or len(self.patch) != 2:
             raise UserError(f"patch_size must be one number of pixels or (height, width), but is {self.patch_size}.")
-        positive = {"hidden_size": self.hidden_size, "num_layers": self.num_layers, "num_heads": self.num_heads}
-        positive |= {"mlp_dim": self.mlp_dim, "patch height": self.patch[0], "patch width": self.patch[1]}
-        if self.representation_size is not None:
-            positive["representation_size"] = self.representation_size
-        for field, value in positive.items():
-            check_integers(field, value)
+        check_integers("patch height", self.patch[0])
+        check_integers("patch width", self.patch[1])
+        for field in ("hidden_size", "num_layers", "num_heads", "mlp_dim", "representation_size"):
+            check_integers(field, getattr(self, field))
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"hidden_size must be a multiple of num_heads, but {self.hidden_size} is none of {self.num_heads}."
@@ -217,11 +217,11 @@ class ViTConfig:
         if not 0.0 < self.layer_norm_epsilon < 1.0:
             raise UserError(f"layer_norm_epsilon must be between 0 and 1, but is {self.layer_norm_epsilon}.")
         for field, kind in _CHOICES.items():
-            if getattr(self, field) not in kind.__args__:
-                raise UserError(f"{field} must be one of {', '.join(kind.__args__)}, but is {getattr(self, field)!r}.")
-        self._refuse_contradictions()
+            if getattr(self, field) not in get_args(kind):
+                raise UserError(f"{field} must be one of {', '.join(get_args(kind))}, but is {getattr(self, field)!r}.")
+        self._check_consistency()
 
-    def _refuse_contradictions(self) -> None:
+    def _check_consistency(self) -> None:
         multiple = {"learned-2d": 2, "sincos-2d": 4}.get(self.position_embedding, 1)
         if self.hidden_size % multiple:
             raise UserError(
@@ -233,7 +233,7 @@ class ViTConfig:
                 f"Only learned position embeddings are added in every layer, not {self.position_embedding!r} ones."
             )
         if self.axial and self.num_prefix_tokens:
-            raise UserError("An axial model has no place for a class token; take the classifier gap, map or unpooled.")
+            raise UserError("An axial model cannot have a class token; use the classifier gap, map or unpooled.")
         if self.norm_after_pooling and self.classifier != "gap":
             raise UserError(f"norm_after_pooling belongs to the classifier 'gap', not {self.classifier!r}.")
         if isinstance(self.stem, ResNetConfig) and self.stem.preactivation:
@@ -246,7 +246,7 @@ class ViTConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens in front of the patches: 1 with a class token, else 0."""
+        """Number of tokens before the patches: 1 with a class token, else 0."""
         return int(self.classifier == "token")
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
@@ -263,7 +263,7 @@ class ViTConfig:
         return image_size[0] // self.patch[0], image_size[1] // self.patch[1]
 
     def _stem_grid(self, image_size: tuple[int, int], stem: "ResNetConfig | ConvStem") -> tuple[int, int]:
-        """As vit_jax: rows and columns of the feature map that fill no patch are left out."""
+        """As in vit_jax, rows and columns of the feature map that do not fill a patch are dropped."""
         rows, columns = stem.feature_map(image_size)
         if rows < self.patch[0] or columns < self.patch[1]:
             raise UserError(
@@ -273,12 +273,8 @@ class ViTConfig:
         return rows // self.patch[0], columns // self.patch[1]
 
 
-_CHOICES = {
-    "classifier": Classifier,
-    "gelu": Gelu,
-    "position_embedding": PositionEmbeddingKind,
-    "position_injection": PositionInjection,
-}
+_CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu}
+_CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": PositionInjection}
 
 ModelConfig = ViTConfig | ResNetConfig
 
@@ -303,13 +299,7 @@ _SIZES = {
     "G": (1664, 8192, 48, 16),
 }
 
-_RESNET_UNITS = {
-    26: (2, 2, 2, 2),
-    50: (3, 4, 6, 3),
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
-    200: (3, 24, 36, 3),
-}
+_RESNET_UNITS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 # ResNet-50 without its last stage, whose three units are added to the third: half the stride, four times the tokens.
 _RESNET50_STAGE3 = (3, 4, 9)
 
@@ -319,7 +309,7 @@ def _hybrid(size: str, block_units: tuple[int, ...], patch_size: int = 1, dropou
 
 
 def _early_convolutions(hidden_size: int, layers: int, heads: int, mlp_dim: int, channels: tuple) -> ViTConfig:
-    """3x3 convolutions; those that widen halve the image. The published code has the exact GELU."""
+    """3x3 convolutions; those that increase the channels have stride 2. The published code uses the exact GELU."""
     strides = tuple(1 if wide == before else 2 for before, wide in zip((0, *channels), channels, strict=False))
     stem = ConvStem(channels, (3,) * len(channels), strides)
     return ViTConfig(1, hidden_size, layers, heads, mlp_dim, gelu="erf", stem=stem)
@@ -333,7 +323,7 @@ def _axial(size: str, patch_size: int) -> ViTConfig:
     return dataclasses.replace(_vit(size, patch_size, classifier="gap"), axial=True)
 
 
-_MODELS = {
+_MODELS: dict[str, ModelConfig] = {
     "testing": _vit("testing", 16, dropout_rate=0.1),
     "testing-unpooled": _vit("testing", 16, classifier="unpooled", dropout_rate=0.1),
     "ViT-Ti_16": _vit("Ti", 16),
@@ -355,7 +345,7 @@ _MODELS = {
     "ViT-g_14": _vit("g", 14),
     "ViT-G_14": _vit("G", 14),
 }
-# The number after a hybrid's name is its total stride, not its patch; R+ViT-Ti_16 has in truth 4 * 8 = 32.
+# The number after a hybrid's name is its total stride, not its patch; R+ViT-Ti_16 is an exception: 4 * 8 = 32.
 _MODELS |= {
     "R+ViT-Ti_16": _hybrid("Ti", (), patch_size=8),
     "R26+ViT-S_32": _hybrid("S", _RESNET_UNITS[26]),
@@ -386,7 +376,7 @@ MODELS: Mapping[str, ModelConfig] = types.MappingProxyType(_MODELS)
 
 
 def model_config(model: str | ModelConfig) -> ModelConfig:
-    """The configuration named `model`, or `model` itself when it is one. Raises UserError for an unknown name."""
+    """Return the configuration named `model`, or `model` if it is one. Raises UserError for an unknown name."""
     if isinstance(model, ModelConfig):
         return model
     if model not in MODELS:
@@ -394,8 +384,8 @@ def model_config(model: str | ModelConfig) -> ModelConfig:
     return MODELS[model]
 
 
-def config_to_dict(config: ModelConfig) -> dict:
-    """The fields of a configuration and its kind, as JSON can hold them."""
+def config_to_dict(config: ModelConfig | ConvStem) -> dict[str, Any]:
+    """Convert a configuration to a dict for JSON, with its kind."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, value in fields.items():
         if isinstance(value, ResNetConfig | ConvStem):
@@ -403,8 +393,8 @@ def config_to_dict(config: ModelConfig) -> dict:
     return {"kind": type(config).__name__, **fields}
 
 
-def config_from_dict(fields: dict) -> ModelConfig:
-    """The configuration that `config_to_dict` made `fields` from."""
-    kinds = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem)}
+def config_from_dict(fields: Mapping[str, Any]) -> Any:
+    """Inverse of `config_to_dict`: returns a ModelConfig, or the ConvStem inside one."""
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem)}
     values = {name: config_from_dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return kinds[values.pop("kind", "ViTConfig")](**values)

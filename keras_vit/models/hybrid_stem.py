@@ -42,7 +42,7 @@ def resnet(x, config: ResNetConfig):
     for stage, units in enumerate(config.block_units):
         for unit in range(units):
             strides = 2 if stage > 0 and unit == 0 else 1
-            x = bottleneck(x, config, config.stage_channels[stage], strides, f"block{stage + 1}.unit{unit + 1}")
+            x = bottleneck(x, config, config.output_channels[stage], strides, f"block{stage + 1}.unit{unit + 1}")
     return x
 
 

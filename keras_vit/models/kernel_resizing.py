@@ -1,6 +1,6 @@
 """Patch embeddings for patches of another size or pictures of other channels: NumPy in, NumPy out."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -53,8 +53,8 @@ def adapt_channels(kernel: np.ndarray, channels: int, how: ChannelRule) -> np.nd
         (h, w, channels, D) of the same dtype; the kernel itself where it has that number already.
     """
     kernel = _checked(kernel)
-    if how not in ChannelRule.__args__:
-        raise UserError(f"how must be one of {', '.join(ChannelRule.__args__)}, but is {how!r}.")
+    if how not in get_args(ChannelRule):
+        raise UserError(f"how must be one of {', '.join(get_args(ChannelRule))}, but is {how!r}.")
     if channels < 1:
         raise UserError(f"channels must be at least 1, but is {channels}.")
     old = kernel.shape[2]

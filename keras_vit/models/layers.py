@@ -1,6 +1,6 @@
-"""What Keras lacks for a Vision Transformer: the layers that own its weights, and those that need a name.
+"""Layers of Vision Transformers and BiT that Keras does not have. The attention layers are in `attention.py`.
 
-Those of attention are in `attention.py`. Axes: B batch, N tokens, D width.
+Axes: B batch, N tokens, D width.
 Weights have the names and initial values of vit_jax `models_vit.py` (flax 0.x defaults where it gives none).
 """
 
@@ -17,14 +17,14 @@ from keras_vit.files.lazy_array import zeros
 from keras_vit.models.config import ResNetConfig
 
 PACKAGE = "keras_vit"
-# The order of all axes here, which is said to every layer: the user's Keras may be set to the other.
+# Passed to every layer, because the user's Keras may be configured with channels first.
 CHANNELS_LAST = "channels_last"
 _no_init_weights = contextvars.ContextVar("weights_will_be_loaded", default=False)
 
 
 @contextlib.contextmanager
 def no_init_weights() -> Iterator[None]:
-    """Models built inside begin with zeros that take no memory; to draw random numbers would also take seconds."""
+    """Initialize models built inside the block with zeros that use no memory, which is faster than random numbers."""
     token = _no_init_weights.set(True)
     try:
         yield
@@ -41,9 +41,9 @@ def _untouched_zeros(shape, dtype=None):
 
 
 def zero_copy(array: np.ndarray):
-    """Numbers for a backend to take over, nobody else's from now on.
+    """Wrap an array so that the backend uses its memory without a copy. The caller must not change it afterwards.
 
-    TensorFlow copies every np.ndarray, two times, but takes the memory of what can only become one.
+    TensorFlow copies an np.ndarray twice, but not an object that has only `__array__`.
     """
     return _ZeroCopy(array) if keras.backend.backend() == "tensorflow" else array
 
@@ -57,7 +57,7 @@ class _ZeroCopy:
 
 
 def _check_backend() -> None:
-    """Raise UserError on a backend where no model can be built: torch's modules take no names with dots in them."""
+    """Raise UserError on unsupported backends: torch modules cannot have names with dots."""
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "jax"):
         raise UserError(
@@ -68,15 +68,15 @@ def _check_backend() -> None:
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class ModelSpec(keras.layers.Layer):
-    """Carries, inside a saved model, what its weights cannot tell; passes images through unchanged.
+    """Identity layer that stores the configuration and preprocessing of a model in its saved file.
 
     Args:
-        model: the fields of the configuration that the model was built from.
-        preprocessing: the fields of `keras_vit.Preprocessing`, how an image becomes the model's input.
+        model: the model configuration as a dict.
+        preprocessing: the fields of `keras_vit.Preprocessing` as a dict.
     """
 
     def __init__(self, model: dict, preprocessing: dict, **kwargs):
-        _check_backend()  # here, since every model begins with this layer, built or loaded
+        _check_backend()  # every model starts with this layer, built or loaded
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing
@@ -93,16 +93,16 @@ class ModelSpec(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class StandardizedConv2D(keras.layers.Layer):
-    """A convolution without bias whose kernel is standardised per output channel each time it is used.
+    """A convolution without bias whose kernel is standardized per output channel in each call.
 
     (kernel - mean) / (sqrt(variance + variance_epsilon) + deviation_epsilon), with the population variance over height,
-    width and input channels. The stored kernel is the raw one. BiT adds its epsilon to the variance, the hybrids add
-    theirs to the deviation.
+    width and input channels. The stored kernel is not standardized. BiT adds an epsilon to the variance, hybrids to the
+    deviation.
 
     Args:
         filters: output channels.
-        kernel_size, strides: of both sides, in pixels.
-        padding: "valid" or "same" (TensorFlow's: at stride 2 and even sizes more after than before).
+        kernel_size, strides: integers, for both axes.
+        padding: "valid" or "same", as in TensorFlow.
         variance_epsilon, deviation_epsilon: see above.
 
     Shape: (B, H, W, C) -> (B, H', W', filters).
@@ -131,10 +131,10 @@ class StandardizedConv2D(keras.layers.Layer):
         self.kernel = self.add_weight(name="kernel", shape=shape, initializer=_initial("lecun_normal"), autocast=False)
 
     def call(self, images):
-        kernel = ops.cast(self.kernel, "float32")  # 1e-10 is nothing in half precision
-        centred = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
-        variance = ops.mean(ops.square(centred), axis=(0, 1, 2), keepdims=True)
-        kernel = centred / (ops.sqrt(variance + self.variance_epsilon) + self.deviation_epsilon)
+        kernel = ops.cast(self.kernel, "float32")  # 1e-10 underflows in half precision
+        centered = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
+        variance = ops.mean(ops.square(centered), axis=(0, 1, 2), keepdims=True)
+        kernel = centered / (ops.sqrt(variance + self.variance_epsilon) + self.deviation_epsilon)
         return ops.conv(
             images,
             ops.cast(kernel, images.dtype),
@@ -150,7 +150,7 @@ class StandardizedConv2D(keras.layers.Layer):
 
 
 def standardized_conv(x, config: ResNetConfig, filters: int, kernel_size: int, strides: int, padding: str, name: str):
-    """A convolution without bias, its kernel standardised as the configuration says."""
+    """Apply a StandardizedConv2D with the epsilons of the configuration."""
     return StandardizedConv2D(
         filters,
         kernel_size,
@@ -163,7 +163,7 @@ def standardized_conv(x, config: ResNetConfig, filters: int, kernel_size: int, s
 
 
 def group_norm(x, config: ResNetConfig, name: str, scale: str = "ones"):
-    """GroupNorm with the epsilon of the official code, not Keras' 1e-3; `scale` is the initialiser of its scale."""
+    """GroupNorm with the epsilon of the configuration (Keras default: 1e-3); `scale` is the gamma initializer."""
     return keras.layers.GroupNormalization(
         config.num_groups, epsilon=config.group_norm_epsilon, gamma_initializer=scale, name=name
     )(x)
@@ -186,17 +186,17 @@ _GELUS = {"gelu_tanh": gelu_tanh, "gelu_erf": gelu_erf}
 class TokenDense(keras.layers.Dense):
     """A dense layer on tokens, computed as one 2-D matrix product.
 
-    Keras' Dense on (B, N, D) becomes a Tensordot, whose reshapes stand between product and bias, so that oneDNN can
-    fuse neither bias nor GELU into the product. Here the tokens are flattened first and product, bias and activation
-    follow each other. A rank-2 kernel also gives Glorot's bound the official fans (a rank-3 one would not).
+    keras.layers.Dense on (B, N, D) uses a tensordot, whose reshapes between product and bias prevent oneDNN from fusing
+    bias and GELU into the product. This layer flattens the tokens first. With a rank-2 kernel, the Glorot initializer
+    also computes the same fans as the official code.
 
     Args:
         units: width of the output.
-        activation: "gelu_tanh", "gelu_erf" or what Keras' Dense takes.
-        kernel_initializer: as Keras' Dense.
+        activation: "gelu_tanh", "gelu_erf" or any activation of keras.layers.Dense.
+        kernel_initializer: as in keras.layers.Dense.
         bias_stddev: standard deviation of the initial bias; 0 for zeros.
-        use_bias: False for the projections of models without them.
-        **kwargs: the other arguments of Keras' Dense, such as regularizers and constraints.
+        use_bias: whether the layer has a bias.
+        **kwargs: other arguments of keras.layers.Dense, such as regularizers and constraints.
 
     Shape: (..., D) -> (..., units).
     """
@@ -213,7 +213,7 @@ class TokenDense(keras.layers.Dense):
         activation = _GELUS.get(activation, activation) if isinstance(activation, str) else activation
         super().__init__(units, activation, use_bias, kernel_initializer, **kwargs)
         self.bias_stddev = bias_stddev
-        if bias_stddev:  # made behind that of the kernel, for each takes its seed when it is made
+        if bias_stddev:  # created after the kernel initializer, to keep the order of seeds
             self.bias_initializer = keras.initializers.RandomNormal(stddev=bias_stddev)
 
     def build(self, input_shape):
@@ -228,7 +228,7 @@ class TokenDense(keras.layers.Dense):
         return ops.reshape(flat, (-1, *tokens.shape[1:-1], self.units))  # (B, N, units)
 
     def quantize(self, mode=None, type_check=True, config=None):
-        """As keras.layers.Dense, which refuses subclasses because they may compute something else."""
+        """As keras.layers.Dense, but without its check that refuses subclasses."""
         super().quantize(mode, type_check=False, config=config)
 
     def get_config(self):
@@ -242,7 +242,7 @@ class TokenDense(keras.layers.Dense):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class ClassToken(keras.layers.Layer):
-    """Puts the learned class token in front of the patches: (B, N, D) -> (B, 1 + N, D). Initial value zero."""
+    """Prepend the learned class token: (B, N, D) -> (B, 1 + N, D). The token is initialized with zeros."""
 
     def build(self, input_shape):
         self.cls = self.add_weight(name="cls", shape=(1, 1, input_shape[-1]), initializer="zeros")
@@ -257,11 +257,11 @@ class ClassToken(keras.layers.Layer):
 
 
 class _OnGrid(keras.layers.Layer):
-    """What adds positions to the tokens of a grid of patches.
+    """Base of the layers that add position embeddings to the tokens of a patch grid.
 
     Args:
-        grid: rows and columns of patches; the checkpoint loader resizes to it.
-        num_prefix_tokens: tokens before the grid that have a row of their own, 1 with a class token.
+        grid: rows and columns of patches. Checkpoints are resized to it on loading.
+        num_prefix_tokens: number of tokens before the patches, 1 with a class token.
     """
 
     def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, **kwargs):
@@ -275,7 +275,7 @@ class _OnGrid(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class PositionEmbedding(_OnGrid):
-    """Adds a learned table (1, N, D), initially normal with deviation 0.02."""
+    """Add a learned table (1, N, D), initialized from a normal distribution with standard deviation 0.02."""
 
     def build(self, input_shape):
         self.pos_embedding = self.add_weight(
@@ -287,18 +287,16 @@ class PositionEmbedding(_OnGrid):
 
 
 def small_normal() -> keras.initializers.Initializer:
-    """Made anew for each table: an initialiser takes its seed when it is made, so that one of a module would ignore
-    `keras.utils.set_random_seed`.
-    """
+    """Return a new initializer. It takes its seed on creation, so a shared one would ignore `set_random_seed`."""
     return keras.initializers.RandomNormal(stddev=0.02)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class PositionEmbedding2D(_OnGrid):
-    """Adds to a patch half a vector for its column, then half a vector for its row; all learned.
+    """Add a learned embedding to each patch, half of it for its column and half for its row.
 
-    Paper "An Image is Worth 16x16 Words", appendix D.4, which does not say what becomes of the class token: here it has
-    a vector of its own.
+    Paper "An Image is Worth 16x16 Words", appendix D.4. The paper does not mention the class token; here it has a
+    separate vector.
     """
 
     def build(self, input_shape):
@@ -320,7 +318,7 @@ class PositionEmbedding2D(_OnGrid):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class SinCosPositions(_OnGrid):
-    """Adds fixed sines and cosines of a patch's column and row (big_vision's sincos2d); nothing to the class token."""
+    """Add sines and cosines of the column and row of each patch (big_vision's sincos2d), not to the class token."""
 
     def call(self, tokens):
         table = sincos_2d(self.grid, tokens.shape[-1])
@@ -341,7 +339,7 @@ class Probe(keras.layers.Layer):
     """The learned query of attention pooling (big_vision's MAPHead): (B, N, D) -> (B, 1, D), Glorot-uniform."""
 
     def build(self, input_shape):
-        # Drawn as one (1, D) row: flax counts the fans of (1, 1, D) the same way.
+        # Keras and flax compute the same fans for (1, 1, D).
         self.probe = self.add_weight(name="probe", shape=(1, 1, input_shape[-1]), initializer="glorot_uniform")
 
     def call(self, tokens):

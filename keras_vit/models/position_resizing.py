@@ -1,10 +1,10 @@
-"""Position embeddings of another grid: NumPy in, NumPy out.
+"""Resize position embeddings to another grid, on NumPy arrays.
 
-Five ways to resample are in use, one per code base, and each belongs to its own checkpoints. All are separable: a
-matrix for the rows, a matrix for the columns.
+Code bases use five resampling methods, each for its own checkpoints. All are separable: one matrix for the rows, one
+for the columns.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,10 +21,9 @@ Resampler = Literal["bilinear-aligned", "bicubic-aligned", "bilinear", "bicubic"
 
 def check_resampler(name: str) -> None:
     """Raise UserError unless there is a resampler of this name."""
-    if name not in Resampler.__args__:
-        raise UserError(
-            f"There is no resampler named {name!r:.80}; the nearest names are {nearest(str(name), Resampler.__args__)}."
-        )
+    if name not in get_args(Resampler):
+        names = nearest(str(name), get_args(Resampler))
+        raise UserError(f"There is no resampler named {name!r:.80}; the nearest names are {names}.")
 
 
 def resize_position_embedding(
@@ -39,8 +38,8 @@ def resize_position_embedding(
     Args:
         table: (1, P + h * w, D) or (P + h * w, D); P prefix tokens (class token), then the grid row by row.
         old_grid: (h, w), rows and columns of patches that the table was made for.
-        new_grid: rows and columns wanted; need not be square.
-        num_prefix_tokens: P; these rows are kept as they are.
+        new_grid: rows and columns of the new grid, of any aspect ratio.
+        num_prefix_tokens: P; these rows do not change.
         resampler: bilinear-aligned is vit_jax's; see `Resampler` for whose the others are.
 
     Returns:

@@ -2,12 +2,13 @@
 
 Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 3.1, equations 1 to 4, and appendix B.1 for dropout.
 Agrees with vit_jax `models_vit.py` to float rounding; attention pooling is that of big_vision `models/vit.py`.
-Layers bear the names of the released checkpoints, with "." for "/", so that a layer's name is its weights' address.
+Layers bear the names of the released checkpoints, with "." for "/", so the name of a layer is the path of its weights.
 
 Axes: B batch, h rows and w columns of patches, N tokens, D width, M width of the MLP.
 """
 
 import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
@@ -36,7 +37,7 @@ def vision_transformer(
 ) -> keras.Model:
     """The model as a functional keras.Model: images (B, height, width, channels) in [-1, 1] -> logits (B, classes).
 
-    Without classes it ends with the features (B, D) or, unpooled, (B, N, D). Called by `keras_vit.build`.
+    Without classes, the output is the features (B, D) or, unpooled, (B, N, D). Called by `keras_vit.build`.
     """
     images, x = patch_tokens(config, preprocessing)
     x = encoder(x, config, config.grid(preprocessing.image_size))  # (B, N, D)
@@ -60,7 +61,7 @@ def vision_transformer(
 
 
 def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
-    """The input of a model, (B, height, width, channels), and the embedded patches of it, (B, h * w, D)."""
+    """Return the input (B, height, width, channels) and its embedded patches (B, h * w, D)."""
     rows, columns = config.grid(preprocessing.image_size)
     images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
     spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
@@ -127,7 +128,7 @@ def conv_stem(x, stem: ConvStem):
 
 
 def position_adder(config: ViTConfig, grid: tuple[int, int]):
-    """A function (tokens, name) -> tokens with their positions; one layer for all its calls where they are shared."""
+    """Return a function (tokens, name) -> tokens with position embeddings. Shared embeddings use one layer."""
     if config.position_embedding not in _POSITIONS:
         return lambda tokens, name: tokens
     layer_class = _POSITIONS[config.position_embedding]
@@ -145,19 +146,22 @@ def encoder_block(
     axis: str | None = None,
     grid: tuple[int, int] | None = None,
 ):
-    """Equations 2 and 3: attention and MLP, each behind a LayerNorm and a residual. (B, N, D) -> (B, N, D).
+    """Equations 2 and 3: attention and MLP, each with a LayerNorm and a residual connection. (B, N, D) -> (B, N, D).
 
-    With an axis the attention is among the tokens of each row or column of the grid.
+    With an axis, attention is computed within each row or column of the grid.
     """
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
-    options = {
+    options: dict[str, Any] = {
         "num_heads": config.num_heads,
         "dropout_rate": config.attention_dropout_rate,
         "bias": config.qkv_bias,
         "relative": config.position_embedding == "relative",
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }
-    y = attention(y, y, **options) if axis is None else axis_attention(y, axis, grid, **options)
+    if axis is None or grid is None:
+        y = attention(y, y, **options)
+    else:
+        y = axis_attention(y, axis, grid, **options)
     y = dropout(y, config.dropout_rate, f"{name}.dropout")
     y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_0")
     x = keras.layers.Add(name=f"{name}.residual")([x, y])
@@ -187,15 +191,15 @@ def attention_pooling(tokens, config: ViTConfig, name: str):
 
 
 def layer_norm(x, epsilon: float, name: str):
-    """LayerNorm over the width. flax adds 1e-6 to the variance; Keras' default of 1e-3 moves logits visibly."""
+    """LayerNorm over the width. flax adds 1e-6 to the variance; the Keras default of 1e-3 changes the logits."""
     return keras.layers.LayerNormalization(epsilon=epsilon, name=name)(x)
 
 
 def dropout(x, rate: float, name: str):
-    """Dropout, or nothing at all at rate 0."""
+    """Dropout; no layer for rate 0."""
     return keras.layers.Dropout(rate, name=name)(x) if rate else x
 
 
 def stochastic_depth(x, rate: float, name: str):
-    """Drops the whole residual branch of an example with probability `rate`, scaling the others by 1 / (1 - rate)."""
+    """Drop the residual branch of an example with probability `rate` and scale the others by 1 / (1 - rate)."""
     return keras.layers.Dropout(rate, noise_shape=(None, 1, 1), name=name)(x) if rate else x

@@ -1,4 +1,4 @@
-"""`python -m keras_vit.inspection`: pictures from strangers, the page, the mistakes, and the look while training."""
+"""`python -m keras_vit.inspection`: untrusted images, the HTML report, user errors, and inspection during training."""
 
 import base64
 import html.parser
@@ -24,7 +24,7 @@ import training.samples
 from keras_vit import UserError, inspection
 from keras_vit.files.image_formats import format_list
 from keras_vit.inspection import __main__ as command
-from keras_vit.inspection.html_report import page
+from keras_vit.inspection.html_report import html_report
 from keras_vit.run_directory import Samples
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 from training.input.dataset import decode_image
@@ -70,7 +70,7 @@ def claiming(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", rf"bad.png cannot be read as a {format_list()} \(not {format_list()}\); mend or remove it"),
+        (b"", rf"bad.png cannot be read as a {format_list()} \(not {format_list()}\); repair or remove it"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", f"bad.png cannot be read as a {format_list()}"),
         (FILES["photo.jpg"][:-200], f"bad.png cannot be read as a {format_list()}"),
         (FILES["colour.png"][:100], f"bad.png cannot be read as a {format_list()}"),
@@ -91,17 +91,17 @@ def test_of_a_folder_evenly_spaced_images_are_taken_and_hidden_ones_left(tmp_pat
         (tmp_path / f"class{index // 5}" / f"{index}.png").write_bytes(FILES["grey.png"])
     (tmp_path / ".hidden.png").write_bytes(b"")
     (tmp_path / "notes.txt").touch()
-    names = [picture.name for picture in inspection.read_pictures(tmp_path, 4)]
+    names = [picture.name for picture in inspection.read_images(tmp_path, 4)]
     assert names == ["class0/0.png", "class0/3.png", "class1/6.png", "class1/9.png"]
 
 
 def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
-    pictures = inspection.read_pictures("digits", 3)
-    assert [picture.pixels.shape for picture in pictures] == [(8, 8, 1)] * 3
-    assert all(picture.label in "0123456789" for picture in pictures)
+    images = inspection.read_images("digits", 3)
+    assert [picture.pixels.shape for picture in images] == [(8, 8, 1)] * 3
+    assert all(picture.label in "0123456789" for picture in images)
     training.samples.main(["--data", "digits", "--count", "3", "--output", str(tmp_path)])
-    again = inspection.read_pictures(tmp_path / "samples.npz", 2, tuple("0123456789"))
-    for one, other in zip(pictures, again, strict=False):
+    again = inspection.read_images(tmp_path / "samples.npz", 2, tuple("0123456789"))
+    for one, other in zip(images, again, strict=False):
         assert np.array_equal(one.pixels, other.pixels)
         assert one.label == other.label
 
@@ -126,23 +126,23 @@ class Reader(html.parser.HTMLParser):
         self.text += data
 
 
-def tiny_findings(**options) -> inspection.Findings:
+def tiny_result(**options) -> inspection.InspectionResult:
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    pictures = [inspection.Picture("<script>$x$ é 漢.png", COLOUR, "<b>"), inspection.Picture("b.png", COLOUR)]
+    images = [inspection.Image("<script>$x$ é 漢.png", COLOUR, "<b>"), inspection.Image("b.png", COLOUR)]
     labels = ["<img src=x>", *"abcdef"]
-    return inspection.inspect(model, pictures, checkpoint="</title>$c$", labels=labels, **options)
+    return inspection.inspect(model, images, checkpoint="</title>$c$", labels=labels, **options)
 
 
-def test_the_page_holds_everything_and_asks_the_network_for_nothing():
-    findings = tiny_findings()
-    text = page(findings)
+def test_html_report_is_complete_and_needs_no_network():
+    result = tiny_result()
+    text = html_report(result)
     reader = Reader(text)
     assert reader.open == []
     assert all(address.startswith("data:") for address in reader.addresses)
     assert not re.search(r"https?://|url\(|@import|<img src=x>|<b></small>", text)
     for word in ("<script>$x$ é 漢.png", "label: <b>", "</title>$c$", "<img src=x>", "Figures 6 and 14", "head 2"):
         assert word in reader.text
-    for predictions in findings.predictions:
+    for predictions in result.predictions:
         for label, probability in predictions:
             assert label in reader.text
             assert probability < 0.001 or f"{probability:.1%}" in reader.text
@@ -156,7 +156,7 @@ def _bytes(address: str) -> bytes:
 
 
 def test_every_figure_is_written_whatever_the_names_are(tmp_path):
-    names = inspection.write(tiny_findings(), tmp_path / "out")
+    names = inspection.write(tiny_result(), tmp_path / "out")
     figures = {"figure_06_attention", "figure_07_inside", "figure_10_positions", "figure_11_distances"}
     figures |= {"filters", "maps", "heads_0", "heads_1"}
     assert set(names) == {"arrays.npz", "index.html", "measures.json", *(f"{figure}.png" for figure in figures)}
@@ -169,7 +169,7 @@ def test_every_figure_is_written_whatever_the_names_are(tmp_path):
 
 def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_path):
     output = tmp_path / "out"
-    inspection.write(tiny_findings(), output)
+    inspection.write(tiny_result(), output)
     mine = [tmp_path / "outside.png", output / "inner" / "file.png", output / "folder.png" / "x", output / "thesis.tex"]
     for path in mine:
         path.parent.mkdir(exist_ok=True)
@@ -179,7 +179,7 @@ def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_pa
     told["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
     told["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
     (output / "measures.json").write_text(json.dumps(told))
-    names = inspection.write(tiny_findings(), output)
+    names = inspection.write(tiny_result(), output)
     assert {path.name for path in output.iterdir()} == {*names, "inner", "folder.png", "thesis.tex"}
     assert all(path.read_text() == "mine" for path in mine)
 
@@ -188,7 +188,7 @@ def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_pa
 def test_measures_that_are_none_of_ours_stop_no_report(text, tmp_path):
     (tmp_path / "measures.json").write_text(text)
     (tmp_path / "heads_9.png").write_text("mine")
-    assert "index.html" in inspection.write(tiny_findings(figures=["filters"]), tmp_path)
+    assert "index.html" in inspection.write(tiny_result(figures=["filters"]), tmp_path)
     assert (tmp_path / "heads_9.png").is_file()
 
 
@@ -203,7 +203,7 @@ def _run(tmp_path_factory) -> pathlib.Path:
     return run
 
 
-def test_a_run_is_looked_into_with_its_own_samples(run, tmp_path, capsys):
+def test_run_is_inspected_with_its_samples(run, tmp_path, capsys):
     output = tmp_path / "deep" / "inside"
     command.main(["--run", str(run), "--output", str(output), "--show", "2", "--figures", "rollout", "relevance"])
     assert {path.name for path in output.iterdir()} == {
@@ -231,14 +231,14 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "--images is needed with a checkpoint": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         f"file cannot be read as a {format_list()}": [*vit, "--images", "file"],
-        "The folder 'empty' holds no image": [*vit, "--images", "empty"],
+        "The folder 'empty' contains no image": [*vit, "--images", "empty"],
         "The data set 'tfds:a b' could not be read: --data takes tfds:NAME": [*vit, "--images", "tfds:a b"],
         "There is no figure 'map'; --figures takes filters, positions": [*good, "--figures", "map"],
-        "has no figure 'attention', for it has no attention; those that exist": [*bit, "--figures", "attention"],
+        "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],
         "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],
         "--count must be at least 1 image, but is 0": [*good, "--count", "0"],
-        "--num-heads means nothing to a run": [*good, "--num-heads", "3"],
+        "--num-heads has no effect on a run": [*good, "--num-heads", "3"],
         "file is a file; --output takes a directory": ["--run", str(run), "--output", "file/out"],
     }
     for words, arguments in mistakes.items():
@@ -285,16 +285,16 @@ def shown_in_tensorboard(run: pathlib.Path) -> set[tuple[int, str]]:
     }
 
 
-def test_looking_while_training_writes_the_figures_and_changes_no_weight(run, tmp_path):
+def test_inspection_during_training_writes_figures_and_changes_no_weight(run, tmp_path):
     for name in ("labels.txt", "samples.npz"):
         shutil.copy(run / name, tmp_path / name)
     images = np.random.default_rng(1).uniform(-1, 1, (8, *TINY_IMAGE, 1)).astype(np.float32)
     trained = []
-    for look in (False, True):
+    for enabled in (False, True):
         keras.utils.set_random_seed(5)
         model = keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3)
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        callbacks = [InspectEpochs(lambda model=model: model, tmp_path, every=2, shown=1)] if look else []
+        callbacks = [InspectEpochs(lambda model=model: model, tmp_path, every=2, shown=1)] if enabled else []
         model.fit(images, np.arange(8) % 3, batch_size=4, epochs=3, verbose=0, callbacks=callbacks)
         trained.append(model.get_weights())
     assert all(np.array_equal(one, other) for one, other in zip(*trained, strict=True))

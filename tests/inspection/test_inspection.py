@@ -229,8 +229,8 @@ def test_relevance_of_early_convolutions_takes_the_stored_statistics_and_leaves_
 @pytest.mark.parametrize(
     ("classes", "words"),
     [
-        ([0, 1, 2, 3, 7], "The model has 7 classes, numbered 0 to 6, but classes asks for 7"),
-        ([0, 1, 2, 3, -1], "The model has 7 classes, numbered 0 to 6, but classes asks for -1"),
+        ([0, 1, 2, 3, 7], "The model has classes 0 to 6, but classes contains 7"),
+        ([0, 1, 2, 3, -1], "The model has classes 0 to 6, but classes contains -1"),
         ([0, 1], r"classes must be an integer for each of the 5 images, but is int64 of shape \(2,\)"),
         ([0.5] * 5, r"classes must be an integer for each of the 5 images, but is float64 of shape \(5,\)"),
     ],
@@ -273,9 +273,9 @@ def test_weight_per_pixel_is_one_for_even_attention_and_all_of_it_for_the_right_
     assert inspection.weight_per_pixel(maps, foreground) == (6.0, 0.0)
 
 
-def picture(height: int, width: int, name: str = "p.png", seed: int = 0) -> inspection.Picture:
+def picture(height: int, width: int, name: str = "p.png", seed: int = 0) -> inspection.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return inspection.Picture(name, pixels)
+    return inspection.Image(name, pixels)
 
 
 OF_ATTENTION = {"distance", "rollout", "attention", "norms"}
@@ -306,7 +306,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_kind_of_model_is_looked_into_with_the_figures_that_exist_for_it(name):
+def test_each_kind_of_model_has_its_figures(name):
     config, figures = MODELS[name]
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
     assert set(inspection.available_figures(model)) == figures
@@ -354,9 +354,9 @@ def test_weights_that_are_no_numbers_are_refused_and_not_drawn_as_blanks(layer, 
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
     weight = model.get_layer(layer).weights[0]
     weight.assign(np.full(weight.shape, np.nan))
-    with pytest.raises(UserError, match=f"numbers that are not finite for '{array}'; its weights are broken"):
+    with pytest.raises(UserError, match=f"'{array}' of the model is not finite; its weights are broken"):
         inspection.inspect(model, [picture(12, 30)], checkpoint="c", figures=["filters", "rollout", "relevance"])
-    with pytest.raises(UserError, match="numbers that are not finite"):
+    with pytest.raises(UserError, match="is not finite"):
         inspection.inspect(model, [picture(12, 30)], checkpoint="c")
 
 
@@ -376,7 +376,7 @@ def _in_bfloat16(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 def test_images_without_ink_are_left_out_of_its_measure():
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=7))
-    black, drawn = (inspection.Picture("p", np.zeros((*TINY_IMAGE, 1), np.uint8)) for _ in range(2))
+    black, drawn = (inspection.Image("p", np.zeros((*TINY_IMAGE, 1), np.uint8)) for _ in range(2))
     assert "rollout" not in inspection.inspect(model, [black], checkpoint="c").measures
     drawn.pixels[2:5, 3:9] = 255
     assert inspection.inspect(model, [black, drawn], checkpoint="c").measures["rollout"]["images"] == 1
@@ -395,21 +395,21 @@ def test_chosen_layers_and_heads_are_those_shown(tiny_images):
     [
         (TINY, {"layers": [2]}, "The model has 2 layers, numbered 0 to 1, but --layers asks for 2"),
         (TINY, {"heads": [-1]}, "The model has 3 heads, numbered 0 to 2, but --heads asks for -1"),
-        (TINY, {"labels": ["a", "b"]}, "The model tells apart 7 classes, but there are names of 2"),
+        (TINY, {"labels": ["a", "b"]}, "The model has 7 classes, but there are 2 class names"),
         (
             keras_vit.ResNetConfig((1, 1), 8, num_groups=2),
             {"heads": [0]},
-            "Layers and heads can be chosen where attention is looked at, but here the figures are filters, relevance",
+            "but none of the requested figures has attention .filters, relevance",
         ),
         (
             keras_vit.ResNetConfig((1, 1), 8, num_groups=2),
             {"figures": ["rollout"]},
-            "has no figure 'rollout', for it has no attention; those that exist for it are filters, relevance",
+            "has no figure 'rollout' because it has no attention; available figures: filters, relevance",
         ),
         (
             dataclasses.replace(TINY, position_embedding="none"),
             {"figures": ["positions"]},
-            "has no figure 'positions', for it has nothing to draw it from; those that exist for it are filters, dist",
+            "has no figure 'positions' because it has no layer for it; available figures: filters, dist",
         ),
     ],
 )

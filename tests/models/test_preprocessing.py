@@ -130,8 +130,11 @@ def test_channels_unknown_until_the_graph_runs_are_converted():
         ({"channels": 0}, "channels must be an integer of at least 1, but is 0"),
         ({"channels": 3.0}, "channels must be an integer of at least 1, but is 3.0"),
         ({"resize": "pad"}, "resize must be one of stretch, crop"),
-        ({"resize": "resize-small"}, "resize-small, and nothing else, needs crop_from; resize-small has None"),
-        ({"crop_from": 9}, "resize-small, and nothing else, needs crop_from; stretch has 9"),
+        (
+            {"resize": "resize-small"},
+            "crop_from is required for resize-small only, but resize-small has crop_from None",
+        ),
+        ({"crop_from": 9}, "crop_from is required for resize-small only, but stretch has crop_from 9"),
         ({"resize": "resize-small", "crop_from": 3}, r"crop_from must be at least both sides of \(4, 4\), but is 3"),
         ({"value_range": (1.0, 1.0)}, "low below high"),
     ],
@@ -142,5 +145,5 @@ def test_impossible_preprocessing_is_refused(fields, words):
 
 
 def test_images_that_cannot_get_the_channels_are_refused():
-    with pytest.raises(UserError, match="An image of 3 channels cannot become one of 5"):
+    with pytest.raises(UserError, match="An image with 3 channels cannot be converted to 5"):
         Preprocessing((4, 4), channels=5).fit(picture(4, 4, 3))

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit import UserError, run_directory
-from keras_vit.inspection import inspect, read_pictures, write
+from keras_vit.inspection import inspect, read_images, write
 
 
 class InspectEpochs(keras.callbacks.Callback):
@@ -33,7 +33,7 @@ class InspectEpochs(keras.callbacks.Callback):
             raise UserError(f"The epochs between two inspections must be at least 1, but are {every}.")
         self._make_model, self._run, self._every, self._shown = make_model, run, every, shown
         self._labels = run_directory.load_labels(run)
-        self._pictures = read_pictures(run / run_directory.SAMPLES, count, self._labels)
+        self._pictures = read_images(run / run_directory.SAMPLES, count, self._labels)
         self._writer = tf.summary.create_file_writer(str(run / "tensorboard" / "inspection"))
         for folder in sorted((run / "inspection").glob("epoch_*")):
             self._show(folder)
