@@ -490,3 +490,20 @@ def test_what_does_not_fit_is_told_in_a_short_sentence(tmp_path):
     write_npz(tmp_path / "y.npz", {key: array for key, array in arrays.items() if key != "cls"})
     with pytest.raises(UserError, match="missing in the file: cls.$"):
         keras_vit.load_checkpoint(model, tmp_path / "y.npz")
+
+
+# transformers 5.23.0 and timm 1.0.31: logits were off by as much as their size.
+@pytest.mark.parametrize(("layout", "name"), [("huggingface", "x"), ("timm", "x.safetensors")])
+def test_a_fifth_stage_is_refused_because_torch_dilates_it(layout, name, tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY_STEM, preactivation=True, block_units=(1,) * 5, stage_channels=(32,) * 5)
+    model = keras_vit.build(config, image_size=32, num_classes=3)
+    with pytest.raises(UserError, match=f"{layout} cannot express a ResNet of 5 stages"):
+        keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
+    monkeypatch.setattr(keras_vit.checkpoints.formats, "TORCH_STAGES", 5)
+    keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
+    with pytest.raises(UserError, match="has 5 stages"):
+        keras_vit.from_checkpoint(tmp_path / name, num_groups=2)
+    monkeypatch.undo()
+    keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
+    loaded = keras_vit.from_checkpoint(tmp_path / "x.npz", num_groups=2)
+    assert len(keras_vit.config_of(loaded).block_units) == 5
