@@ -16,6 +16,8 @@ _GELU = {name: form for form, name in TRANSFORMERS_GELU.items()}
 _GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
 # PIL's numbers of what comes nearest: bilinear, and the mean of areas.
 RESAMPLE = {"stretch": 2, "crop": 2, "resize-small": 4}
+INTERPOLATION = {"stretch": "bilinear", "crop": "bilinear", "resize-small": "box"}
+_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by PIL's number
 # What the image processors of transformers take for a field that preprocessor_config.json leaves out.
 _SQUARE = {"height": 224, "width": 224}
 _STRETCHED = {"do_resize": True, "size": _SQUARE, "resample": 2, "do_center_crop": False, "crop_size": None}
@@ -78,6 +80,8 @@ class FileConfig:
     """How the processor beside the model prepares pictures, as of Preprocessing."""
     crop_from: int | None = None
     """As of Preprocessing."""
+    other_resize: str | None = None
+    """How the original resizes images, if not as `resize` does it here."""
     value_range: tuple | None = None
     """What 0 and 255 become, a number each or one for each channel."""
     sizes: Mapping[str, tuple[str, object]] = dataclasses.field(default_factory=dict)
@@ -125,6 +129,7 @@ def _transformers(written: dict, processor: dict, layout: str) -> FileConfig:
         "resnet_sizes": sizes,
     }
     common["resize"], common["crop_from"], size = _processor_resize(processor)
+    common["other_resize"] = _other_filter(processor, common["resize"])
     if kind == "bit":  # the model takes any size
         common["image_size"] = common["image_size"] or size
     if kind == "bit":
@@ -209,9 +214,19 @@ def _timm(config: dict) -> FileConfig:
         image_size=size or _pair(pretrained, "input_size"),
         image_size_binds=size is not None,  # input_size stays that of the origin when a model is trained further
         value_range=_range(pretrained.get("mean"), pretrained.get("std")),
+        other_resize=_timm_resize(pretrained),
         sizes=_sizes(arguments, _TIMM_SIZES),
         names_model=True,
     )
+
+
+def _timm_resize(pretrained: dict) -> str | None:
+    """What timm does to images besides stretching them with bilinear interpolation, as is done here."""
+    filter_, crop = pretrained.get("interpolation", "bilinear"), pretrained.get("crop_mode", "squash")
+    ways = [] if filter_ == "bilinear" else [f"{filter_!s:.80} interpolation"]
+    if crop != "squash":
+        ways.append(f"crop_mode={crop!r:.80} and crop_pct={pretrained.get('crop_pct')!r:.80}")
+    return " and ".join(ways) or None
 
 
 def _sizes(config: dict, names: Mapping[str, str]) -> dict[str, tuple[str, object]]:
@@ -284,15 +299,22 @@ def _processor_resize(processor: dict) -> tuple[Resize, int | None, tuple[int, i
         resize, crop_from, cut = "stretch", None, sides
     elif not crops:
         raise _not_prepared_here("size", size)
-    elif resample == RESAMPLE["resize-small"] and sides[0] >= max(cut):
-        resize, crop_from = "resize-small", sides[0]
-    elif cut == sides * 2:
+    elif cut == sides * 2 and resample != RESAMPLE["resize-small"]:
         resize, crop_from = "crop", None
+    elif sides[0] >= max(cut):
+        resize, crop_from = "resize-small", sides[0]
     else:
         raise _not_prepared_here("crop_size", crop_size)
-    if isinstance(resample, bool) or resample != RESAMPLE[resize]:
+    if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
         raise _not_prepared_here("resample", resample)
     return resize, crop_from, cut
+
+
+def _other_filter(processor: dict, resize: Resize) -> str | None:
+    """The interpolation that the processor asks for, if it is not the one that `resize` has here."""
+    if not processor or not processor["do_resize"] or processor["resample"] == RESAMPLE[resize]:
+        return None
+    return f"{_FILTERS[processor['resample']]} interpolation"
 
 
 def _sides(size) -> tuple[int, ...] | None:
@@ -310,8 +332,8 @@ def _sides(size) -> tuple[int, ...] | None:
 
 def _not_prepared_here(field: str, value: object) -> UserError:
     return UserError(
-        f"preprocessor_config.json says {field}={value!r:.80}, which pictures here cannot be prepared by; take that "
-        "file away to have them stretched, bilinear, to [-1, 1]."
+        f"preprocessor_config.json says {field}={value!r:.80}, which images cannot be prepared by here; change "
+        "that field to resize them otherwise, and keep image_mean and image_std in the file."
     )
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import os
+import warnings
 from collections.abc import Iterable
 
 import keras
@@ -16,6 +17,7 @@ import numpy as np
 from keras_vit.checkpoints.adapt import Changes, build_and_fill, stored_channels
 from keras_vit.checkpoints.assign import LoadReport, assign, plan_merge, values_by_key
 from keras_vit.checkpoints.formats import POSITIONS, Layout
+from keras_vit.checkpoints.hf_config import INTERPOLATION
 from keras_vit.checkpoints.infer_config import (
     Checkpoint,
     file_config_grid,
@@ -120,6 +122,14 @@ def from_checkpoint(
     if image_size is None:
         image_size = known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
     channels_now = stored_channels(checkpoint)
+    if checkpoint.file_config.other_resize:
+        warnings.warn(
+            f"The original of {os.fspath(path)} resizes images with {checkpoint.file_config.other_resize}; the "
+            f"preprocessing here is {checkpoint.file_config.resize!r} with "
+            f"{INTERPOLATION[checkpoint.file_config.resize]} interpolation, so that predictions for the same image may "
+            "differ. Weights, mean and deviation are the original's.",
+            stacklevel=2,
+        )
     preprocessing = Preprocessing(
         image_size,
         channels_now,
