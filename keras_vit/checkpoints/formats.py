@@ -28,6 +28,8 @@ from keras_vit.models.position_resizing import Resampler
 FLAX = ("npz", "npz-linen", "big_vision")
 TORCH = ("huggingface", "timm", "torchvision")
 LAYOUTS = (*FLAX, *TORCH)
+# ResNets of timm and transformers have an output stride of at most 32: they dilate later stages, ResNets here do not.
+TORCH_STAGES = 4
 # File suffixes; huggingface is a folder.
 SUFFIXES = dict.fromkeys(FLAX, ".npz") | {"timm": ".safetensors", "torchvision": ".safetensors"}
 
@@ -314,6 +316,12 @@ def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
 
 def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
     """The layout for saving a model. Raises UserError for settings that the layout cannot express."""
+    resnet = config if isinstance(config, ResNetConfig) else config.stem
+    if layout in TORCH and isinstance(resnet, ResNetConfig) and len(resnet.block_units) > TORCH_STAGES:
+        raise UserError(
+            f"The layout {layout} cannot express a ResNet of {len(resnet.block_units)} stages, only of up to "
+            f"{TORCH_STAGES}; choose another."
+        )
     if isinstance(config, ResNetConfig):
         return _resnet_layout(config, layout)
     expressible = _EXPRESSIBLE[layout]

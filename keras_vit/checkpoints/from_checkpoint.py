@@ -9,6 +9,7 @@ import io
 import numbers
 import os
 import typing
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
 from keras_vit.checkpoints.formats import HEADS, POSITIONS, Layout, num_classes_of
+from keras_vit.checkpoints.hf_config import INTERPOLATION
 from keras_vit.checkpoints.infer_config import (
     file_config_grid,
     infer_config,
@@ -140,6 +142,14 @@ def from_checkpoint(
     if image_size is None:
         image_size = known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
     channels_now = stored_channels(checkpoint)
+    if checkpoint.file_config.other_resize:
+        warnings.warn(
+            f"The original of {os.fspath(path)} resizes images with {checkpoint.file_config.other_resize}; the "
+            f"preprocessing here is {checkpoint.file_config.resize!r} with "
+            f"{INTERPOLATION[checkpoint.file_config.resize]} interpolation, so that predictions for the same image may "
+            "differ. Weights, mean and deviation are the original's.",
+            stacklevel=2,
+        )
     preprocessing = Preprocessing(
         typing.cast(tuple[int, int], image_size),  # or an int
         channels_now,

@@ -17,6 +17,8 @@ _GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()
 _GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
 # The closest filters in PIL: bilinear (2) and box (4).
 RESAMPLE: Mapping[Resize, int] = {"stretch": 2, "crop": 2, "resize-small": 4}
+INTERPOLATION: Mapping[Resize, str] = {"stretch": "bilinear", "crop": "bilinear", "resize-small": "box"}
+_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their number in PIL
 # Defaults of transformers' image processors for fields missing in preprocessor_config.json.
 _SQUARE = {"height": 224, "width": 224}
 _STRETCHED: dict[str, Any] = {
@@ -91,6 +93,8 @@ class FileConfig:
     """See Preprocessing."""
     crop_from: int | None = None
     """See Preprocessing."""
+    other_resize: str | None = None
+    """How the original resizes images, if not as `resize` does here."""
     value_range: ValueRange | None = None
     """See Preprocessing."""
     sizes: Mapping[str, tuple[str, object]] = dataclasses.field(default_factory=dict)
@@ -137,6 +141,7 @@ def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
         "resnet_sizes": sizes,
     }
     common["resize"], common["crop_from"], size = _processor_resize(processor)
+    common["other_resize"] = _other_filter(processor, common["resize"])
     if kind == "bit":  # the model accepts any size
         common["image_size"] = common["image_size"] or size
         return FileConfig(**common)
@@ -221,9 +226,19 @@ def _timm(config: dict) -> FileConfig:
         image_size=size or _pair(pretrained, "input_size"),
         image_size_is_exact=size is not None,  # after fine-tuning, input_size is still that of pretraining
         value_range=_range(pretrained.get("mean"), pretrained.get("std")),
+        other_resize=_timm_resize(pretrained),
         sizes=_sizes(arguments, _TIMM_SIZES),
         names_model=True,
     )
+
+
+def _timm_resize(pretrained: dict) -> str | None:
+    """What timm does to images besides stretching them with bilinear interpolation, as is done here."""
+    filter_, crop = pretrained.get("interpolation", "bilinear"), pretrained.get("crop_mode", "squash")
+    ways = [] if filter_ == "bilinear" else [f"{filter_!s:.80} interpolation"]
+    if crop != "squash":
+        ways.append(f"crop_mode={crop!r:.80} and crop_pct={pretrained.get('crop_pct')!r:.80}")
+    return " and ".join(ways) or None
 
 
 def _sizes(config: dict, names: Mapping[str, str]) -> dict[str, tuple[str, object]]:
@@ -299,16 +314,23 @@ def _processor_resize(processor: dict) -> tuple[Resize, int | None, tuple[int, i
         resize, crop_from, crop = "stretch", None, sides
     elif not crops:
         raise _unsupported("size", size)
-    elif crop is not None and resample == RESAMPLE["resize-small"] and sides[0] >= max(crop):
-        resize, crop_from = "resize-small", sides[0]
-    elif crop == sides * 2:
+    elif crop == sides * 2 and resample != RESAMPLE["resize-small"]:
         resize, crop_from = "crop", None
+    elif crop is not None and sides[0] >= max(crop):
+        resize, crop_from = "resize-small", sides[0]
     else:
         raise _unsupported("crop_size", crop_size)
-    if isinstance(resample, bool) or resample != RESAMPLE[resize]:
+    if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
         raise _unsupported("resample", resample)
     assert crop is not None
     return resize, crop_from, (crop[0], crop[1])
+
+
+def _other_filter(processor: dict, resize: Resize) -> str | None:
+    """The interpolation that the processor asks for, if it is not the one that `resize` has here."""
+    if not processor or not processor["do_resize"] or processor["resample"] == RESAMPLE[resize]:
+        return None
+    return f"{_FILTERS[processor['resample']]} interpolation"
 
 
 def _sides(size: Any) -> tuple[int, ...] | None:
@@ -326,8 +348,8 @@ def _sides(size: Any) -> tuple[int, ...] | None:
 
 def _unsupported(field: str, value: object) -> UserError:
     return UserError(
-        f"preprocessor_config.json has the unsupported {field}={value!r:.80}; remove that file to resize images "
-        "bilinearly, without keeping the aspect ratio, to [-1, 1]."
+        f"preprocessor_config.json has the unsupported {field}={value!r:.80}; change that field to resize "
+        "images in another way, and keep image_mean and image_std in the file."
     )
 
 

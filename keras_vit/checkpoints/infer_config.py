@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys
-from keras_vit.checkpoints.formats import POSITIONS
+from keras_vit.checkpoints.formats import POSITIONS, TORCH, TORCH_STAGES
 from keras_vit.checkpoints.hf_config import FileConfig, ValueRange
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.errors import UserError
@@ -243,6 +243,11 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
             units.setdefault(int(match[1]), set()).add(match[2])
     if sorted(units) != list(range(1, len(units) + 1)):
         raise UserError(f"The stages should be numbered from 1 without gaps, but are {_numbered(units)}.")
+    if len(units) > TORCH_STAGES and checkpoint.layout_name in TORCH:
+        raise UserError(
+            f"The file has {len(units)} stages, of which timm and transformers dilate those after the fourth; ResNets "
+            f"here have at most {TORCH_STAGES} of them."
+        )
     stages = [f"{'resnet/' if preactivation else ''}block{stage}/{min(units[stage])}/{last}" for stage in sorted(units)]
     return ResNetConfig(
         tuple(len(units[stage]) for stage in sorted(units)),

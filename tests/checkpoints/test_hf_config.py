@@ -438,14 +438,14 @@ def test_images_are_resized_like_by_the_processor(processor, resize, crop_from, 
 @pytest.mark.parametrize(
     ("processor", "name"),
     [
-        ({"resample": 3}, "resample=3"),
+        ({"resample": 9}, "resample=9"),
+        ({"resample": "bicubic"}, "resample='bicubic'"),
         ({"do_flip_channel_order": True}, "do_flip_channel_order=True"),
         ({"do_pad": True}, "do_pad=True"),
         ({"do_center_crop": True, "crop_size": {"height": 24, "width": 24}}, "crop_size="),
         ({"do_resize": False, "do_center_crop": True}, "do_resize=False"),
         ({"size": {"shortest_edge": 32}}, "size="),
         ({"size": {"longest_edge": 32}}, "size="),
-        ({"image_processor_type": "BitImageProcessor"}, "resample=3"),
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type='ConvNext"),
     ],
 )
@@ -490,3 +490,63 @@ def test_a_long_list_of_keys_is_shortened(tmp_path):
     write_npz(tmp_path / "y.npz", {key: array for key, array in arrays.items() if key != "cls"})
     with pytest.raises(UserError, match="missing keys: cls.$"):
         keras_vit.load_checkpoint(model, tmp_path / "y.npz")
+
+
+# transformers 5.23.0 and timm 1.0.31: logits were off by as much as their size.
+@pytest.mark.parametrize(("layout", "name"), [("huggingface", "x"), ("timm", "x.safetensors")])
+def test_a_fifth_stage_is_refused_because_torch_dilates_it(layout, name, tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY_STEM, preactivation=True, block_units=(1,) * 5, stage_channels=(32,) * 5)
+    model = keras_vit.build(config, image_size=32, num_classes=3)
+    with pytest.raises(UserError, match=f"{layout} cannot express a ResNet of 5 stages"):
+        keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
+    monkeypatch.setattr(keras_vit.checkpoints.formats, "TORCH_STAGES", 5)
+    keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
+    with pytest.raises(UserError, match="has 5 stages"):
+        keras_vit.from_checkpoint(tmp_path / name, num_groups=2)
+    monkeypatch.undo()
+    keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
+    loaded = keras_vit.from_checkpoint(tmp_path / "x.npz", num_groups=2)
+    assert len(keras_vit.config_of(loaded).block_units) == 5
+
+
+@pytest.mark.parametrize(
+    ("processor", "resize", "crop_from", "interpolation"),
+    [
+        ({"resample": 3}, "stretch", None, "bicubic"),
+        ({"resample": 0}, "stretch", None, "nearest"),
+        ({"image_processor_type": "BitImageProcessor"}, "crop", None, "bicubic"),
+        ({"image_processor_type": "BitImageProcessor", "size": 256}, "resize-small", 256, "bicubic"),
+        ({"image_processor_type": "BitImageProcessor", "size": 256, "resample": 2}, "resize-small", 256, "bilinear"),
+    ],
+)
+def test_another_interpolation_is_warned_of_and_mean_and_deviation_stay(
+    processor, resize, crop_from, interpolation, tmp_path
+):
+    mean_and_deviation = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    folder = with_config(tmp_path, "preprocessor_config.json", **mean_and_deviation, **processor)
+    with pytest.warns(UserWarning, match=f"resizes images with {interpolation} interpolation") as caught:
+        found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
+    assert len(caught) == 1
+    assert (found.resize, found.crop_from, found.value_range) == (resize, crop_from, (-2.0, 2.0))
+    line = f"resize {interpolation} interpolation in the original; another one here"
+    assert line in said(keras_vit.describe(folder))
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "ways"),
+    [
+        ({"interpolation": "bilinear", "crop_mode": "squash"}, None),
+        ({"interpolation": "bicubic"}, "bicubic interpolation"),
+        ({"interpolation": "bilinear", "crop_mode": "center", "crop_pct": 0.9}, "crop_mode='center' and crop_pct=0.9"),
+    ],
+)
+def test_another_resize_of_timm_is_warned_of(pretrained, ways, tmp_path):
+    shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
+    config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}, "pretrained_cfg": pretrained}
+    write_json(tmp_path / "config.json", config)
+    assert keras_vit.describe(tmp_path).other_resize == ways
+    if ways is None:
+        keras_vit.from_checkpoint(tmp_path)
+        return
+    with pytest.warns(UserWarning, match=f"resizes images with {ways}"):
+        keras_vit.from_checkpoint(tmp_path)
