@@ -529,7 +529,7 @@ def test_another_interpolation_is_warned_of_and_mean_and_deviation_stay(
     assert len(caught) == 1
     assert (found.resize, found.crop_from, found.value_range) == (resize, crop_from, (-2.0, 2.0))
     line = f"resize {interpolation} interpolation in the original; another one here"
-    assert line in said(keras_vit.describe(folder))
+    assert line in lines_of(keras_vit.describe(folder))
 
 
 @pytest.mark.parametrize(
