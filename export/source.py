@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
 from keras_vit.files.image_formats import format_list, image_format
+from keras_vit.files.labels import read_labels
 from keras_vit.run_directory import Samples
 
 # Number of random images, and their sizes relative to the input of the model.
@@ -133,7 +134,7 @@ def checkpoint_labels(path: str | None, number: int) -> tuple[str, ...]:
         raise UserError(f"A checkpoint does not name its {number} classes; pass --labels FILE with one name per line.")
     if not pathlib.Path(path).is_file():
         raise UserError(f"There is no file {path!r}; --labels takes a text file with one class per line.")
-    labels = checkpoint_labels(path)
+    labels = read_labels(path)
     if len(labels) != number:
         raise UserError(f"The model has {number} classes, but {path} has {len(labels)} lines; name each class once.")
     return labels

@@ -190,7 +190,7 @@ def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
     except (OSError, ValueError, KeyError, RuntimeError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot be loaded as a SavedModel ({reason}); it may be damaged.") from error
-    found = {}
+    found: dict[str, tuple] = {}
     for signature, (inputs, outs) in _tensor_specs(path, loaded.signatures).items():
         function = loaded.signatures[signature]
         output = next(
@@ -272,7 +272,7 @@ def _tflite(path: pathlib.Path, given: InputOptions) -> Classifier:
             f"{path} should take one image (1, H, W, C), float32 or uint8, and give float32 logits (1, K), but its "
             f"tensors have shapes {', '.join(map(str, shapes))}; export the model by python -m export.tflite."
         )
-    own = Preprocessing(shapes[0][1:3], shapes[0][3])
+    own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
     if kind == np.uint8:
         given.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=(0.0, 255.0))

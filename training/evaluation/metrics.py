@@ -8,6 +8,7 @@ import json
 import pathlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -105,7 +106,7 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
     means = {"accuracy": correct, "log_loss": -np.log(own)}
     if count > 5:
         means["top5_accuracy"] = _among_five(logits, labels)
-    drawn = {name: [] for name in (*means, "ece", "precision", "recall", "f1")}
+    drawn: dict[str, list] = {name: [] for name in (*means, "ece", "precision", "recall", "f1")}
     rng = np.random.default_rng(seed)
     for _ in range(_DRAWS):
         weights = np.bincount(rng.integers(0, len(labels), len(labels)), minlength=len(labels)).astype(np.float64)
@@ -118,7 +119,7 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
         drawn["precision"].append(right / np.maximum(said, 1.0))
         drawn["recall"].append(right / np.maximum(of_class, 1.0))
         drawn["f1"].append(2.0 * right / np.maximum(of_class + said, 1.0))
-    found = {name: _interval(drawn[name]) for name in (*means, "ece")}
+    found: dict[str, Any] = {name: _interval(drawn[name]) for name in (*means, "ece")}
     per_class = {name: np.array(drawn[name]) for name in ("precision", "recall", "f1")}  # (draws, K)
     found |= {f"macro_{name}": _interval(values.mean(axis=1)) for name, values in per_class.items()}
     found["classes"] = {
@@ -133,7 +134,7 @@ def _among_five(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.any(np.argsort(logits, axis=-1, kind="mergesort")[:, -5:] == labels[:, None], axis=-1)
 
 
-def _interval(values: Sequence[float]) -> list[float]:
+def _interval(values: Sequence[float] | np.ndarray) -> list[float]:
     return np.quantile(values, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0]).tolist()
 
 
@@ -184,7 +185,7 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
         )
     found = [_VALIDATION_FILE.search(split.name(index)) for index in range(split.num_examples)]
     if all(found):
-        numbers = [int(match[1]) - 1 for match in found]
+        numbers = [int(match[1]) - 1 for match in found if match]
         if max(numbers) < len(accepted):
             return [accepted[number] for number in numbers]
     if len(accepted) != split.num_examples:

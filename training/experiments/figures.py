@@ -5,7 +5,7 @@
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import matplotlib.figure
 
@@ -56,8 +56,7 @@ def _scaling(left, right, rows, shots: int) -> None:
     _lines(left, rows, "training_flops", "accuracy")
     left.set(xlabel="floating-point operations of training", ylabel="accuracy, %", title="here")
     for (line, points), colour, mark in zip(_TABLE_6.items(), _COLOURS, _MARKS, strict=False):
-        points = sorted(points)
-        right.plot(*zip(*points, strict=True), color=colour, marker=mark, label=line)
+        right.plot(*zip(*sorted(points), strict=True), color=colour, marker=mark, label=line)
     right.set(xscale="log", xlabel="exaFLOPs of pre-training", ylabel="ImageNet top-1, %")
     right.set_title("the paper's Table 6, JFT-300M")
     right.grid(alpha=0.3)
@@ -138,7 +137,7 @@ def _label(measure: str, shots: int) -> str:
     return "accuracy, %" if measure == "accuracy" else f"{shots}-shot accuracy, %"
 
 
-_FORMS = {
+_FORMS: dict[str, Callable] = {
     "data-size": _data_size,
     "scaling": _scaling,
     "position-embedding": _positions,

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from keras_vit import ResNetConfig, UserError, ViTConfig
+from keras_vit.models.config import ModelConfig
 from training.recipes.recipe import PretrainRecipe
 
 # The paper's Figure 9: the class token learns at 8e-4; the mean of the tokens does worse there, and well at 3e-4.
@@ -52,7 +53,8 @@ def data_size(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | 
                 f"A subset must have from {recipe.batch_size} images, a batch, to {num_examples}, all of them, "
                 f"but one has {size}; give other --train-images or a smaller --batch-size."
             )
-    models = {"ViT": recipe.model, "hybrid": _hybrid(recipe.model, 1.0), "BiT": _bit((1, 1, 1), 16)}
+    base = _vit_of(recipe)
+    models: dict[str, ModelConfig] = {"ViT": base, "hybrid": _hybrid(base, 1.0), "BiT": _bit((1, 1, 1), 16)}
     return [
         Point(
             name=f"{line.lower()}-{size}",
@@ -68,9 +70,10 @@ def data_size(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | 
 
 def scaling(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
     """Three sizes of each family on all images."""
-    models = {
-        "ViT": {f"x{scale:g}": _scaled(recipe.model, scale) for scale in (0.5, 1.0, 2.0)},
-        "hybrid": {f"x{scale:g}": _hybrid(recipe.model, scale) for scale in (0.5, 1.0, 2.0)},
+    base = _vit_of(recipe)
+    models: dict[str, dict[str, ModelConfig]] = {
+        "ViT": {f"x{scale:g}": _scaled(base, scale) for scale in (0.5, 1.0, 2.0)},
+        "hybrid": {f"x{scale:g}": _hybrid(base, scale) for scale in (0.5, 1.0, 2.0)},
         "BiT": {
             "R11x0.5": _bit((1, 1, 1), 8),
             "R11x1": _bit((1, 1, 1), 16),
@@ -139,9 +142,10 @@ def head(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
 
 def shape(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
     """One dimension of the model at a time, halved and doubled; patches to the nearest sizes that divide the image."""
-    model, change = recipe.model, functools.partial(dataclasses.replace, recipe.model)
+    model = _vit_of(recipe)
+    change = functools.partial(dataclasses.replace, model)
     widths = (_multiple(model.hidden_size // 2, model), 2 * model.hidden_size)
-    models = {
+    models: dict[str, dict[str, ViTConfig]] = {
         "base": {"as it is": model},
         "depth": {str(n): change(num_layers=n) for n in (max(model.num_layers // 2, 1), 2 * model.num_layers)},
         "width": {str(n): change(hidden_size=n) for n in widths},
@@ -210,9 +214,15 @@ def _bit(block_units: tuple[int, ...], root_channels: int) -> ResNetConfig:
     return ResNetConfig(block_units, root_channels, num_groups=4)
 
 
+def _vit_of(recipe: PretrainRecipe) -> ViTConfig:
+    """The model of a base recipe, which `check_base` requires to be a ViT."""
+    assert isinstance(recipe.model, ViTConfig)
+    return recipe.model
+
+
 def _other_patches(recipe: PretrainRecipe) -> list[int]:
     """The next larger and the next smaller patch that divides the image."""
-    patch, sides = recipe.model.patch[0], recipe.image_size
+    patch, sides = _vit_of(recipe).patch[0], recipe.image_size
     dividing = [n for n in range(2, min(sides) // 2 + 1) if all(side % n == 0 for side in sides)]
     larger, smaller = [n for n in dividing if n > patch][:1], [n for n in dividing if n < patch][-1:]
     return [*larger, *smaller]

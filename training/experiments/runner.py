@@ -65,7 +65,7 @@ def _measured(trials: list[Trial], jobs: int | None) -> list[dict]:
     if known:
         print(f"{len(known)} of {len(trials)} runs are there.")
     if missing:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if jobs is None:
             jobs = 1 if tf.config.list_physical_devices("GPU") else min(cores, _MOST_JOBS)
         jobs = min(jobs, len(missing))
@@ -126,7 +126,7 @@ def _row(point: Point, num_classes: int, measured: list[dict]) -> dict:
         "train_images": point.train_images,
         "parameters": cost.parameters,
         "forward_flops": cost.flops,
-        "training_flops": 3 * cost.flops * recipe.steps * recipe.batch_size,
+        "training_flops": 3 * cost.flops * recipe.num_steps(point.train_images) * recipe.batch_size,
         "accuracy": _summary([found["accuracy"] for found in measured]),
         "few_shot": _summary([found["few_shot"] for found in measured]),
         "curve": [[int(step), float(value)] for step, value in curves.mean(axis=0)],

@@ -93,6 +93,7 @@ def _trained(trial: Trial) -> dict:
     strategy = open_strategy(StrategyOptions("single"))
     source = open_source(trial.data)
     subset = random_subset(source.train, point.train_images, trial.seed)
+    assert recipe.steps is not None  # see check_base
     arguments = PretrainOptions(
         source=trial.data,
         workdir=str(trial.folder),

@@ -82,7 +82,7 @@ def _how_to_prepare(task: Task, builder, data_dir: str | None) -> str:
 def _measured(task: Task, builder, arguments: VtabOptions, checkpoint: pathlib.Path, strategy) -> dict:
     """The accuracy on the test split of the setting that is best on val200, and that of every setting there."""
     settings = list(itertools.product(arguments.learning_rates, arguments.steps))
-    tried = []
+    tried: list[dict] = []
     if len(settings) > 1:
         source = task_source(task, builder, "train800", "val200")
         for rate, steps in settings:

@@ -11,6 +11,7 @@ integers.
 
 import functools
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -181,7 +182,7 @@ def cutout(image: tf.Tensor, half: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.where(inside, tf.constant(_GREY, tf.uint8), image)
 
 
-_OPERATIONS = {
+_OPERATIONS: dict[str, Callable] = {
     "AutoContrast": lambda image, _: auto_contrast(image),
     "Equalize": lambda image, _: equalize(image),
     "Invert": lambda image, _: 255 - image,
