@@ -73,8 +73,8 @@ class TFRecords:
         record = data[:length]
         if data[length:] != _checksum(record):
             raise UserError(
-                f"The {self.name(int(index))}, in {os.path.dirname(self._paths[file]) or '.'}, is damaged: its bytes do "
-                "not fit their checksum; fetch or write the file again."
+                f"The {self.name(int(index))}, in {os.path.dirname(self._paths[file]) or '.'}, is damaged: its bytes "
+                "do not fit their checksum; fetch or write the file again."
             )
         return record
 
