@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import shutil
 
 import keras
 import numpy as np
 import pytest
 
+import export.tflite.__main__ as tflite
 import keras_vit
 from keras_vit import UserError, run_directory
 from tests.support import FIXTURES
-from training import finetune
+from training import evaluate, finetune
 from training.input.sources import DataOptions
 from training.loop import finetune as finetuning
 from training.loop import pretrain as pretraining
@@ -139,3 +141,22 @@ def test_layers_are_frozen_by_name(upstream, tmp_path):
     with pytest.raises(UserError, match="No layer to freeze begins with 'encoder'; the layers are"):
         finetune.main([*command, "--workdir", str(tmp_path / "other"), "--freeze", "encoder"])
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_of_an_older_version_is_evaluated_finetuned_and_exported(upstream, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(upstream.path, old)
+    config = json.loads((old / "config.json").read_text())
+    del config["id"]
+    (old / "config.json").write_text(json.dumps(config))
+    model = keras.models.load_model(old / "model.keras")
+    del next(layer for layer in model.layers if hasattr(layer, "preprocessing")).preprocessing["background"]
+    model.save(old / "model.keras")
+
+    evaluate.main(["--run", str(old), "--data", "digits"])
+    finetune.main([*COMMAND, "--checkpoint", str(old), "--workdir", str(tmp_path / "new")])
+    tflite.main(["--run", str(old), "--output", str(tmp_path / "phone"), "--formats", "float32"])
+    accuracy = json.loads((old / "evaluation.json").read_text())["accuracy"]
+    assert accuracy == pytest.approx(upstream.metrics()[-1]["val_accuracy"])
+    assert run_directory.load_model(tmp_path / "new").input_shape == (None, 56, 56, 1)
+    assert list((tmp_path / "phone").glob("*.tflite"))
