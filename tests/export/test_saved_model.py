@@ -228,7 +228,7 @@ def test_a_missing_warm_up_request_is_detected(served, tmp_path):
         warmup.replay(tmp_path, served[2].signatures)
     with tf.io.TFRecordWriter(str(tmp_path / warmup.FILE)):
         pass
-    with pytest.raises(ParityError, match=r"warm-up requests are for \[\], not of \['attention', 'classify'"):
+    with pytest.raises(ParityError, match=r"warm-up requests are for \[\], not for \['attention', 'classify'"):
         warmup.replay(tmp_path, served[2].signatures)
 
 
