@@ -137,7 +137,7 @@ def test_an_artifact_that_differs_is_one_sentence_and_no_mistake_of_the_users(ca
 def test_what_a_library_says_is_held_back_unless_the_process_dies_of_it(body, printed):
     script = f"""
 import os
-from keras_vit.quiet import native_stderr_silenced
+from keras_vit.native_stderr import native_stderr_silenced
 with native_stderr_silenced():
     {body}
 os.write(2, b"after\\n")
