@@ -244,7 +244,7 @@ def test_classes_that_a_model_does_not_have_are_refused(classes, words, tiny_ima
 @pytest.mark.parametrize("shape", [(5, 30, 12, 3), (5, 12, 30, 1), (12, 30, 3)])
 def test_images_of_another_shape_than_the_model_takes_are_refused(shape):
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
-    with pytest.raises(UserError, match=r"takes images of shape \(B, 12, 30, 3\), but these are"):
+    with pytest.raises(UserError, match=r"expects images of shape \(B, 12, 30, 3\), but found"):
         inspection.features_and_gradients(model, np.zeros(shape, np.float32))
 
 
