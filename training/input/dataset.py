@@ -251,7 +251,7 @@ def warn_of_oddities(*splits: Split) -> None:
         chosen = np.unique(np.linspace(0, split.num_examples - 1, _LOOKED_AT).astype(np.int64))
         oddities = Oddities()
         for index in chosen:
-            with contextlib.suppress(tf.errors.OpError):  # what cannot be read is reported where it is needed
+            with contextlib.suppress(tf.errors.OpError, UserError):  # reported where it is needed
                 data, _ = split.read(tf.constant(index))
                 if data.dtype != tf.string:
                     return  # pixels without files
