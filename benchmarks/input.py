@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from benchmarks.input_pipeline import compare
 
-    compare(parsed)
+    compare(parsed.rounds, parsed.batches, parsed.images)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.input import Arguments
 from keras_vit import Preprocessing
 from training.input.pipeline import training_batches
 from training.input.sources import Split, open_source
@@ -90,11 +89,11 @@ def rates(data: tf.data.Dataset, batches: int) -> tuple[float, float]:
     return images / (time.perf_counter() - start), images / (time.process_time() - worked)
 
 
-def compare(arguments: Arguments) -> None:
+def compare(rounds: int, batches: int, images: int) -> None:
     """Write the photographs, time all pipelines, and print the ratios."""
     with tempfile.TemporaryDirectory() as directory:
         folder, shards = pathlib.Path(directory) / "photographs", pathlib.Path(directory) / "shards"
-        write_photographs(folder, arguments.images)
+        write_photographs(folder, images)
         shard(DataOptions(f"folder:{folder}"), str(shards), shards=2)
         photographs = open_source(DataOptions(f"folder:{folder}")).train
         peers = {
@@ -105,9 +104,9 @@ def compare(arguments: Arguments) -> None:
             "keras-cv, color jitter": keras_cv_jitter(folder),
         }
         measured = {name: [] for name in peers}
-        for number in range(arguments.rounds + 1):
+        for number in range(rounds + 1):
             for name, data in peers.items():
-                found = rates(data, arguments.batches)
+                found = rates(data, batches)
                 if number:
                     measured[name].append(found)
     for name, found in measured.items():

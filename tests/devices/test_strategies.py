@@ -14,8 +14,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.devices import launch
-from training.devices import rendezvous, strategies
+from training.devices import launch, rendezvous, strategies
 from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
 from training.loop import fit
 from training.recipes.pretrain import RECIPES

@@ -213,13 +213,14 @@ def test_a_flipped_bit_is_found_by_the_checksum_of_its_record(tmp_path, capsys):
     size = path.stat().st_size // 3
     flip(path, size + size // 2)
     data = f"tfrecord:{tmp_path}/*.tfrecord"
-    train = open_source(DataOptions(data)).train
-    with (
-        pytest.raises(
-            UserError, match="The record 1 of train.tfrecord, in .*, is damaged: its bytes do not fit their "
-        ),
-        bad_examples_reported(train),
+    with pytest.raises(
+        UserError, match="The record 1 of train.tfrecord, in .*, is damaged: its bytes do not fit their "
     ):
+        open_source(DataOptions(data))  # which looks at some images
+    flip(path, size + size // 2)
+    train = open_source(DataOptions(data)).train
+    flip(path, size + size // 2)
+    with pytest.raises(UserError, match="The record 1 of train.tfrecord"), bad_examples_reported(train):
         list(tf.data.Dataset.range(3).map(train.example))
     assert open_source(DataOptions(data, on_bad_image="skip")).train.num_examples == 2
     assert "1 of 3 images cannot be decoded: record 1 of train.tfrecord (The record" in capsys.readouterr().out

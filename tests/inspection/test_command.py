@@ -307,5 +307,5 @@ def test_inspection_during_training_writes_figures_and_changes_no_weight(run, tm
     shutil.rmtree(tmp_path / "tensorboard")
     InspectEpochs(lambda: model, tmp_path, every=2)
     assert shown_in_tensorboard(tmp_path) == images_of_epoch
-    with pytest.raises(UserError, match="after every epoch or more, not after every 0"):
+    with pytest.raises(UserError, match="between two inspections must be at least 1, but are 0"):
         InspectEpochs(lambda: model, tmp_path, every=0)
