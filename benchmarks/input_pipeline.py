@@ -15,7 +15,6 @@ from training.input.pipeline import training_batches
 from training.input.sources import Split, open_source
 from training.input.write_tfrecord import shard
 from training.options.common import DataOptions
-from training.options.data import ShardOptions
 from training.recipes.recipe import Recipe
 
 _RECIPE = Recipe(image_size=(224, 224), batch_size=64, learning_rate=1.0, epochs=1, inception_crop=True, flip=True)
@@ -95,7 +94,7 @@ def compare(rounds: int, batches: int, images: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         folder, shards = pathlib.Path(directory) / "photographs", pathlib.Path(directory) / "shards"
         write_photographs(folder, images)
-        shard(ShardOptions(DataOptions(f"folder:{folder}"), str(shards), 2))
+        shard(DataOptions(f"folder:{folder}"), str(shards), shards=2)
         photographs = open_source(DataOptions(f"folder:{folder}")).train
         peers = {
             "minimal loop": minimal(folder),

@@ -19,7 +19,16 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.evaluation.evaluate import evaluate
 
-    evaluate(options)
+    evaluate(
+        options.run,
+        options.source,
+        batch_size=options.batch_size,
+        output=options.output,
+        real_labels=options.real_labels,
+        save_predictions=options.save_predictions,
+        overrides=options.input,
+        devices=options.devices,
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.probes.least_squares import fewshot
 
-    fewshot(options)
+    fewshot(options, shots=options.shots, seeds=options.seeds, l2=options.l2, sweep=options.sweep)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.probes.nearest_neighbors import knn
 
-    knn(options)
+    knn(options, neighbors=options.neighbors, temperature=options.temperature)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.probes.logistic_regression import probe
 
-    probe(options)
+    probe(options, c=options.c, max_iterations=options.max_iterations)
 
 
 if __name__ == "__main__":

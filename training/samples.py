@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.input.sample_images import write_samples
 
-    write_samples(options)
+    write_samples(**vars(options))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.input.write_tfrecord import shard
 
-    shard(options)
+    shard(**vars(options))
 
 
 if __name__ == "__main__":

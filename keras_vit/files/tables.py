@@ -3,12 +3,19 @@
 from collections.abc import Sequence
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned, right-justified columns."""
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 0) -> str:
+    """A Markdown table with aligned columns, right-justified except for the first `num_text_columns`."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in (header, *rows)
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
-    return "\n".join(lines)
+
+    def line(cells: Sequence[str]) -> str:
+        justified = (
+            cell.ljust(width) if column < num_text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return f"| {' | '.join(justified)} |"
+
+    rules = (
+        "-" * (width + 2) if column < num_text_columns else "-" * (width + 1) + ":"
+        for column, width in enumerate(widths)
+    )
+    return "\n".join([line(header), f"|{'|'.join(rules)}|", *map(line, rows)])

@@ -16,7 +16,6 @@ from training.input.dataset import bad_examples_reported, typical_size
 from training.input.pipeline import training_batches
 from training.input.sources import DataOptions, Source, open_source
 from training.input.tfrecord import IMAGE, LABEL, TFRecords
-from training.options.data import ShardOptions
 from training.recipes.pretrain import find_recipe
 
 MODES = ("RGB", "L", "P", "RGBA", "LA", "1", "I;16")
@@ -40,7 +39,7 @@ def _folder(tmp_path_factory) -> pathlib.Path:
 
 
 def sharded(folder: pathlib.Path, output: pathlib.Path, shards: int = 3, **arguments) -> Source:
-    write_tfrecord.shard(ShardOptions(DataOptions(f"folder:{folder}", **arguments), str(output), shards))
+    write_tfrecord.shard(DataOptions(f"folder:{folder}", **arguments), str(output), shards=shards)
     return open_source(DataOptions(f"tfrecord:{output}/*.tfrecord"))
 
 
@@ -80,7 +79,7 @@ def test_any_png_trains_from_a_folder_and_from_records(folder, shards, capfd):
 
 
 def test_arrays_become_png(tmp_path):
-    write_tfrecord.shard(ShardOptions(DataOptions("digits"), str(tmp_path / "out"), 2))
+    write_tfrecord.shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
     records, digits = open_source(DataOptions(f"tfrecord:{tmp_path}/out/*")), open_source(DataOptions("digits"))
     assert (records.train.num_examples, records.labels) == (1437, digits.labels)
     image, label = records.train.example(tf.constant(0, tf.int64))

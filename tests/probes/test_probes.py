@@ -15,7 +15,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from tests.support import FIXTURES, GOLDEN, randomize
 from training.input.sources import DataOptions, array_split, digits
 from training.loop.run import Run
-from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
+from training.options.common import FeatureOptions
 from training.probes import features, least_squares, logistic_regression, nearest_neighbors
 from training.probes.features import Features
 from training.probes.least_squares import LeastSquares, few_shot, shots_of
@@ -143,18 +143,18 @@ def _run(tmp_path) -> Run:
     return run
 
 
-def _arguments(command, run: Run, tmp_path, **options):
-    return command(run=str(run.path), source=DataOptions("digits"), cache=str(tmp_path / "cache"), **options)
+def _options(run: Run, tmp_path, **options) -> FeatureOptions:
+    return FeatureOptions(run=str(run.path), source=DataOptions("digits"), cache=str(tmp_path / "cache"), **options)
 
 
 def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, monkeypatch, capsys):
-    rows = least_squares.fewshot(_arguments(FewshotOptions, run, tmp_path, shots=(1, 5)))
+    rows = least_squares.fewshot(_options(run, tmp_path), shots=(1, 5))
     assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
     assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2
     monkeypatch.setattr(features, "outputs", lambda *_, **__: pytest.fail("features were computed again"))
-    nearest_neighbors.knn(_arguments(KnnOptions, run, tmp_path, neighbors=(1,)))
-    logistic_regression.probe(_arguments(LinearProbeOptions, run, tmp_path, c=(0.1,)))
+    nearest_neighbors.knn(_options(run, tmp_path), neighbors=(1,))
+    logistic_regression.probe(_options(run, tmp_path), c=(0.1,))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
 
@@ -202,7 +202,7 @@ def test_the_square_crop_is_the_papers():
 
 def test_random_weights_are_others_and_always_the_same(run, tmp_path):
     found = [
-        features.open_features(_arguments(FewshotOptions, run, tmp_path, random_weights=random)).train.values
+        features.open_features(_options(run, tmp_path, random_weights=random)).train.values
         for random in (False, True, True)
     ]
     assert not np.allclose(found[0], found[1])
@@ -212,15 +212,16 @@ def test_random_weights_are_others_and_always_the_same(run, tmp_path):
 
 def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
-        arguments = dataclasses.replace(_arguments(FewshotOptions, run, tmp_path), run=str(run.model_file))
-        least_squares.fewshot(arguments)
-    for option in ({"shots": (0,)}, {"seeds": 0}, {"l2": 0.0}, {"batch_size": 0}):
-        with pytest.raises(UserError, match="--" + next(iter(option)).replace("_", "-")):
-            least_squares.fewshot(_arguments(FewshotOptions, run, tmp_path, **option))
+        least_squares.fewshot(dataclasses.replace(_options(run, tmp_path), run=str(run.model_file)))
+    for option in ({"shots": (0,)}, {"seeds": 0}, {"l2": 0.0}):
+        with pytest.raises(UserError, match="--" + next(iter(option))):
+            least_squares.fewshot(_options(run, tmp_path), **option)
+    with pytest.raises(UserError, match="--batch-size"):
+        least_squares.fewshot(_options(run, tmp_path, batch_size=0))
     one = dataclasses.replace(digits(), labels=("zero",))
     monkeypatch.setattr(features, "open_source", lambda arguments: one)
     with pytest.raises(UserError, match="The data have one class, 'zero'; at least two are needed"):
-        least_squares.fewshot(_arguments(FewshotOptions, run, tmp_path))
+        least_squares.fewshot(_options(run, tmp_path))
 
 
 def test_a_model_of_tokens_has_no_features_of_an_image():

@@ -7,7 +7,6 @@ import pytest
 from training.evaluation import evaluate as evaluation
 from training.input.sources import DataOptions
 from training.loop import pretrain as pretraining
-from training.options.evaluate import EvaluateOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 
@@ -24,4 +23,4 @@ def test_a_recipe_reaches_its_accuracy(recipe, data, least, tmp_path):
     source = DataOptions(f"tfds:{data}", str(TFDS))
     arguments = PretrainOptions(source=source, workdir=str(tmp_path / "run"), recipe=find_recipe(recipe))
     pretraining.pretrain(arguments, recipe)
-    assert evaluation.evaluate(EvaluateOptions(str(tmp_path / "run"), source))["accuracy"] >= least
+    assert evaluation.evaluate(str(tmp_path / "run"), source)["accuracy"] >= least

@@ -1,4 +1,4 @@
-"""A model measured on the evaluation images of a data set, and the report: numbers, page and pictures."""
+"""Evaluate a model on the evaluation split of a data set, and write the report: metrics, tables and plots."""
 
 import json
 import pathlib
@@ -9,36 +9,50 @@ import numpy as np
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
+from keras_vit.files.tables import markdown_table
 from training.evaluation.classifiers import OUTPUT_NEEDED, Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
 from training.input.sources import Source, open_source
-from training.options.evaluate import EvaluateOptions
+from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 _TOTALS = (
     "num_examples", "num_correct", "accuracy", "top5_accuracy", "log_loss", "macro_precision", "macro_recall",
     "macro_f1", "ece",
 )  # fmt: skip
 _CONFUSIONS = 10  # pairs of classes in the report
-_PICTURES = {
+_PLOTS = {
     "confusion.png": "confusion matrix",
     "reliability.png": "reliability diagram",
     "mistakes.png": "the worst mistakes",
 }
 
 
-def evaluate(arguments: EvaluateOptions) -> dict:
-    """Measure, write the report, and return its numbers."""
-    if arguments.batch_size < 1:
-        raise UserError(f"--batch-size must be at least 1 image, but is {arguments.batch_size}.")
-    classifier = open_classifier(arguments.run, arguments.input, arguments.devices)
-    output = _report_directory(arguments)
-    source = open_source(arguments.source)
-    names = _class_names(classifier, source)
+def evaluate(
+    run: str,
+    source: DataOptions,
+    *,
+    batch_size: int = 256,
+    output: str | None = None,
+    real_labels: str | None = None,
+    save_predictions: bool = False,
+    overrides: InputOptions | None = None,
+    devices: StrategyOptions | None = None,
+) -> dict:
+    """Evaluate a model, write the report, and return its metrics.
+
+    `overrides` are those of the model's input size and preprocessing. See `EvaluateOptions` for the other arguments.
+    """
+    if batch_size < 1:
+        raise UserError(f"--batch-size must be at least 1 image, but is {batch_size}.")
+    classifier = open_classifier(run, overrides or InputOptions(), devices or StrategyOptions("single"))
+    directory = _report_directory(run, output)
+    dataset = open_source(source)
+    names = _class_names(classifier, dataset)
     accepted = None
-    if arguments.real_labels is not None:
-        accepted = read_real_labels(arguments.real_labels, source.evaluation, len(names))
-    logits, labels = classifier.predict(source.evaluation, arguments.batch_size)
+    if real_labels is not None:
+        accepted = read_real_labels(real_labels, dataset.evaluation, len(names))
+    logits, labels = classifier.predict(dataset.evaluation, batch_size)
     _check_finite(logits)
     metrics = measure(logits, labels, names) | {"intervals": intervals(logits, labels, names)}
     if accepted is not None:
@@ -47,7 +61,7 @@ def evaluate(arguments: EvaluateOptions) -> dict:
     mistakes = worst_mistakes(probabilities, labels)
     metrics["worst_mistakes"] = [
         {
-            "image": source.evaluation.name(int(index)),
+            "image": dataset.evaluation.name(int(index)),
             "label": names[labels[index]],
             "predicted": names[np.argmax(probabilities[index])],
             "label_probability": float(probabilities[index, labels[index]]),
@@ -56,72 +70,73 @@ def evaluate(arguments: EvaluateOptions) -> dict:
         for index in mistakes
     ]
 
-    # The numbers first: they took the time, and no picture may cost them.
-    with staged(output) as stage:
-        told = {"model": arguments.run, "kind": classifier.kind, "data": arguments.source.data, **metrics}
-        (stage / "evaluation.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-        (stage / "evaluation.md").write_text(_report(arguments, classifier, metrics), encoding="utf-8")
-        if arguments.save_predictions:
+    # Write the metrics before the plots, so that a plot that fails does not lose them.
+    title = f"{run} on {source.data}"
+    with staged(directory) as stage:
+        content = {"model": run, "kind": classifier.kind, "data": source.data, **metrics}
+        (stage / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (stage / "evaluation.md").write_text(_report(title, classifier, metrics), encoding="utf-8")
+        if save_predictions:
             write_npz(stage / "predictions.npz", {"logits": logits, "labels": labels.astype(np.int64)})
-    drawings = {
+    plots = {
         "confusion.png": lambda path: draw_confusion(np.array(metrics["confusion"]), names, path),
         "reliability.png": lambda path: draw_reliability(metrics["reliability"], metrics["ece"], path),
     }
     if len(mistakes):
-        drawings["mistakes.png"] = lambda path: draw_mistakes(
-            source.evaluation, mistakes, probabilities, labels, names, path
+        plots["mistakes.png"] = lambda path: draw_mistakes(
+            dataset.evaluation, mistakes, probabilities, labels, names, path
         )
-    with staged(output) as stage:
-        drawn = [name for name, draw in drawings.items() if _is_drawn(draw, stage / name)]
-        (stage / "evaluation.md").write_text(_report(arguments, classifier, metrics, drawn), encoding="utf-8")
-    for name in _PICTURES.keys() - set(drawn):
-        (output / name).unlink(missing_ok=True)  # of an older report
+    with staged(directory) as stage:
+        drawn = [name for name, draw in plots.items() if _is_drawn(draw, stage / name)]
+        (stage / "evaluation.md").write_text(_report(title, classifier, metrics, drawn), encoding="utf-8")
+    for name in _PLOTS.keys() - set(drawn):
+        (directory / name).unlink(missing_ok=True)  # from a previous report
     print(
-        f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images right, "
-        f"log-loss {metrics['log_loss']:.4f}; report in {output / 'evaluation.md'}."
+        f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images "
+        f"correct, log loss {metrics['log_loss']:.4f}; report in {directory / 'evaluation.md'}."
     )
     return metrics
 
 
-def _report_directory(arguments: EvaluateOptions) -> pathlib.Path:
-    """Where the report goes. Raises UserError for the directory of another run, which has a report of its own."""
-    is_run = (pathlib.Path(arguments.run) / run_directory.CONFIG).is_file()
-    if arguments.output is None and not is_run:
-        raise UserError(OUTPUT_NEEDED.format(arguments.run))
-    output = run_directory.check_output(arguments.output or arguments.run)
-    if (output / run_directory.CONFIG).is_file() and not (is_run and output.samefile(arguments.run)):
-        raise UserError(f"{output} is another run than {arguments.run}; give --output a directory of its own.")
-    return output
+def _report_directory(run: str, output: str | None) -> pathlib.Path:
+    """The directory of the report. Raises UserError for the directory of another run."""
+    is_run = (pathlib.Path(run) / run_directory.CONFIG).is_file()
+    if output is None and not is_run:
+        raise UserError(OUTPUT_NEEDED.format(run))
+    directory = run_directory.check_output(output or run)
+    if (directory / run_directory.CONFIG).is_file() and not (is_run and directory.samefile(run)):
+        raise UserError(f"{directory} is another run than {run}; give --output a directory of its own.")
+    return directory
 
 
 def _class_names(classifier: Classifier, source: Source) -> tuple[str, ...]:
-    """Those of the data, of which the model must know that they are its own, or at least have as many."""
+    """The class names of the data. Raises UserError unless they match the model's names, or their number."""
     if classifier.names is None and classifier.num_classes != len(source.labels):
         raise UserError(
-            f"The model tells apart {classifier.num_classes} classes and the data have {len(source.labels)}; evaluate "
-            "on data of the same classes."
+            f"The model has {classifier.num_classes} classes and the data have {len(source.labels)}; evaluate on data "
+            "with the same classes."
         )
     if classifier.names not in (None, source.labels):
         differing = sorted(set(classifier.names) ^ set(source.labels))
         raise UserError(
-            f"The run tells apart {len(classifier.names)} classes and the data have {len(source.labels)}, of which "
-            f"{', '.join(differing[:5]) or 'only the order'} differ; evaluate on data of the same classes."
+            f"The run has {len(classifier.names)} classes and the data have {len(source.labels)}, of which "
+            f"{', '.join(differing[:5]) or 'only the order'} differ; evaluate on data with the same classes."
         )
     return source.labels
 
 
 def _check_finite(logits: np.ndarray) -> None:
-    """Raise UserError for what is no number; minus infinity is the logarithm of a probability of 0."""
+    """Raise UserError for invalid logits. Minus infinity is valid: the logarithm of probability 0."""
     bad = int(np.sum(np.any(np.isnan(logits) | np.isposinf(logits), axis=-1) | np.all(np.isneginf(logits), axis=-1)))
     if bad:
         raise UserError(
-            f"The model gives numbers that are not finite for {bad:,} of {len(logits):,} images; its weights are "
-            "broken, or its numbers overflow."
+            f"The model's outputs are not finite for {bad:,} of {len(logits):,} images; its weights are damaged, or "
+            "its activations overflow."
         )
 
 
 def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
-    """Draw a picture. Where that fails, whatever the reason, say so and leave nothing of it."""
+    """Draw a plot. If this fails for any reason, print the reason and remove the file."""
     try:
         draw(path)
     except Exception as error:
@@ -131,49 +146,55 @@ def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
     return True
 
 
-def _report(arguments: EvaluateOptions, classifier: Classifier, metrics: dict, pictures: Sequence[str] = ()) -> str:
-    """The numbers as a page of Markdown, with pictures, given by their file names."""
+def _report(title: str, classifier: Classifier, metrics: dict, plots: Sequence[str] = ()) -> str:
+    """The metrics in Markdown, with the plots of these file names."""
     found = metrics["intervals"]
-    lines = [
-        f"# {arguments.run} on {arguments.source.data}",
-        "",
-        "| measure | value | 95 % interval |",
-        "|---|---:|---:|",
+    totals = [(name, f"{metrics[name]:.6g}", _range(found.get(name))) for name in _TOTALS if name in metrics]
+    classes = [
+        (
+            name,
+            str(row["num_examples"]),
+            *(f"{row[score]:.4f}" for score in ("precision", "recall", "f1")),
+            _range(found["classes"][name]["f1"]),
+        )
+        for name, row in metrics["classes"].items()
     ]
-    for name in _TOTALS:
-        if name in metrics:
-            lines.append(f"| {name} | {metrics[name]:.6g} | {_range(found.get(name))} |")
+    lines = [
+        f"# {title}",
+        "",
+        markdown_table(("measure", "value", "95 % interval"), totals, num_text_columns=1),
+    ]
     if "real_labels" in metrics:
         real = metrics["real_labels"]
         lines += [
             "",
             f"With all accepted labels: accuracy {real['accuracy']:.6g}, {real['num_correct']} of "
-            f"{real['num_examples']} images; {real['num_left_out']} without an accepted label are left out.",
+            f"{real['num_examples']} images; {real['num_left_out']} without an accepted label are excluded.",
         ]
     if classifier.names is None:
-        lines += ["", "The model does not name its classes; they are taken to be those of the data, in their order."]
+        lines += ["", "The model does not name its classes; they are assumed to be those of the data, in this order."]
     lines += [
         "",
-        "Intervals: 1,000 draws of the images with replacement (bootstrap, percentiles). ece: expected "
-        "calibration error, 15 bins.",
+        "Intervals: percentile bootstrap with 1,000 resamples of the images. ece: expected calibration error with 15 "
+        "bins.",
         "",
-        "| class | images | precision | recall | F1 | F1, 95 % interval |",
-        "|---|---:|---:|---:|---:|---:|",
+        markdown_table(
+            ("class", "images", "precision", "recall", "F1", "F1, 95 % interval"), classes, num_text_columns=1
+        ),
+        "",
+        _confusions(np.array(metrics["confusion"]), tuple(metrics["classes"])),
+        "",
     ]
-    for name, row in metrics["classes"].items():
-        scores = " | ".join(f"{row[score]:.4f}" for score in ("precision", "recall", "f1"))
-        lines.append(f"| {name} | {row['num_examples']} | {scores} | {_range(found['classes'][name]['f1'])} |")
-    lines += ["", *_confusions(np.array(metrics["confusion"]), tuple(metrics["classes"]))]
-    return "\n".join([*lines, *(f"![{_PICTURES[name]}]({name})\n" for name in pictures)])
+    return "\n".join([*lines, *(f"![{_PLOTS[name]}]({name})\n" for name in plots)])
 
 
 def _range(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
-def _confusions(matrix: np.ndarray, names: Sequence[str]) -> list[str]:
-    """The pairs of classes that are most often confused, as a table; nothing where there is no mistake."""
+def _confusions(matrix: np.ndarray, names: Sequence[str]) -> str:
+    """A table of the most frequently confused pairs of classes."""
     wrong = matrix - np.diag(np.diag(matrix))
     pairs = [np.unravel_index(k, wrong.shape) for k in np.argsort(-wrong, axis=None, kind="stable")[:_CONFUSIONS]]
-    rows = [f"| {names[row]} | {names[column]} | {wrong[row, column]} |" for row, column in pairs if wrong[row, column]]
-    return ["| label | predicted | images |", "|---|---|---:|", *rows, ""] if rows else ["There is no mistake.", ""]
+    rows = [(names[row], names[column], str(wrong[row, column])) for row, column in pairs if wrong[row, column]]
+    return markdown_table(("label", "predicted", "images"), rows, num_text_columns=2) if rows else "No mistakes."

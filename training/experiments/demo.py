@@ -8,7 +8,6 @@ from training.evaluation.evaluate import evaluate
 from training.loop.pretrain import pretrain
 from training.loop.run import Run, write_text
 from training.options.common import DataOptions, Execution
-from training.options.evaluate import EvaluateOptions
 from training.options.experiments import DemoOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
@@ -42,7 +41,7 @@ def train_and_evaluate(options: DemoOptions) -> tuple[Run, float]:
         ),
         "digits",
     )
-    return run, evaluate(EvaluateOptions(options.workdir, data))["accuracy"]
+    return run, evaluate(options.workdir, data)["accuracy"]
 
 
 def write_summary(

@@ -116,12 +116,10 @@ def few_shot_accuracy(run: pathlib.Path, source: Source, shots: int) -> float:
     classes = len(source.labels)
     chosen = [shots_of(labels, classes, shots, seed) for seed in range(_CHOICES)]
     needed = np.unique(np.concatenate(chosen))
-    places = tf.constant(needed)
-    learnt = Split(len(needed), lambda index: source.train.read(places[index]))
     extractor, preprocessing = feature_extractor(model), preprocessing_of(model)
     train, evaluation = (
         Features(*outputs(extractor.predict_on_batch, split, preprocessing, num_classes=classes, batch_size=_BATCH))
-        for split in (learnt, source.evaluation)
+        for split in (source.train.take(needed), source.evaluation)
     )
     accuracies = []
     for indices in chosen:

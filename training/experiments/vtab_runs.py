@@ -12,6 +12,7 @@ from keras_vit import UserError
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.errors import nearest
 from keras_vit.files.atomic import write_text
+from keras_vit.files.tables import markdown_table
 from training.devices.strategies import open_strategy
 from training.experiments.vtab_sources import open_builder, task_source
 from training.input.sources import Source, Split
@@ -56,7 +57,7 @@ def vtab(arguments: VtabOptions) -> dict:
                 workdir / "vtab.json", json.dumps({"checkpoint": arguments.checkpoint, **summary}, indent=2) + "\n"
             )
             write_text(workdir / "vtab.md", _page(arguments, summary))
-    print("\n".join(_table(summary)), f"\nReport in {workdir / 'vtab.md'}.")
+    print(f"{_table(summary)}\nReport in {workdir / 'vtab.md'}.")
     return summary
 
 
@@ -144,9 +145,9 @@ def task_recipe(task: Task, arguments: VtabOptions, rate: float, steps: int) -> 
 
 
 def repeated(split: Split, num_examples: int) -> Split:
-    """The split over and over, at least so many examples: one epoch for the whole run, evaluated at its end alone.
+    """Repeat a split to at least `num_examples`, so that the run is one epoch and is evaluated only at its end.
 
-    Repeating before shuffling is what VTAB's code does.
+    VTAB's code also repeats before shuffling.
     """
     times = -(-num_examples // split.num_examples)
 
@@ -170,19 +171,20 @@ def summarize(found: dict[str, dict], missing: dict[str, str]) -> dict:
     }
 
 
-def _table(summary: dict) -> list[str]:
-    lines = ["| task | group | learning rate | steps | test accuracy |", "|---|---|---:|---:|---:|"]
-    for name, row in summary["tasks"].items():
-        lines.append(f"| {name} | {row['group']} | {row['learning_rate']:g} | {row['steps']} | {row['accuracy']:.4f} |")
+def _table(summary: dict) -> str:
+    rows = [
+        (name, row["group"], f"{row['learning_rate']:g}", str(row["steps"]), f"{row['accuracy']:.4f}")
+        for name, row in summary["tasks"].items()
+    ]
     sizes = {group: sum(task.group == group for task in TASKS) for group in _GROUPS}
     for group, row in summary["groups"].items():
-        lines.append(f"| mean of {row['num_tasks']} of {sizes[group]} | {group} | | | {row['mean']:.4f} |")
-    lines.append(f"| mean of {len(summary['tasks'])} of {len(TASKS)} | all | | | {summary['mean']:.4f} |")
-    return lines
+        rows.append((f"mean of {row['num_tasks']} of {sizes[group]}", group, "", "", f"{row['mean']:.4f}"))
+    rows.append((f"mean of {len(summary['tasks'])} of {len(TASKS)}", "all", "", "", f"{summary['mean']:.4f}"))
+    return markdown_table(("task", "group", "learning rate", "steps", "test accuracy"), rows, num_text_columns=2)
 
 
 def _page(arguments: VtabOptions, summary: dict) -> str:
-    lines = [f"# VTAB-1k: {arguments.checkpoint}", "", *_table(summary), ""]
+    lines = [f"# VTAB-1k: {arguments.checkpoint}", "", _table(summary), ""]
     if not summary["complete"]:
         lines += ["Not all tasks were run, so that the mean is not comparable with a VTAB score.", ""]
     if summary["missing"]:

@@ -47,6 +47,11 @@ class Split:
         image, label = self.read(index)
         return decode_image(image) if image.dtype == tf.string else image, label
 
+    def take(self, indices: np.ndarray) -> "Split":
+        """Return a split of the examples at `indices`, in this order, with their names."""
+        chosen = tf.constant(indices, tf.int64)
+        return Split(len(indices), lambda index: self.read(chosen[index]), lambda index: self.name(int(indices[index])))
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -93,15 +98,10 @@ def typical_size(split: Split) -> tuple[int, int]:
 
 
 def random_subset(split: Split, num_examples: int, seed: int) -> Split:
-    """So many examples, drawn at random; a smaller draw by the same seed is a part of a larger one."""
+    """Return `num_examples` random examples. A smaller subset with the same seed is part of a larger one."""
     if num_examples == split.num_examples:
         return split
-    chosen = tf.constant(np.random.default_rng(seed).permutation(split.num_examples)[:num_examples])
-
-    def name(index: int) -> str:
-        return split.name(int(chosen[index]))
-
-    return Split(num_examples, lambda index: split.read(chosen[index]), name)
+    return split.take(np.random.default_rng(seed).permutation(split.num_examples)[:num_examples])
 
 
 def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
@@ -155,11 +155,7 @@ def skip_undecodable(split: Split) -> Split:
     good = np.setdiff1d(np.arange(split.num_examples), list(bad))
     if not len(good):
         raise UserError("None of the images can be decoded; give others.")
-
-    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return split.read(tf.constant(good)[index])
-
-    return Split(len(good), read, lambda index: split.name(good[index]))
+    return split.take(good)
 
 
 def _undecodable(split: Split) -> dict[int, str]:

@@ -1,4 +1,6 @@
-"""Some evaluation images of a data set, written for commands without TensorFlow."""
+"""Write evaluation images of a data set to a file, for commands that do not use TensorFlow."""
+
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -8,21 +10,21 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import Samples
 from training.input.sources import bad_examples_reported, open_source
-from training.options.data import SamplesOptions
+from training.options.common import DataOptions
 
 
-def write_samples(arguments: SamplesOptions) -> None:
-    """Write both files."""
-    if arguments.count < 1:
-        raise UserError(f"--count must be at least 1 image, but is {arguments.count}.")
-    output = run_directory.check_output(arguments.output)
-    source = open_source(arguments.source)
-    split = source.evaluation
-    chosen = np.random.default_rng(0).permutation(split.num_examples)[: arguments.count]
-    with bad_examples_reported(source.train, source.evaluation):
+def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int = 128) -> None:
+    """Write samples.npz with up to `count` evaluation images in shuffled order, and labels.txt."""
+    if count < 1:
+        raise UserError(f"--count must be at least 1 image, but is {count}.")
+    directory = run_directory.check_output(output)
+    dataset = open_source(source)
+    split = dataset.evaluation
+    chosen = np.random.default_rng(0).permutation(split.num_examples)[:count]
+    with bad_examples_reported(dataset.train, dataset.evaluation):
         examples = [split.example(tf.constant(index, tf.int64)) for index in chosen]
     encoded = tuple(tf.io.encode_png(image).numpy() for image, _ in examples)
-    with staged(output) as stage:
+    with staged(directory) as stage:
         Samples(encoded, np.array([int(label) for _, label in examples])).save(stage / run_directory.SAMPLES)
-        (stage / run_directory.LABELS).write_text(labels_text(source.labels), encoding="utf-8")
-    print(f"{len(encoded)} images in {output / run_directory.SAMPLES}.")
+        (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
+    print(f"{len(encoded)} images in {directory / run_directory.SAMPLES}.")

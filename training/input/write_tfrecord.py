@@ -1,4 +1,4 @@
-"""A data set written as TFRecord files."""
+"""Write a data set as TFRecord files."""
 
 import contextlib
 import sys
@@ -12,32 +12,32 @@ from keras_vit.files.labels import labels_text
 from training.input.dataset import Split
 from training.input.sources import bad_examples_reported, open_source
 from training.input.tfrecord import IMAGE, LABEL, shard_name
-from training.options.data import ShardOptions
+from training.options.common import DataOptions
 
 
-def shard(arguments: ShardOptions) -> None:
-    """Write train-*, eval-* and labels.txt; none of them is there before all are whole."""
-    if arguments.shards < 1:
-        raise UserError(f"--shards must be at least 1 file, but is {arguments.shards}.")
-    output = run_directory.check_output(arguments.output)
-    if output.is_dir() and any(output.glob("*.tfrecord")):
-        raise UserError(f"{output} holds TFRecord files already; give another --output, or remove them.")
-    source = open_source(arguments.source)
-    splits = {"train": source.train, "eval": source.evaluation}
+def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
+    """Write train-*, eval-* and labels.txt into the directory `output`, all of them or none."""
+    if shards < 1:
+        raise UserError(f"--shards must be at least 1 file, but is {shards}.")
+    directory = run_directory.check_output(output)
+    if directory.is_dir() and any(directory.glob("*.tfrecord")):
+        raise UserError(f"{directory} holds TFRecord files already; give another --output, or remove them.")
+    dataset = open_source(source)
+    splits = {"train": dataset.train, "eval": dataset.evaluation}
     for name, split in splits.items():
-        if split.num_examples < arguments.shards:
+        if split.num_examples < shards:
             raise UserError(
-                f"{split.num_examples} images of {name} cannot fill {arguments.shards} files; "
+                f"{split.num_examples} images of {name} cannot fill {shards} files; "
                 f"give --shards {split.num_examples} or fewer."
             )
-    with staged(output) as stage:
+    with staged(directory) as stage:
         for name, split in splits.items():
-            paths = [str(stage / shard_name(name, number, arguments.shards)) for number in range(arguments.shards)]
+            paths = [str(stage / shard_name(name, number, shards)) for number in range(shards)]
             _write(split, paths, f"Writing {name}")
-        (stage / run_directory.LABELS).write_text(labels_text(source.labels), encoding="utf-8")
+        (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
     print(
-        f"{source.train.num_examples:,} images to train on and {source.evaluation.num_examples:,} to evaluate on, of "
-        f"{len(source.labels)} classes, in {arguments.shards} files each: --data 'tfrecord:{output}/*.tfrecord'."
+        f"{dataset.train.num_examples:,} images to train on and {dataset.evaluation.num_examples:,} to evaluate on, of "
+        f"{len(dataset.labels)} classes, in {shards} files each: --data 'tfrecord:{directory}/*.tfrecord'."
     )
 
 
@@ -51,7 +51,7 @@ def _write(split: Split, paths: list[str], title: str) -> None:
 
 
 def _encoded(split: Split):
-    """Index -> (bytes of an image file, label); what is not encoded becomes PNG."""
+    """Index -> (bytes of an image file, label); decoded images are encoded as PNG."""
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.read(index)

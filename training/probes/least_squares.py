@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_vit import UserError
-from training.options.probes import FewshotOptions
+from training.options.common import FeatureOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
@@ -124,23 +124,23 @@ def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
     return Features(train.values[rest], train.labels[rest])
 
 
-def fewshot(arguments: FewshotOptions) -> list[dict]:
-    """Measure, write fewshot.json and fewshot.md, and return the rows."""
-    if not arguments.shots or min(arguments.shots) < 1 or arguments.seeds < 1:
+def fewshot(
+    options: FeatureOptions,
+    *,
+    shots: Sequence[int] = (1, 5, 10, 25),
+    seeds: int = 3,
+    l2: float = 1024.0,
+    sweep: bool = False,
+) -> list[dict]:
+    """Evaluate, write fewshot.json and fewshot.md, and return the rows. See `FewshotOptions` for the arguments."""
+    if not shots or min(shots) < 1 or seeds < 1:
         raise UserError("--shots and --seeds take numbers from 1, such as --shots 1 5 10 25 --seeds 3.")
-    if not 0.0 < arguments.l2 < np.inf:
-        raise UserError(f"--l2 must be a positive number, but is {arguments.l2}.")
-    features = open_features(arguments)
-    strengths = SWEPT if arguments.sweep else (arguments.l2,)
-    rows = few_shot(
-        features.train,
-        features.evaluation,
-        features.names,
-        shots=arguments.shots,
-        seeds=arguments.seeds,
-        strengths=strengths,
-    )
-    header = ("shots", *(f"seed {seed}" for seed in range(arguments.seeds)), "mean", "std", "L2")
+    if not 0.0 < l2 < np.inf:
+        raise UserError(f"--l2 must be a positive number, but is {l2}.")
+    features = open_features(options)
+    strengths = SWEPT if sweep else (l2,)
+    rows = few_shot(features.train, features.evaluation, features.names, shots=shots, seeds=seeds, strengths=strengths)
+    header = ("shots", *(f"seed {seed}" for seed in range(seeds)), "mean", "std", "L2")
     table = [
         (
             str(row["shots"]),
@@ -149,5 +149,5 @@ def fewshot(arguments: FewshotOptions) -> list[dict]:
         )
         for row in rows
     ]
-    write_report("fewshot", "Few-shot linear accuracy", arguments, features, header, table, {"results": rows})
+    write_report("fewshot", "Few-shot linear accuracy", options, features, header, table, {"results": rows})
     return rows

@@ -11,7 +11,7 @@ import sklearn.pipeline
 import sklearn.preprocessing
 
 from keras_vit import UserError
-from training.options.probes import LinearProbeOptions
+from training.options.common import FeatureOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
@@ -62,15 +62,20 @@ def _fitted(
     return probe, not any(issubclass(warning.category, sklearn.exceptions.ConvergenceWarning) for warning in told)
 
 
-def probe(arguments: LinearProbeOptions) -> dict:
-    """Measure, write linear_probe.json and linear_probe.md, and return the numbers."""
-    if not arguments.c or not all(0.0 < c < np.inf for c in arguments.c):
+def probe(
+    options: FeatureOptions, *, c: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0), max_iterations: int = 1000
+) -> dict:
+    """Evaluate, write linear_probe.json and linear_probe.md, and return the results.
+
+    See `LinearProbeOptions` for the arguments.
+    """
+    if not c or not all(0.0 < strength < np.inf for strength in c):
         raise UserError("--c takes positive numbers, such as --c 0.1 1 10.")
-    if arguments.max_iterations < 1:
-        raise UserError(f"--max-iterations must be at least 1, but is {arguments.max_iterations}.")
-    features = open_features(arguments)
-    found = linear_probe(features.train, features.evaluation, arguments.c, max_iterations=arguments.max_iterations)
+    if max_iterations < 1:
+        raise UserError(f"--max-iterations must be at least 1, but is {max_iterations}.")
+    features = open_features(options)
+    found = linear_probe(features.train, features.evaluation, c, max_iterations=max_iterations)
     header = ("accuracy", "C", "iterations", "converged")
     row = (f"{found['accuracy']:.4f}", f"{found['c']:g}", str(found["iterations"]), str(found["converged"]).lower())
-    write_report("linear_probe", "Logistic regression", arguments, features, header, [row], {"results": found})
+    write_report("linear_probe", "Logistic regression", options, features, header, [row], {"results": found})
     return found

@@ -6,7 +6,7 @@ import numpy as np
 import sklearn.neighbors
 
 from keras_vit import UserError
-from training.options.probes import KnnOptions
+from training.options.common import FeatureOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
@@ -37,21 +37,23 @@ def nearest_neighbors(
     return found
 
 
-def knn(arguments: KnnOptions) -> list[dict]:
-    """Measure, write knn.json and knn.md, and return the rows."""
-    if not arguments.neighbors or min(arguments.neighbors) < 1:
+def knn(
+    options: FeatureOptions, *, neighbors: Sequence[int] = (1, 10, 20, 100), temperature: float = 0.07
+) -> list[dict]:
+    """Evaluate, write knn.json and knn.md, and return the rows. See `KnnOptions` for the arguments."""
+    if not neighbors or min(neighbors) < 1:
         raise UserError("--neighbors takes numbers from 1, such as --neighbors 1 10 20.")
-    if not 0.0 < arguments.temperature < np.inf:
-        raise UserError(f"--temperature must be a positive number, but is {arguments.temperature}.")
-    features = open_features(arguments)
+    if not 0.0 < temperature < np.inf:
+        raise UserError(f"--temperature must be a positive number, but is {temperature}.")
+    features = open_features(options)
     rows = nearest_neighbors(
         features.train,
         features.evaluation,
         len(features.names),
-        neighbors=arguments.neighbors,
-        temperature=arguments.temperature,
+        neighbors=neighbors,
+        temperature=temperature,
     )
     table = [(str(row["neighbors"]), f"{row['accuracy']:.4f}") for row in rows]
-    numbers = {"temperature": arguments.temperature, "results": rows}
-    write_report("knn", "Nearest neighbours", arguments, features, ("neighbours", "accuracy"), table, numbers)
+    numbers = {"temperature": temperature, "results": rows}
+    write_report("knn", "Nearest neighbors", options, features, ("neighbors", "accuracy"), table, numbers)
     return rows
