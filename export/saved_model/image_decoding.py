@@ -17,7 +17,7 @@ from keras_vit.files.image_formats import format_list, formats
 LARGEST_IMAGE = 32_000_000
 # Number of scans of a progressive JPEG without extra cost; encoders write about ten.
 _USUAL_SCANS = 32
-# Largest number of steps through the blocks of a GIF, about eight per frame, and of sub-blocks per step.
+# Largest number of steps through the blocks of a GIF, about four per frame, and of equal sub-blocks per step.
 _GIF_STEPS, _GIF_RUN = 2048, 1024
 
 
@@ -147,19 +147,27 @@ def _gif_pixels(data: tf.Tensor) -> tf.Tensor:
         flags = at(position)
         return tf.where(flags >= 128, 3 * tf.bitwise.left_shift(tf.constant(2, tf.int64), flags % 8), 0)
 
-    def skip_sub_blocks(position: tf.Tensor) -> tf.Tensor:
-        """Position of the first sub-block with another length, at most _GIF_RUN sub-blocks ahead."""
+    def skip_sub_blocks(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Position behind a run of equal sub-blocks and one other sub-block; whether their terminator came, too."""
         stride = 1 + at(position)
         lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # static rank
         differs = tf.cast(lengths, tf.int64) != stride - 1
         equal = tf.where(tf.reduce_any(differs), tf.argmax(differs), tf.size(lengths, out_type=tf.int64))
-        return position + tf.where(stride > 1, equal * stride, 1)
+        other = position + tf.where(stride > 1, equal * stride, 0)
+        after = other + 1 + at(other)
+        ends = tf.equal(at(other), 0)
+        ends_after = ~ends & tf.equal(at(after), 0)
+        return after + tf.cast(ends_after, tf.int64), ends | ends_after
 
     def step(position: tf.Tensor, inside: tf.Tensor, pixels: tf.Tensor, count: tf.Tensor):
         """One block, or several sub-blocks; `inside` tells whether sub-blocks follow."""
         kind = at(position)
         frame, extension = ~inside & tf.equal(kind, 0x2C), ~inside & tf.equal(kind, 0x21)
-        after = tf.cond(inside, lambda: skip_sub_blocks(position), lambda: tf.where(extension, position + 2, length))
+        after, ends = tf.cond(
+            inside,
+            lambda: skip_sub_blocks(position),
+            lambda: (tf.where(extension, position + 2, length), tf.constant(False)),
+        )
         after = tf.where(frame, position + 11 + color_table(position + 9), after)
         width, height = side(position + 5), side(position + 7)
         fits = (width <= screen[0]) & (height <= screen[1])
@@ -169,7 +177,7 @@ def _gif_pixels(data: tf.Tensor) -> tf.Tensor:
         stop = (frame & ~fits) | (count + 1 >= _GIF_STEPS)
         return (
             tf.where(stop, length, after),
-            frame | extension | (inside & (kind > 0)),
+            frame | extension | (inside & ~ends),
             tf.where(stop, tf.constant(0, tf.int64), pixels),
             count + 1,
         )

@@ -8,7 +8,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import time
 import zlib
 
 import numpy as np
@@ -447,9 +446,7 @@ def test_an_invalid_image_is_reported_by_its_index(served, samples, name):
     batch = [samples.encoded[0], GARBAGE[name], samples.encoded[1], GARBAGE[name]]
     call = served[2].signatures["serving_default"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"image_bytes\[1 3\]: no whole {format_list()} of"):
-        start = time.process_time()
         call(image_bytes=tf.constant(batch))
-    assert time.process_time() - start < 1.5  # of two such files, on all cores together
     assert call(image_bytes=tf.constant(batch[::2]))["scores"].shape == (2, 5)
 
 
@@ -496,6 +493,19 @@ def test_frames_of_a_gif_count_together():
     stream = io.BytesIO()
     frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:])
     assert int(image_decoding.header_pixels(tf.constant(stream.getvalue()))) == 3 * 77
+
+
+@pytest.mark.parametrize("blocks", [b"\1\0", b"\1\0\2\0\0"], ids=["of one byte", "of alternating lengths"])
+def test_the_walk_through_the_blocks_of_a_gif_is_bounded(monkeypatch, blocks):
+    grey = encoded(np.zeros((5, 5), np.uint8), "GIF")
+    comment = b"\x21\xfe" + blocks * 500 + b"\0"
+    frame = grey.index(b"\x2c")
+    file = tf.constant(grey[:frame] + comment + grey[frame:])
+    assert int(image_decoding.header_pixels(file)) == 25
+    monkeypatch.setattr(image_decoding, "_GIF_RUN", 10)
+    monkeypatch.setattr(image_decoding, "_GIF_STEPS", 40)
+    assert int(image_decoding.header_pixels(tf.constant(grey))) == 25
+    assert int(image_decoding.header_pixels(file)) == 0
 
 
 def fuzzed(rng: np.random.Generator, files: list[bytes]) -> bytes:
