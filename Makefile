@@ -5,6 +5,8 @@ BIN = .venv/bin
 # one thread per operation. $$0 is a directory for the output of failed processes.
 PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" "$$@" 2>&1) && echo "$$output" || \
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
+# Without byte code, each of the many processes would compile TensorFlow and Keras again, for eight seconds.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup demo test test-slow lint bench
 .DELETE_ON_ERROR:
 
