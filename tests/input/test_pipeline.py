@@ -218,3 +218,33 @@ def test_large_samples_are_reduced(tmp_path):
     save_samples(split, Preprocessing((8, 10)), tmp_path / "samples.npz")
     shapes = {tf.io.decode_png(image).shape.as_list()[0] for image in Samples.load(tmp_path / "samples.npz").encoded}
     assert shapes == {32}
+
+
+def test_large_samples_show_no_color_of_transparent_pixels(tmp_path):
+    from keras_vit.run_directory import Samples
+
+    pixels = np.zeros((400, 300, 4), np.uint8)
+    pixels[:, ::2] = 255  # white stripes, and between them transparent pixels of black
+    split = Split(2, lambda index: (tf.constant(pixels), tf.constant(1)))
+    save_samples(split, Preprocessing((8, 10)), tmp_path / "samples.npz")
+    for image in Samples.load(tmp_path / "samples.npz").encoded:
+        np.testing.assert_array_equal(tf.io.decode_png(image), 255)
+
+
+@pytest.mark.parametrize("augmentations", [{}, {"flip": True}, {"shift": 1}])
+def test_training_without_random_crops_and_colors_shows_the_fractions_that_evaluation_does(augmentations):
+    rng = np.random.default_rng(0)
+    split = array_split(rng.integers(0, 256, (6, 9, 11, 1), dtype=np.uint8), np.arange(6), tuple("abcdef"))
+    plain = {"inception_crop": False, "crop_from": None, "flip": False, "shift": 0, "batch_size": 6}
+    recipe = dataclasses.replace(RECIPE, **(plain | augmentations))
+    [(images, labels)] = training_batches(
+        split, recipe, PREPROCESSING, num_classes=6, seed=0, first_step=0, num_steps=1
+    )
+    [(expected, _, _)] = evaluation_batches(split, PREPROCESSING, num_classes=6, batch_size=6)
+    expected = expected.numpy()[np.argmax(labels, axis=-1)]
+    black = np.float32(-1.0)
+    for image, other in zip(images.numpy(), expected, strict=True):
+        places = np.isclose(image[..., None, None, :], other, atol=1e-6).any(axis=(2, 3, 4)) | (image[..., 0] == black)
+        assert places.all()  # every pixel is one of evaluation's, or entered from outside
+    if not augmentations:
+        np.testing.assert_allclose(images, expected, atol=1e-6)

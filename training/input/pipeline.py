@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
+from keras_vit.preprocessing import to_channels
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
 from training.input.dataset import Split, decode_image
@@ -119,10 +120,14 @@ def _rows_to_read(recipe: Recipe, part: tuple[int, int]) -> tuple[np.ndarray, np
 
 
 def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """An image, decoded or not, as it is shown in training: (height, width, channels) uint8."""
+    """An image, decoded or not, as it is shown in training: (height, width, channels), 0..255.
+
+    uint8, or float32 where neither crops nor colors are random: it is then exactly the image of evaluation, moved or
+    mirrored.
+    """
     crop_seed, shift_seed, flip_seed, policy_seed, erasing_seed = tf.unstack(tf.random.split(seed, 5))
     image = _cropped(data, crop_seed, recipe, preprocessing)
-    if image.dtype != tf.uint8:
+    if image.dtype != tf.uint8 and _rounds_pixels(recipe):
         image = tf.cast(tf.round(image), tf.uint8)
     if recipe.shift:
         image = augment.random_shift(image, shift_seed, recipe.shift)
@@ -135,6 +140,12 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
     if recipe.random_erasing:
         image = augment.random_erasing(image, erasing_seed, recipe.random_erasing)
     return image
+
+
+def _rounds_pixels(recipe: Recipe) -> bool:
+    """Whether resized pixels become integers: the operations on colors need them, and random crops stay small."""
+    colors = recipe.autoaugment, recipe.randaugment_layers, recipe.color_jitter, recipe.three_augment
+    return any((recipe.inception_crop, recipe.crop_from, recipe.random_erasing, *colors))
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
@@ -210,13 +221,16 @@ def evaluation_batches(
 def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.PathLike, most: int | None = None) -> None:
     """Keep images of a split beside a model, as PNG in an evenly mixed order, up to `most` and 64 MB of them.
 
-    Pictures far larger than the model's input are reduced first, so that every data set gives enough of them.
+    Pictures far larger than the model's input are reduced first, so that every data set gives enough of them. An
+    alpha channel is blended before, since the colors of transparent pixels must not show.
     """
     limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
     encoded, labels, total = [], [], 0
     for index in np.random.default_rng(0).permutation(split.num_examples)[:most]:
         image, label = split.example(tf.constant(index, tf.int64))
         if image.shape[0] > limit[0] and image.shape[1] > limit[1]:
+            if image.shape[-1] in (2, 4):
+                image = to_channels(image, image.shape[-1] - 1, preprocessing.background)
             image = tf.image.resize(image, limit, preserve_aspect_ratio=True, antialias=True)
             image = tf.saturate_cast(tf.round(image), tf.uint8)
         encoded.append(tf.io.encode_png(image).numpy())
