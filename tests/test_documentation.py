@@ -152,7 +152,9 @@ def test_the_site_has_every_page():
 
 
 @pytest.mark.parametrize(
-    ("package", "page"), [(keras_vit, "keras_vit.md"), (keras_vit.inspection, "inspection.md")], ids=["models", "figures"]
+    ("package", "page"),
+    [(keras_vit, "keras_vit.md"), (keras_vit.inspection, "inspection.md")],
+    ids=["models", "figures"],
 )
 def test_the_reference_has_every_public_name(package, page):
     text = (ROOT / "docs" / "api" / page).read_text()
