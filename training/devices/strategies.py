@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from training.devices.rendezvous import wait_for_workers
+from training.devices.tpu import has_tpu
 from training.options.common import StrategyKind, StrategyOptions
 
 # Exit code of an interrupted run, by a signal or a lost worker: the same command continues it. EX_TEMPFAIL of
@@ -49,7 +50,7 @@ def _detect(gpus: list) -> StrategyKind:
     """Return the strategy for this machine and environment."""
     if len(_workers()) > 1 or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
         return "multi-worker"
-    if tf.config.list_physical_devices("TPU") or os.path.exists("/dev/accel0") or "TPU_NAME" in os.environ:
+    if tf.config.list_physical_devices("TPU") or has_tpu() or "TPU_NAME" in os.environ:
         return "tpu"
     return "mirrored" if len(gpus) > 1 else "single"
 
@@ -83,7 +84,7 @@ def _tpu(name: str) -> tf.distribute.Strategy:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"The TPU {name!r} cannot be reached ({type(error).__name__}: {reason}); give --tpu the name of one, "
-            "run on a TPU VM with tensorflow-tpu, or use another --strategy."
+            "run on a TPU VM with requirements-tpu.txt, or use another --strategy."
         ) from error
     return tf.distribute.TPUStrategy(resolver)
 
