@@ -1,13 +1,17 @@
 """The TPU of a machine is found by its chip, and libtpu's environment is set before TensorFlow is imported."""
 
+import functools
+import importlib
 import os
 import pathlib
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from keras_vit import UserError
+from keras_vit import UserError, cli
 from keras_vit.files import image_formats
 from training.devices.tpu import has_tpu, prepare_tpu
 from training.options.common import StrategyOptions
@@ -160,3 +164,28 @@ def test_the_requirements_of_a_tpu_vm_name_what_those_of_other_machines_do():
     assert names("requirements.txt") - names("requirements-tpu.txt") == left_out
     added = {"tensorflow-tpu", "libtpu", "tensorflow-metadata"}
     assert names("requirements-tpu.txt") - names("requirements.txt") == added
+
+
+def test_the_commands_of_the_page_can_be_parsed():
+    """Those between "python -m" and the end of a remote command."""
+    text = (ROOT / "docs/cloud-tpu.md").read_text()
+    found = re.findall(r"python -m training\.(\w+) ([^\n>]*)", text)
+    assert [name for name, _ in found] == ["shard", "pretrain"]
+    parsed = []
+    for name, arguments in found:
+        words = shlex.split(arguments.replace("$BUCKET", "my-bucket"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cli, "parse", functools.partial(_parse_and_stop, cli.parse, parsed))
+            with pytest.raises(Parsed):
+                importlib.import_module(f"training.{name}").main(words)
+    assert parsed[1].devices == StrategyOptions(strategy="tpu")
+    assert parsed[1].execution.steps_per_execution == 50
+
+
+class Parsed(Exception):
+    """The options were parsed."""
+
+
+def _parse_and_stop(parse, parsed, *arguments, **options):
+    parsed.append(parse(*arguments, **options))
+    raise Parsed

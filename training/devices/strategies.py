@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from training.devices.rendezvous import wait_for_workers
+from training.devices.slurm import slurm_config
 from training.devices.tpu import has_tpu
 from training.options.common import StrategyKind, StrategyOptions
 
@@ -119,11 +120,7 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
                 "The strategy multi-worker needs TF_CONFIG in the environment, or a SLURM job; `python -m "
                 "training.launch --workers 2` starts workers on this machine, to try it out."
             )
-        # The resolver's defaults: port 8888, one process per task, all GPUs that SLURM assigns to it.
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver()
-        cluster = {kind: list(addresses) for kind, addresses in resolver.cluster_spec().as_dict().items()}
-        task = {"type": resolver.task_type, "index": resolver.task_id}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        os.environ["TF_CONFIG"] = json.dumps(slurm_config(os.environ))
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     here = cluster[task["type"]][int(task["index"])]
