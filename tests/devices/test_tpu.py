@@ -168,7 +168,7 @@ def test_the_requirements_of_a_tpu_vm_name_what_those_of_other_machines_do():
 
 def test_the_commands_of_the_page_can_be_parsed():
     """Those between "python -m" and the end of a remote command."""
-    text = (ROOT / "docs/cloud-tpu.md").read_text()
+    text = (ROOT / "docs/accelerators.md").read_text().partition("## Cloud TPU, step by step")[2]
     found = re.findall(r"python -m training\.(\w+) ([^\n>]*)", text)
     assert [name for name, _ in found] == ["shard", "pretrain"]
     parsed = []
