@@ -11,8 +11,10 @@ import re
 import runpy
 import shlex
 import sys
+import types
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -69,12 +71,43 @@ def run_command(line: str, patch: pytest.MonkeyPatch) -> None:
 FIRST = ("README.md", "checkpoint.md")
 
 
+class Tracker(types.ModuleType):
+    """Stands for the package mlflow, which is not required."""
+
+    def __init__(self):
+        super().__init__("mlflow")
+        self.calls: list[tuple] = []
+        self.start_run = lambda: self.calls.append(("start_run",))
+        self.log_params = lambda values: self.calls.append(("log_params", values))
+        self.log_metrics = lambda values, step: self.calls.append(("log_metrics", values, step))
+        self.end_run = lambda: self.calls.append(("end_run",))
+
+
+def test_the_documented_callback_sends_every_epoch_to_its_tracker(monkeypatch):
+    def pretrain(options, recipe_name, callbacks):
+        events = keras.callbacks.CallbackList(callbacks)
+        events.on_train_begin()
+        for epoch in range(2):
+            events.on_epoch_end(epoch, {"loss": np.float32(0.5), "val_accuracy": 0.25})
+        events.on_train_end()
+
+    tracker = Tracker()
+    monkeypatch.setitem(sys.modules, "mlflow", tracker)
+    monkeypatch.setattr("training.loop.pretrain.pretrain", pretrain)
+    ((page, _, script),) = [block for block in BLOCKS if "import mlflow" in block[2]]
+    exec(compile(script, page, "exec"), {"__name__": "__main__"})
+    names = [call[0] for call in tracker.calls]
+    assert names == ["start_run", "log_params", "log_metrics", "log_metrics", "end_run"]
+    assert tracker.calls[2:4] == [("log_metrics", {"loss": 0.5, "val_accuracy": 0.25}, step) for step in (1, 2)]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # scripts leave files open
 @pytest.mark.parametrize("pages", ["first", pytest.param("others", marks=pytest.mark.slow)])
 def test_every_documented_command_and_script_runs_as_written(pages, directory, monkeypatch):
     monkeypatch.chdir(directory)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # as after `source .venv/bin/activate`
     monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setitem(sys.modules, "mlflow", Tracker())
     done = set()
     for page, language, block in BLOCKS:
         if (page in FIRST) != (pages == "first"):
