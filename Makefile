@@ -7,7 +7,7 @@ PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 $(BIN)/python -m pytest -q -m 
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
 # Without byte code, each of the many processes would compile TensorFlow and Keras again, for eight seconds.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: setup demo test test-slow test-tpu-env lint bench
+.PHONY: setup demo test test-slow test-tpu-env lint docs bench
 .DELETE_ON_ERROR:
 
 setup: .venv/installed
@@ -57,6 +57,15 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation site, in the folder site.
+docs: .venv-docs/installed
+	.venv-docs/bin/mkdocs build --quiet
+
+.venv-docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python -m benchmarks

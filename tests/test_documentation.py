@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_vit.inspection
 from tests.test_architecture import FLOORS
 from training.input.sources import digits
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 BLOCKS = [
     (page.name, *block)
@@ -175,6 +176,22 @@ def test_every_path_and_name_of_the_documentation_exists(page):
 )
 def test_a_path_or_name_that_does_not_exist_is_noticed(span):
     assert missing(span)
+
+
+def test_the_site_has_every_page():
+    site = (ROOT / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
+    assert set(re.findall(r": ([\w/-]+\.md)$", site, re.MULTILINE)) == pages
+
+
+@pytest.mark.parametrize(
+    ("package", "page"),
+    [(keras_vit, "keras_vit.md"), (keras_vit.inspection, "inspection.md")],
+    ids=["models", "figures"],
+)
+def test_the_reference_has_every_public_name(package, page):
+    text = (ROOT / "docs" / "api" / page).read_text()
+    assert not [name for name in package.__all__ if not re.search(rf"\b{name}$|`\w+\.{name}`", text, re.MULTILINE)]
 
 
 def test_the_map_has_every_folder_and_the_floors_are_those_of_the_imports():
