@@ -96,6 +96,13 @@ def test_packages_import_only_what_they_may(path):
         assert not packages & FORBIDDEN[path.relative_to(ROOT).parts[0]] - backends
 
 
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_no_module_reads_the_graph_of_a_keras_model(path):
+    """`keras.models.clone_model` connects the layers of another form of a model."""
+    names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    assert not names & {"_inbound_nodes", "_outbound_nodes", "_keras_history", "_nodes", "_operations"}
+
+
 def test_importing_the_module_of_gradients_imports_no_backend():
     at_the_top = ast.Module(
         [node for node in ast.parse(GRADIENTS.read_text()).body if not isinstance(node, ast.FunctionDef)], []
