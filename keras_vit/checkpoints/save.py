@@ -15,6 +15,7 @@ from keras_vit.checkpoints.load import values_by_key
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import write_npz
+from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import write_json, write_safetensors
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
@@ -32,7 +33,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
 
     Raises UserError for a model that the layout cannot express.
     """
-    path, config = pathlib.Path(path), config_of(model)
+    path, config = to_path(path), config_of(model)
     if layout not in LAYOUTS:
         raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}

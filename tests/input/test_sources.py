@@ -392,7 +392,9 @@ def test_a_picture_that_vanishes_is_named(tmp_path):
         (tmp_path / name).write_bytes(tf.io.encode_png(np.full((5, 6, 3), 9, np.uint8)).numpy())
     train = open_source(DataOptions(f"folder:{tmp_path}")).train
     (tmp_path / "bee" / "2.png").unlink()
-    words = "can no longer be read .*bee/2.png; No such file or directory.; put it back, and the same command continues"
+    words = (
+        r"bee/2.png can no longer be read \(No such file or directory\); put it back, and the same command continues"
+    )
     with pytest.raises(UserError, match=words), bad_examples_reported(train):
         tf.function(lambda: next(iter(tf.data.Dataset.range(2).map(train.example).batch(2))))()
     with pytest.raises(UserError, match=words), bad_examples_reported(train):

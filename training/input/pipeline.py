@@ -67,9 +67,11 @@ def training_batches(
 
     recolored = bool(recipe.color_jitter or recipe.three_augment)
 
-    def example(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         index, position = shuffled(number)
-        image, label = split.read(index)
+        return (*split.read(index), position)
+
+    def example(image: tf.Tensor, label: tf.Tensor, position: tf.Tensor) -> tuple[tf.Tensor, ...]:
         example_seed = tf.stack([seed, position])
         image = _training_image(image, example_seed, recipe, preprocessing)
         return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
@@ -84,7 +86,11 @@ def training_batches(
 
     end = tf.int64.max if num_steps is None else (first_step + num_steps) * len(rows)
     numbers = tf.data.Dataset.range(first_step * len(rows), end)
-    data = numbers.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if split.parallel_reads:
+        data = numbers.map(stored, num_parallel_calls=split.parallel_reads, deterministic=True)
+        data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    else:
+        data = numbers.map(lambda number: example(*stored(number)), tf.data.AUTOTUNE, deterministic=True)
     if recolored:
         data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         data = data.rebatch(len(rows), drop_remainder=True)

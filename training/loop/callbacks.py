@@ -7,7 +7,6 @@ rewritten from it, so it has no gaps and no duplicates after a restart.
 import contextlib
 import os
 import pathlib
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.files.remote import remove_folder
 from training.loop import checkpoints
 from training.loop.run import Run
 from training.loop.trainer import Trainer
@@ -226,7 +226,7 @@ class _TensorBoard:
 
     def __init__(self, run: Run):
         folder = run.path / "tensorboard"
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         self._writers = {name: tf.summary.create_file_writer(str(folder / name)) for name in ("train", "validation")}
 
     def write(self, record: dict) -> None:

@@ -23,7 +23,7 @@ class DataOptions:
 
     data: str
     """digits, tfds:NAME[:CONFIG], folder:PATH of class folders or of train and test with class folders, or
-    tfrecord:GLOB of the files that training.shard writes."""
+    tfrecord:GLOB of the files that training.shard writes; PATH and GLOB may be in a bucket, as gs://bucket/folder."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default TFDS' own."""
     train_split: str = "train"
@@ -94,7 +94,8 @@ class TrainingOptions:
 
     source: Annotated[DataOptions, tyro.conf.arg(name="")]
     workdir: str
-    """Run directory. If it holds an unfinished run of the same command, that run continues. All workers share it."""
+    """Run directory, or an address such as gs://bucket/run. If it holds an unfinished run of the same command, that run
+    continues. All workers share it."""
     seed: int = 0
     """Seed of initial weights, data order, augmentation and dropout."""
     deterministic: bool = False
