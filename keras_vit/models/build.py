@@ -99,6 +99,8 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}
     if config.position_embedding == "relative":  # its logits come with the query of all tokens
         of_all |= {attention, f"{attention}.query", f"{attention}.relative"}
+    if config.position_embedding == "rotary":
+        of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     inside = {name for name in layers if name.startswith(f"{block}.")} - of_all
     return frozenset({*inside, block, "Transformer.encoder_norm"})
 
@@ -124,7 +126,7 @@ def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.M
         "patch_embedding" (B, h, w, D); "embedded" (B, N, D), with class token and positions;
         "block_0" ... (B, N, D); "attention_0" ... (B, H, N, N), softmax probabilities of inference;
         "encoded" (B, N, D), after the last LayerNorm; "pre_logits" (B, D), what the head reads (unpooled: (B, N, D));
-        "logits".
+        "logits"; with two heads, also "cls_logits" and "distillation_logits", whose mean they are.
         Axial models have "attention_0_row" (B * h, H, w, w) and "attention_0_column" (B * w, H, h, h) ... instead.
         Hybrids begin with "resnet_root" and "resnet_block1" ..., feature maps (B, h, w, C).
         BiT has "root", "stage1" ... (B, h, w, C), "pre_logits" (B, C), "logits".
@@ -190,7 +192,8 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
 
     def attention(block: str):
         projections = f"{block}.MultiHeadDotProductAttention_1"
-        parts = [f"{projections}.{part}" for part in ("query", "key", "relative")]
+        rotated = "rotated_" if config.position_embedding == "rotary" else ""
+        parts = [f"{projections}.{part}" for part in (f"{rotated}query", f"{rotated}key", "relative")]
         scaled = layers[projections].scaled
         return AttentionProbabilities(config.num_heads, scaled, name=f"{block}.attention_probabilities")(
             *(layers[part].output for part in parts if part in layers)
@@ -211,4 +214,9 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
     if config.classifier != "none":
         pooled = "Transformer.encoder_norm" if config.norm_after_pooling else "pool"
         available["pre_logits"] = lambda: output("pre_logits", pooled, "Transformer.encoder_norm")
+    if config.distillation == "head":
+        available["pre_logits"] = lambda: keras.layers.Average()([output("pool"), output("pool_distillation")])
+        if "head" in layers:
+            available["cls_logits"] = lambda: output("head")
+            available["distillation_logits"] = lambda: output("head_distillation")
     return available
