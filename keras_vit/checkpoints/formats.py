@@ -329,7 +329,8 @@ def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
     for prefix in ("vit.", "deit.", ""):
         if f"{prefix}embeddings.patch_embeddings.projection.weight" in keys:
             distilled = f"{prefix}embeddings.distillation_token" in keys
-            types = ("deit",) if distilled else _HF_VIT_TYPES
+            ends = f"{prefix}pooler.dense.weight" in keys or "classifier.weight" in keys  # which MAE has not
+            types = ("deit",) if distilled else _HF_VIT_TYPES[: -1 if ends else None]
             return "huggingface", _hf_vit(prefix, types, two_heads="cls_classifier.weight" in keys)
     for prefix in ("bit.", ""):
         if f"{prefix}embedder.convolution.weight" in keys:

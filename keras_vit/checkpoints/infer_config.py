@@ -26,7 +26,7 @@ _FIRST_QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query"
 _OFFICIAL_HEADS = {
     (model.hidden_size, model.mlp_dim, model.num_layers): model.num_heads
     for model in MODELS.values()
-    if isinstance(model, ViTConfig)
+    if isinstance(model, ViTConfig) and model.position_embedding != "rotary"  # whose H has 20 heads instead of 16
 }
 # Initial layer scale where config.json does not say: that of DINOv2. The stored factors are read in any case.
 _LAYER_SCALE = 1e-5

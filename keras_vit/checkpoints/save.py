@@ -11,7 +11,7 @@ import numpy as np
 from keras_vit.checkpoints.formats import LAYOUTS, SUFFIXES, layout_of, num_classes_of
 from keras_vit.checkpoints.hf_config import RESAMPLE
 from keras_vit.checkpoints.huggingface.config_json import TRANSFORMERS_GELU, family_fields
-from keras_vit.checkpoints.huggingface.layouts import family_of
+from keras_vit.checkpoints.huggingface.layouts import family_of, unused_mask_token
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.load import values_by_key
 from keras_vit.errors import UserError
@@ -49,6 +49,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
     if layout == "torchvision":
         norms = [key for key in arrays if key.endswith(".running_var")]
         arrays |= {key.replace("running_var", "num_batches_tracked"): np.zeros((), np.int64) for key in norms}
+    if layout == "huggingface" and isinstance(config, ViTConfig):
+        arrays |= unused_mask_token(config, num_classes)
     if layout == "huggingface":
         _write_folder(path, arrays, config, preprocessing_of(model), num_classes)
     elif layout in ("timm", "torchvision"):

@@ -166,6 +166,38 @@ def feature_map(model: keras.Model, name: str) -> keras.Model:
     return keras.Model(model.input, features, name=f"{model.name}_{name}")
 
 
+def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = True) -> keras.Model:
+    """A model from images to the patch tokens of some blocks on their grid, for dense prediction.
+
+    As DINOv2's `get_intermediate_layers(reshape=True)`, but with the channels last.
+
+    Args:
+        model: built by `keras_vit.build`, a Vision Transformer.
+        blocks: their numbers, from 0; negative ones count from the last block, which is -1.
+        norm: whether to apply the LayerNorm behind the last block to each of them.
+
+    Returns:
+        A model whose outputs are a tuple of (B, h, w, D), one for each block in the order of `blocks`.
+    """
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
+        raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
+    count = config.num_layers
+    if not blocks or any(isinstance(b, bool) or not isinstance(b, int) or not -count <= b < count for b in blocks):
+        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
+    if norm and config.norm_after_pooling:
+        raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
+    names = [f"block_{block % count}" for block in blocks]
+    tokens = intermediates(model, sorted(set(names))).output
+    last_norm = model.get_layer("Transformer.encoder_norm") if norm else None
+    grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))
+    maps = []
+    for name in names:
+        x = last_norm(tokens[name]) if last_norm is not None else tokens[name]
+        maps.append(grid(x[:, config.num_prefix_tokens :]))  # (B, h, w, D)
+    return keras.Model(model.input, tuple(maps), name=f"{model.name}_feature_maps")
+
+
 def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:
     """Name -> function that gives the tensor."""
     if not config.preactivation:

@@ -3,7 +3,8 @@
 Sizes: paper "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 1, "How to train your ViT" (2106.10270) Table 1,
 and big_vision `models/vit.py` for M, So400m, g and G. Patch sizes, classifiers and dropout rates of the entries that
 vision_transformer publishes: `vit_jax/configs/models.py`. BiT: big_transfer `bit_jax/models.py`; the further ResNets
-and hybrids are those of the first paper's experiments (section 4.1 and Table 6).
+and hybrids are those of the first paper's experiments (section 4.1 and Table 6). DeiT to FlexiViT: timm 1.0.31 and
+transformers 5.23.
 """
 
 import dataclasses
@@ -431,6 +432,43 @@ _MODELS |= {
     "BiT-R152x4": _bit(152, 4),
     "BiT-R200x3": _bit(200, 3),
 }
+
+
+def _erf(size: str, patch_size: int, **fields: Any) -> ViTConfig:
+    """A model of PyTorch codes, with their GELU."""
+    return dataclasses.replace(_vit(size, patch_size), **{"gelu": "erf", **fields})
+
+
+_GATED = {"gated_mlp": True, "gelu": "silu"}
+_CLIP = {"pre_norm": True, "patch_bias": False, "head_bias": False, "layer_norm_epsilon": 1e-5}
+_DINOV3 = {"position_embedding": "rotary", "key_bias": False, "num_registers": 4, "layer_scale": 1.0}
+_DINOV3 |= {"layer_norm_epsilon": 1e-5}
+_DINOV2_SIZES = {"S": {}, "B": {}, "L": {}, "g": {"hidden_size": 1536, "num_heads": 24, "mlp_dim": 4096, **_GATED}}
+_MODELS |= {f"DeiT-{size}_16-distilled": _erf(size, 16, distillation="head") for size in ("Ti", "S", "B")}
+_MODELS |= {
+    f"DeiT3-{size}": _erf(size[:-3], int(size[-2:]), prefix_positions=False, layer_scale=1e-6)
+    for size in ("S_16", "M_16", "B_16", "L_16", "H_14")
+}
+_MODELS |= {f"DINOv2-{size}_14": _erf(size, 14, layer_scale=1e-5, **more) for size, more in _DINOV2_SIZES.items()}
+_MODELS |= {
+    f"DINOv2-{size}_14-reg4": _erf(size, 14, layer_scale=1e-5, num_registers=4, **more)
+    for size, more in _DINOV2_SIZES.items()
+}
+_MODELS |= {f"DINOv3-{size}_16": _erf(size, 16, **_DINOV3) for size in ("S", "B", "L")}
+_MODELS |= {
+    "DINOv3-S+_16": _erf("S", 16, **_DINOV3, **_GATED),
+    "DINOv3-H+_16": _erf("H", 16, **_DINOV3, **_GATED, num_heads=20),
+}
+_MODELS |= {f"CLIP-{size}": _erf(size[:-3], int(size[-2:]), **_CLIP, gelu="quick") for size in ("B_32", "B_16", "L_14")}
+_MODELS |= {
+    f"OpenCLIP-{size}": _erf(size[:-3], int(size[-2:]), **_CLIP)
+    for size in ("B_32", "B_16", "L_14", "H_14", "g_14", "G_14")
+}
+_MODELS |= {f"SigLIP-{size}": _vit(size[:-3], int(size[-2:]), "map") for size in ("B_16", "L_16", "So400m_14")}
+_MODELS |= {
+    f"MAE-{size}": _erf(size[:-3], int(size[-2:]), layer_norm_epsilon=1e-12) for size in ("B_16", "L_16", "H_14")
+}
+_MODELS |= {f"FlexiViT-{size}_16": _erf(size, 16, prefix_positions=False) for size in ("S", "B", "L")}
 MODELS: Mapping[str, ModelConfig] = types.MappingProxyType(_MODELS)
 
 

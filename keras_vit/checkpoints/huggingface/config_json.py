@@ -125,6 +125,8 @@ def family_fields(config: ViTConfig, family: str, image_size: tuple[int, int], n
         fields["num_register_tokens"] = config.num_registers
     if family.startswith("dino"):
         fields["layerscale_value"] = config.layer_scale
+    if family == "dinov2":
+        fields["use_mask_token"] = False
     if family == "clip_vision_model" and num_classes:
         fields["projection_dim"] = num_classes
     return fields

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from keras_vit.checkpoints.key_mapping import (
     ATTENTION,
     BLOCK,
@@ -90,6 +92,17 @@ def layout_to_write(config: ViTConfig, family: str, num_classes: int) -> Layout:
         gated=config.gated_mlp,
         classifies=num_classes > 0,
     )
+
+
+def unused_mask_token(config: ViTConfig, num_classes: int) -> dict[str, np.ndarray]:
+    """The [mask] token, of zeros as initially, that some families have in every file and use in pretraining alone."""
+    family = family_of(config)
+    if family == "dinov3_vit":
+        return {"embeddings.mask_token": np.zeros((1, 1, config.hidden_size), np.float32)}
+    if family == "dinov2_with_registers":
+        prefix = f"{family}." if num_classes else ""
+        return {f"{prefix}embeddings.mask_token": np.zeros((1, config.hidden_size), np.float32)}
+    return {}
 
 
 def _dinov2(prefix: str, *, registers: bool, gated: bool, classifies: bool) -> Layout:
