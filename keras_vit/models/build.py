@@ -177,7 +177,7 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
         norm: whether to apply the LayerNorm behind the last block to each of them.
 
     Returns:
-        A model whose outputs are a tuple of (B, h, w, D), one for each block in the order of `blocks`.
+        A model whose output is a dict: "block_0" ... for each of the blocks, (B, h, w, D).
     """
     config = config_of(model)
     if not isinstance(config, ViTConfig):
@@ -187,15 +187,14 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
         raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
     if norm and config.norm_after_pooling:
         raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
-    names = [f"block_{block % count}" for block in blocks]
-    tokens = intermediates(model, sorted(set(names))).output
+    tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
     last_norm = model.get_layer("Transformer.encoder_norm") if norm else None
     grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))
-    maps = []
-    for name in names:
-        x = last_norm(tokens[name]) if last_norm is not None else tokens[name]
-        maps.append(grid(x[:, config.num_prefix_tokens :]))  # (B, h, w, D)
-    return keras.Model(model.input, tuple(maps), name=f"{model.name}_feature_maps")
+    maps = {}
+    for name, x in tokens.items():
+        x = last_norm(x) if last_norm is not None else x
+        maps[name] = grid(x[:, config.num_prefix_tokens :])  # (B, h, w, D)
+    return keras.Model(model.input, maps, name=f"{model.name}_feature_maps")
 
 
 def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:

@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_vit
 from export.saved_model.export import export_saved_model
 from export.tflite.export import export_tflite
-from keras_vit import UserError
+from keras_vit import UserError, ViTConfig
 from keras_vit.inspection import inspect
 from keras_vit.inspection.images import Image
 from keras_vit.models.complexity import costs
@@ -151,15 +151,17 @@ def test_feature_maps_are_the_patch_tokens_of_the_blocks(name, tiny_images):
     model = tiny(name)
     config = keras_vit.config_of(model)
     inside = keras_vit.intermediates(model)(tiny_images)
-    last, first = keras_vit.feature_maps(model, [-1, 0], norm=False)(tiny_images)
+    maps = keras_vit.feature_maps(model, [-1, 0], norm=False)(tiny_images)
     prefix = config.num_prefix_tokens
-    np.testing.assert_array_equal(np.reshape(first, (5, 15, 12)), inside["block_0"][:, prefix:])
-    np.testing.assert_array_equal(np.reshape(last, (5, 15, 12)), inside["block_1"][:, prefix:])
+    assert maps.keys() == {"block_0", "block_1"}
+    for key, values in maps.items():
+        assert values.shape == (5, 3, 5, 12)
+        np.testing.assert_array_equal(np.reshape(values, (5, 15, 12)), inside[key][:, prefix:])
     if config.norm_after_pooling:
         with pytest.raises(UserError, match="norm=False"):
             keras_vit.feature_maps(model, [-1])
     else:
-        (normed,) = keras_vit.feature_maps(model, [1])(tiny_images)
+        normed = keras_vit.feature_maps(model, [1])(tiny_images)["block_1"]
         np.testing.assert_allclose(np.reshape(normed, (5, 15, 12)), inside["encoded"][:, prefix:], atol=1e-6)
 
 
@@ -189,3 +191,63 @@ def test_every_family_trains(name, tiny_images):
     before = model.evaluate(tiny_images, labels, verbose=0)
     model.fit(tiny_images, labels, epochs=20, verbose=0)
     assert model.evaluate(tiny_images, labels, verbose=0) < before
+
+
+# Parameters of timm 1.0.31 (DeiT, DeiT III, FlexiViT) and transformers 5.23 without the [mask] token:
+# (image size, classes or width of the projection, parameters).
+COUNTS = {
+    "DeiT-Ti_16-distilled": (224, 1000, 5_910_800),
+    "DeiT-S_16-distilled": (224, 1000, 22_436_432),
+    "DeiT-B_16-distilled": (224, 1000, 87_338_192),
+    "DeiT3-S_16": (224, 1000, 22_059_496),
+    "DeiT3-M_16": (224, 1000, 38_849_512),
+    "DeiT3-B_16": (224, 1000, 86_585_320),
+    "DeiT3-L_16": (224, 1000, 304_374_760),
+    "DeiT3-H_14": (224, 1000, 632_126_440),
+    "DINOv2-S_14": (518, 0, 22_056_192),
+    "DINOv2-S_14-reg4": (518, 0, 22_057_728),
+    "DINOv2-B_14": (518, 0, 86_579_712),
+    "DINOv2-B_14-reg4": (518, 0, 86_582_784),
+    "DINOv2-L_14": (518, 0, 304_367_616),
+    "DINOv2-L_14-reg4": (518, 0, 304_371_712),
+    "DINOv2-g_14": (518, 0, 1_136_479_232),
+    "DINOv2-g_14-reg4": (518, 0, 1_136_485_376),
+    "DINOv3-S_16": (224, 0, 21_596_160),
+    "DINOv3-S+_16": (224, 0, 28_692_480),
+    "DINOv3-B_16": (224, 0, 85_659_648),
+    "DINOv3-L_16": (224, 0, 303_128_576),
+    "DINOv3-H+_16": (224, 0, 840_591_360),
+    "CLIP-B_32": (224, 512, 87_849_216),
+    "CLIP-B_16": (224, 512, 86_192_640),
+    "CLIP-L_14": (224, 768, 303_966_208),
+    "OpenCLIP-H_14": (224, 1024, 632_076_800),
+    "OpenCLIP-g_14": (224, 1024, 1_012_645_632),
+    "OpenCLIP-G_14": (224, 1280, 1_844_907_264),
+    "SigLIP-B_16": (224, 0, 92_884_224),
+    "SigLIP-L_16": (224, 0, 315_894_784),
+    "SigLIP-So400m_14": (224, 0, 427_680_704),
+    "MAE-B_16": (224, 0, 85_798_656),
+    "MAE-L_16": (224, 0, 303_301_632),
+    "MAE-H_14": (224, 0, 630_764_800),
+    "FlexiViT-S_16": (240, 1000, 22_061_416),
+    "FlexiViT-B_16": (240, 1000, 86_589_160),
+    "FlexiViT-L_16": (240, 1000, 304_355_304),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_named_model_has_the_parameters_of_the_original(name):
+    image_size, num_classes, parameters = COUNTS[name]
+    config = keras_vit.MODELS[name]
+    one, two = (_shallow(config, layers, image_size, num_classes) for layers in (1, 2))
+    assert one + (config.num_layers - 1) * (two - one) == parameters
+
+
+def _shallow(config: ViTConfig, num_layers: int, image_size: int, num_classes: int) -> int:
+    with keras.StatelessScope(initialize_variables=False):  # no memory for weights
+        model = keras_vit.build(
+            dataclasses.replace(config, num_layers=num_layers), image_size=image_size, num_classes=num_classes
+        )
+        count = model.count_params()
+    keras.utils.clear_session(free_memory=False)
+    return count
