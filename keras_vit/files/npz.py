@@ -128,5 +128,13 @@ def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
     with (
         atomic_write(pathlib.Path(path)) as temporary,
         open(temporary, "wb") as stream,
-    ):  # of a path, savez changes the name
-        np.savez(stream, **typing.cast(dict[str, typing.Any], arrays))
+    ):
+        _write_archive(stream, arrays)
+
+
+def _write_archive(stream: typing.BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+    """Write the bytes that np.savez writes. NumPy 2.1's leaves the archive open if an array cannot be written."""
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array))

@@ -398,11 +398,15 @@ def test_a_picture_gives_the_same_logits_in_training_evaluation_inspection_and_s
     for index, file in enumerate(files):
         assert np.ptp(inspected[index]) > 0.5, f"{file.name} is blank"
         np.testing.assert_allclose(inspected[index], evaluated[index], atol=1e-4, err_msg=file.name)
-        np.testing.assert_allclose(trained[index], evaluated[index], atol=0.51 / 127.5, err_msg=file.name)  # rounded
     logits = model.predict(evaluated, verbose=0)
+    np.testing.assert_allclose(model.predict(trained, verbose=0), logits, atol=1e-4)
     np.testing.assert_allclose(model.predict(inspected, verbose=0), logits, atol=1e-4)
     answer = served[2].signatures["serving_default"](image_bytes=tf.constant([file.read_bytes() for file in files]))
-    np.testing.assert_allclose(answer["probabilities"], tf.nn.softmax(logits), atol=1e-5)
+    # The probabilities show the logits up to a constant.
+    there = np.log(answer["probabilities"])
+    np.testing.assert_allclose(
+        there - there.mean(-1, keepdims=True), logits - logits.mean(-1, keepdims=True), atol=1e-4
+    )
 
 
 def gif_with_a_huge_later_frame() -> bytes:
@@ -498,12 +502,12 @@ def test_frames_of_a_gif_count_together():
 @pytest.mark.parametrize("blocks", [b"\1\0", b"\1\0\2\0\0"], ids=["of one byte", "of alternating lengths"])
 def test_the_walk_through_the_blocks_of_a_gif_is_bounded(monkeypatch, blocks):
     grey = encoded(np.zeros((5, 5), np.uint8), "GIF")
-    comment = b"\x21\xfe" + blocks * 500 + b"\0"
+    comment = b"\x21\xfe" + blocks * 60 + b"\0"
     frame = grey.index(b"\x2c")
     file = tf.constant(grey[:frame] + comment + grey[frame:])
     assert int(image_decoding.header_pixels(file)) == 25
-    monkeypatch.setattr(image_decoding, "_GIF_RUN", 10)
-    monkeypatch.setattr(image_decoding, "_GIF_STEPS", 40)
+    monkeypatch.setattr(image_decoding, "_GIF_RUN", 4)
+    monkeypatch.setattr(image_decoding, "_GIF_STEPS", 12)
     assert int(image_decoding.header_pixels(tf.constant(grey))) == 25
     assert int(image_decoding.header_pixels(file)) == 0
 
