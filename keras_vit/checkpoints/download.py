@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from keras_vit.errors import UserError, nearest
 from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.remote import is_remote, local_copy, to_path
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
 
@@ -48,8 +49,9 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     size and SHA-256 are those in the .json file beside it. Concurrent callers each download a complete file.
 
     Args:
-        name: existing file or folder; https://… or gs://bucket/object (public objects); official name such as
-            imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or big_vision:vit_s16_i1k_300ep.
+        name: existing file or folder; https://…, gs://bucket/object or another path that TensorFlow can read; official
+            name such as imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or
+            big_vision:vit_s16_i1k_300ep.
         cache: folder for downloads; default: the environment variable KERAS_VIT_CACHE, else ~/.cache/keras_vit.
 
     Raises:
@@ -60,7 +62,21 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     # pathlib.Path replaces the two slashes of an address by one.
     source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
-    return _fetch(_address(source, folder), folder)
+    if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
+        return _from_bucket(source)
+    try:
+        return _fetch(_address(source, folder), folder)
+    except UserError as error:
+        if not (source.startswith("gs://") and str(error.__cause__)[:3] in ("401", "403")):
+            raise
+    return _from_bucket(source)  # with the credentials of this machine
+
+
+def _from_bucket(source: str) -> pathlib.Path:
+    """A local copy of a file or folder that TensorFlow can read, for the time of this process."""
+    if not to_path(source).exists():
+        raise UserError(f"There is no file or folder {source}; check the path, and your permission to read it.")
+    return local_copy(source)
 
 
 # Official names

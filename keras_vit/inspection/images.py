@@ -14,6 +14,7 @@ import numpy as np
 from keras_vit import run_directory
 from keras_vit.errors import UserError
 from keras_vit.files.image_formats import colour_key, format_list, format_problem, image_format, orientation
+from keras_vit.files.remote import to_path
 from keras_vit.run_directory import Samples
 
 _LARGEST_FILE = 256 * 2**20
@@ -45,7 +46,7 @@ def read_images(
     Raises:
         UserError: if there is no such image, folder or data set, or if an image cannot be decoded.
     """
-    path = pathlib.Path(source)
+    path = to_path(source)
     if path.suffix == ".npz" and path.is_file():
         return _samples(path, count, labels)
     if path.is_file():

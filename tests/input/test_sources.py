@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 
@@ -460,8 +461,28 @@ def test_a_picture_that_vanishes_is_named(tmp_path):
         (tmp_path / name).write_bytes(tf.io.encode_png(np.full((5, 6, 3), 9, np.uint8)).numpy())
     train = open_source(DataOptions(f"folder:{tmp_path}")).train
     (tmp_path / "bee" / "2.png").unlink()
-    words = "can no longer be read .*bee/2.png; No such file or directory.; put it back, and the same command continues"
+    words = (
+        r"bee/2.png can no longer be read \(No such file or directory\); put it back, and the same command continues"
+    )
     with pytest.raises(UserError, match=words), bad_examples_reported(train):
         tf.function(lambda: next(iter(tf.data.Dataset.range(2).map(train.example).batch(2))))()
     with pytest.raises(UserError, match=words), bad_examples_reported(train):
         train.example(tf.constant(1, tf.int64))
+
+
+def test_images_with_an_orientation_or_of_one_color_are_counted_and_named_in_a_warning(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    hidden = np.dstack([rng.integers(0, 256, (5, 6, 3), np.uint8), np.zeros((5, 6), np.uint8)])  # colors nobody sees
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            PIL.Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).save(tmp_path / name / f"{number}.png")
+    PIL.Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).save(tmp_path / "a" / "turned.jpg", exif=exif)
+    PIL.Image.fromarray(hidden).save(tmp_path / "b" / "hidden.png")
+    open_source(DataOptions(f"folder:{tmp_path}"))
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning")]
+    assert len(warnings) == 2
+    assert re.match(rf"Warning: 1 of 8 images in .* one colou?r .*: {tmp_path}/b/hidden.png$", warnings[0])
+    assert re.match(rf"Warning: 1 of 8 images in .* EXIF orientation, .*: {tmp_path}/a/turned.jpg$", warnings[1])

@@ -62,6 +62,7 @@ def test_the_files_of_a_folder_are_kept_byte_by_byte(folder, shards):
     assert records.labels == files.labels == ("class 0", "class 1")
     assert {path.name for path in shards.iterdir()} == {
         "labels.txt",
+        "records.npz",
         *(f"{split}-0000{n}-of-00003.tfrecord" for split in ("train", "eval") for n in range(3)),
     }
     for split in ("train", "evaluation"):

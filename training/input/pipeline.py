@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
-from keras_vit.preprocessing import to_channels
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
 from training.input.dataset import Split, decode_image
@@ -68,9 +67,11 @@ def training_batches(
 
     recolored = bool(recipe.color_jitter or recipe.three_augment)
 
-    def example(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         index, position = shuffled(number)
-        image, label = split.read(index)
+        return (*split.read(index), position)
+
+    def example(image: tf.Tensor, label: tf.Tensor, position: tf.Tensor) -> tuple[tf.Tensor, ...]:
         example_seed = tf.stack([seed, position])
         image = _training_image(image, example_seed, recipe, preprocessing)
         return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
@@ -85,7 +86,11 @@ def training_batches(
 
     end = tf.int64.max if num_steps is None else (first_step + num_steps) * len(rows)
     numbers = tf.data.Dataset.range(first_step * len(rows), end)
-    data = numbers.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if split.parallel_reads:
+        data = numbers.map(stored, num_parallel_calls=split.parallel_reads, deterministic=True)
+        data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    else:
+        data = numbers.map(lambda number: example(*stored(number)), tf.data.AUTOTUNE, deterministic=True)
     if recolored:
         data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         data = data.rebatch(len(rows), drop_remainder=True)
@@ -122,13 +127,12 @@ def _rows_to_read(recipe: Recipe, part: tuple[int, int]) -> tuple[np.ndarray, np
 def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
     """An image, decoded or not, as it is shown in training: (height, width, channels), 0..255.
 
-    uint8, or float32 where neither crops nor colors are random: it is then exactly the image of evaluation, moved or
-    mirrored.
+    It is rounded to uint8 only for operations on bytes. So without augmentation, training sees what evaluation sees.
     """
     crop_seed, shift_seed, flip_seed, policy_seed, erasing_seed = tf.unstack(tf.random.split(seed, 5))
     image = _cropped(data, crop_seed, recipe, preprocessing)
-    if image.dtype != tf.uint8 and _rounds_pixels(recipe):
-        image = tf.cast(tf.round(image), tf.uint8)
+    if image.dtype != tf.uint8 and _changes_bytes(recipe):
+        image = tf.saturate_cast(tf.round(image), tf.uint8)
     if recipe.shift:
         image = augment.random_shift(image, shift_seed, recipe.shift)
     if recipe.flip:
@@ -142,10 +146,15 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
     return image
 
 
-def _rounds_pixels(recipe: Recipe) -> bool:
-    """Whether resized pixels become integers: the operations on colors need them, and random crops stay small."""
-    colors = recipe.autoaugment, recipe.randaugment_layers, recipe.color_jitter, recipe.three_augment
-    return any((recipe.inception_crop, recipe.crop_from, recipe.random_erasing, *colors))
+def _changes_bytes(recipe: Recipe) -> bool:
+    """Whether the augmentation of a recipe has operations that are defined on bytes."""
+    return bool(
+        recipe.autoaugment
+        or recipe.randaugment_layers
+        or recipe.random_erasing
+        or recipe.color_jitter
+        or recipe.three_augment
+    )
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
@@ -221,16 +230,16 @@ def evaluation_batches(
 def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.PathLike, most: int | None = None) -> None:
     """Keep images of a split beside a model, as PNG in an evenly mixed order, up to `most` and 64 MB of them.
 
-    Pictures far larger than the model's input are reduced first, so that every data set gives enough of them. An
-    alpha channel is blended before, since the colors of transparent pixels must not show.
+    Pictures far larger than the model's input are reduced first, so that every data set gives enough of them.
     """
     limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
     encoded, labels, total = [], [], 0
     for index in np.random.default_rng(0).permutation(split.num_examples)[:most]:
         image, label = split.example(tf.constant(index, tf.int64))
         if image.shape[0] > limit[0] and image.shape[1] > limit[1]:
-            if image.shape[-1] in (2, 4):
-                image = to_channels(image, image.shape[-1] - 1, preprocessing.background)
+            image = preprocessing.to_channels(
+                image
+            )  # before the resize, as a model sees it: hidden colors must not mix in
             image = tf.image.resize(image, limit, preserve_aspect_ratio=True, antialias=True)
             image = tf.saturate_cast(tf.round(image), tf.uint8)
         encoded.append(tf.io.encode_png(image).numpy())
