@@ -204,6 +204,75 @@ def test_a_folder_gives_its_classes_by_name_and_every_tenth_image_for_evaluation
     assert len(images) + len(evaluated) == 12
 
 
+def odd_images() -> dict[str, bytes]:
+    """An image with an EXIF orientation, ones of one color on white, and ones with nothing to warn of."""
+    import PIL.Image
+
+    rng = np.random.default_rng(2)
+    colors, clear = rng.integers(0, 256, (9, 7, 4), dtype=np.uint8), rng.integers(0, 256, (9, 7, 4), dtype=np.uint8)
+    clear[..., 3] = 0
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    files = {}
+    for name, image, form, options in (
+        ("turned.jpg", colors[..., :3], "JPEG", {"exif": exif}),
+        ("turned.png", colors, "PNG", {"exif": exif}),
+        ("clear.png", clear, "PNG", {}),
+        ("one color.png", np.full((9, 7), 40, np.uint8), "PNG", {}),
+        ("seen.png", colors, "PNG", {}),
+        ("upright.jpg", colors[..., :3], "JPEG", {}),
+    ):
+        stream = io.BytesIO()
+        PIL.Image.fromarray(image).save(stream, form, **options)
+        files[name] = stream.getvalue()
+    return files
+
+
+@pytest.fixture(name="odd_folder")
+def _odd_folder(tmp_path) -> pathlib.Path:
+    for kind in ("train", "test"):
+        for name in ("ant", "bee"):
+            (tmp_path / "odd" / kind / name).mkdir(parents=True)
+            for file, content in odd_images().items():
+                (tmp_path / "odd" / kind / name / file).write_bytes(content)
+    return tmp_path / "odd"
+
+
+def assert_warned_of_oddities(printed: str) -> None:
+    """Of training and evaluation images, each split by itself."""
+    turned = [line for line in printed.splitlines() if "EXIF orientation, which is not applied" in line]
+    uniform = [line for line in printed.splitlines() if "of one colour throughout" in line]
+    assert (len(turned), len(uniform)) == (2, 2)
+    for line in (*turned, *uniform):
+        assert line.startswith("Warning: 4 of 12 images")
+        assert not re.search("seen|upright", line)
+
+
+def test_turned_images_and_images_of_one_color_are_counted_and_named(odd_folder, capsys):
+    open_source(DataOptions(f"folder:{odd_folder}"))
+    printed = capsys.readouterr().out
+    assert_warned_of_oddities(printed)
+    for kind in ("train", "test"):
+        for name in ("turned.jpg", "turned.png", "clear.png", "one color.png"):
+            assert str(odd_folder / kind / "ant" / name) in printed
+
+
+def test_samples_of_odd_images_are_written_with_the_same_warnings(odd_folder, tmp_path, capsys):
+    from training.input.sample_images import write_samples
+
+    write_samples(DataOptions(f"folder:{odd_folder}"), tmp_path / "samples")
+    assert_warned_of_oddities(capsys.readouterr().out)
+
+
+def test_odd_images_in_records_are_counted(odd_folder, tmp_path, capsys):
+    from training.input.write_tfrecord import shard
+
+    shard(DataOptions(f"folder:{odd_folder}"), str(tmp_path / "records"))
+    capsys.readouterr()
+    open_source(DataOptions(f"tfrecord:{tmp_path}/records/*.tfrecord"))
+    assert_warned_of_oddities(capsys.readouterr().out)
+
+
 def test_the_first_frame_of_an_animation_is_taken(tmp_path):
     import PIL.Image
 
