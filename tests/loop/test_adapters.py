@@ -82,7 +82,7 @@ def test_a_trained_model_in_int8_is_as_accurate_within_one_percent(source, tmp_p
     )
 
     def accuracy() -> float:
-        model.compile(weighted_metrics=["accuracy"])
+        model.compile(loss=keras.losses.CategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
         return model.evaluate(batches, verbose=0, return_dict=True)["accuracy"]
 
     before = accuracy()
