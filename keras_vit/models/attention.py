@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_vit.errors import UserError
-from keras_vit.models.layers import PACKAGE, TokenDense, small_normal
+from keras_vit.models.layers import PACKAGE, RotaryPositions, TokenDense, small_normal
 
 
 def attention(
@@ -20,6 +20,8 @@ def attention(
     dropout_rate: float = 0.0,
     bias: bool = True,
     relative: bool = False,
+    key_bias: bool = True,
+    rotary_grid: tuple[int, int] | None = None,
 ):
     """Attention of query_tokens (B, N, D) over tokens (B, M, D) -> (B, N, D).
 
@@ -29,11 +31,16 @@ def attention(
         dropout_rate: dropout rate of the attention probabilities.
         bias: whether query, key and value projections have a bias. The output projection always has one.
         relative: whether to add relative position logits.
+        key_bias: whether the key projection has a bias, with `bias`.
+        rotary_grid: rows and columns of the patches for rotary positions; None for no rotation.
     """
     width = tokens.shape[-1]
     query = TokenDense(width, use_bias=bias, name=f"{name}.query")(query_tokens)
-    key = TokenDense(width, use_bias=bias, name=f"{name}.key")(tokens)
+    key = TokenDense(width, use_bias=bias and key_bias, name=f"{name}.key")(tokens)
     value = TokenDense(width, use_bias=bias, name=f"{name}.value")(tokens)
+    if rotary_grid is not None:
+        query = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_query")(query)
+        key = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_key")(key)
     mixed = [query, key, value]
     if relative:
         mixed.append(RelativePositions(num_heads, name=f"{name}.relative")(query))  # (B, H, N, N)
@@ -109,6 +116,9 @@ class DotProductAttention(keras.layers.Layer):
     `dropout_rate`, for every head and query by itself (flax: broadcast_dropout=False).
 
     `queries_at_a_time` is set by `chunk_attention` and is not saved.
+
+    On JAX, attention without dropout, relative positions and chunks is `keras.ops.dot_product_attention`: cuDNN's flash
+    attention on GPUs since Ampere, in bfloat16 and float16.
     """
 
     # Whether the query already includes the factor 1 / sqrt(d). Only exported inference models set it.
@@ -122,8 +132,12 @@ class DotProductAttention(keras.layers.Layer):
         self.queries_at_a_time: int | None = None
 
     def call(self, query, key, value, offset_logits=None, training=None):
+        in_chunks = self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]
+        drops = self.dropout is not None and training
+        if not in_chunks and not drops and offset_logits is None and keras.backend.backend() == "jax":
+            return self._in_one_operation(query, key, value)
         key, value = self.key_heads(key), split_heads(value, self.num_heads)
-        if self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]:
+        if in_chunks:
             return self._in_chunks(query, key, value)
         probabilities = self.probabilities(split_heads(query, self.num_heads), key, offset_logits)
         return join_heads(self.mixed(probabilities, value, training))
@@ -141,6 +155,17 @@ class DotProductAttention(keras.layers.Layer):
         if self.dropout is not None:
             probabilities = self.dropout(probabilities, training=training)
         return ops.matmul(probabilities, value)
+
+    def _in_one_operation(self, query, key, value):
+        """The same without dropout and offset_logits: (B, N, D), (B, M, D) and (B, M, D) -> (B, N, D)."""
+        import jax
+
+        heads = self.num_heads, query.shape[-1] // self.num_heads
+        query, key, value = (ops.reshape(x, (-1, x.shape[1], *heads)) for x in (query, key, value))
+        # On a TPU, Keras 3.15 would choose a kernel that applies a causal mask where none is given.
+        flash = None if jax.default_backend() == "gpu" else False
+        mixed = ops.dot_product_attention(query, key, value, flash_attention=flash)
+        return ops.reshape(mixed, (-1, query.shape[1], heads[0] * heads[1]))
 
     def _in_chunks(self, query, key, value):
         """The same, for c queries after the others, so that (B, H, c, M) are the most probabilities at a time.

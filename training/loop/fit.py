@@ -1,5 +1,6 @@
 """Train a model by a recipe: compile the trainer, fit, save the trained model in the run directory."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 
@@ -21,7 +22,7 @@ from training.devices.strategies import (
 )
 from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
 from training.input.sources import Source, bad_examples_reported
-from training.loop.callbacks import ForwardCallbacks, TrainingCheckpoint
+from training.loop.callbacks import ForwardCallbacks, ProfileSteps, TrainingCheckpoint
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.objectives import make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
@@ -188,10 +189,18 @@ def train(
         run_callbacks.insert(0, InspectEpochs(lambda: trained_model(trainer), run.path, execution.inspect_every))
     per_epoch = execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
     with (
+        contextlib.ExitStack() as stack,
         report_lost_workers(strategy),
         checkpoint.handle_stop_signals(),
         bad_examples_reported(source.train, source.evaluation),
     ):
+        if execution.profile_steps and is_chief(strategy):
+            first, last = execution.profile_steps
+            profile = ProfileSteps(
+                run.path / "profile", first, last, lambda: checkpoint.step, execution.steps_per_execution
+            )
+            stack.callback(profile.stop)
+            run_callbacks.append(profile)  # after the callback that counts the steps
         check_equal_on_workers(strategy, {"the step of their checkpoint": checkpoint.step})
         _fit(
             trainer,
