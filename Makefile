@@ -7,7 +7,7 @@ PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 $(BIN)/python -m pytest -q -m 
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
 # Without byte code, each of the many processes would compile TensorFlow and Keras again, for eight seconds.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: setup demo test test-slow lint bench
+.PHONY: setup demo test test-slow test-tpu-env lint docs bench
 .DELETE_ON_ERROR:
 
 setup: .venv/installed
@@ -35,10 +35,37 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow
 
+# The core of the suite with the versions of a Cloud TPU VM, but tensorflow-cpu instead of tensorflow-tpu.
+TPU_TESTS = tests/checkpoints/test_formats.py tests/checkpoints/test_load.py tests/devices \
+  tests/export/test_saved_model.py tests/input tests/loop tests/models tests/recipes
+test-tpu-env .venv-tpu/installed: BIN = .venv-tpu/bin
+test-tpu-env: .venv-tpu/installed
+	@failed=$$(mktemp -d); \
+	find $(TPU_TESTS) -name 'test_*.py' | sort -r | xargs -P 2 -n 4 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
+	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
+
+.venv-tpu/installed: requirements-tpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "Python 3.10 to 3.12 is needed, but $(PYTHON) is $$($(PYTHON) -V); set PYTHON=python3.12 or so." >&2; exit 2; }
+	$(PYTHON) -m venv .venv-tpu
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==25.3
+	sed 's/^tensorflow-tpu==/tensorflow-cpu==/; /^libtpu==/d' requirements-tpu.txt > .venv-tpu/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r .venv-tpu/requirements.txt
+	@touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation site, in the folder site.
+docs: .venv-docs/installed
+	.venv-docs/bin/mkdocs build --quiet
+
+.venv-docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
 
 bench: .venv-bench/installed
 	.venv-bench/bin/python -m benchmarks

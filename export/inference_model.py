@@ -21,7 +21,7 @@ def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
     """
     if all(layer.dtype_policy.name == dtype for layer in model.layers):
         return model
-    return _rebuilt(model, dtype)
+    return _rebuilt(model, _Layers(model, dtype))
 
 
 def inference_model(
@@ -40,19 +40,114 @@ def inference_model(
     Args:
         model: from `keras_vit.build`.
         dtype: "float32" or "bfloat16".
-        for_onnx: replace operations that ONNX or ONNX Runtime compute wrongly; see _ErfDense, _NearlyZeroPadding.
+        for_onnx: replace operations that ONNX or ONNX Runtime compute wrongly; see _OnnxLayers.
         for_tensorflow: replace norms and attention by forms that TensorFlow computes faster on a CPU; see
-            _OnePassNorm, _GroupNormByProducts, _OneProductAttention.
+            _TensorFlowLayers.
         all_tokens: compute all tokens, for intermediate outputs.
     """
-    class_token = frozenset() if all_tokens else class_token_only(model)
-    rewritten = for_onnx and any(_is_exact_gelu(layer) or _is_pool_padding(layer) for layer in model.layers)
-    rewritten = rewritten or any(isinstance(layer, StandardizedConv2D) for layer in model.layers)
-    if rewritten or for_tensorflow or class_token:
-        return _rebuilt(
-            model, dtype, bake=True, for_onnx=for_onnx, for_tensorflow=for_tensorflow, class_token=class_token
+    factory = _OnnxLayers if for_onnx else _TensorFlowLayers if for_tensorflow else _InferenceLayers
+    return _rebuilt(model, factory(model, dtype), frozenset() if all_tokens else class_token_only(model))
+
+
+def _rebuilt(model: keras.Model, factory: "_Layers", class_token: Collection[str] = ()) -> keras.Model:
+    """Connect the factory's layers as the model's are, those in `class_token` for the class token alone."""
+    if any(layer.quantization_mode for layer in model.layers):
+        raise UserError(
+            f"The model {model.name!r} is quantized by Keras, which exports do not support; export the model from "
+            "before `quantize`, and use a quantized format of the export."
         )
-    return in_dtype(model, dtype)
+    with no_init_weights():
+        copy = keras.models.clone_model(
+            model, clone_function=factory.layer, call_function=calling_class_token_only(class_token)
+        )
+    for layer in model.layers:
+        copy.get_layer(layer.name).set_weights(factory.weights(layer))
+    return copy
+
+
+class _Layers:
+    """Makes layers of the same names and weights, in one dtype. Adapters of LoRA are merged into their kernels."""
+
+    def __init__(self, model: keras.Model, dtype: str):
+        self._layers = {layer.name: layer for layer in model.layers}
+        self._dtype = dtype
+
+    def layer(self, layer: keras.layers.Layer) -> keras.layers.Layer:
+        if not isinstance(layer, keras.layers.Layer):
+            return layer  # an operation of keras.ops, which has neither weights nor a dtype
+        return type(layer).from_config(self.config(layer))
+
+    def config(self, layer: keras.layers.Layer) -> dict:
+        config = {**layer.get_config(), "dtype": self._dtype}
+        return {key: value for key, value in config.items() if key not in ("lora_rank", "lora_alpha")}
+
+    def weights(self, layer: keras.layers.Layer) -> list[np.ndarray]:
+        weights = layer.weights
+        if getattr(layer, "lora_enabled", False):
+            weights = [weight for weight in (layer.kernel, layer.bias) if weight is not None]
+        return [np.asarray(weight) for weight in weights]
+
+
+class _InferenceLayers(_Layers):
+    """Makes ordinary convolutions of the standardized ones."""
+
+    def layer(self, layer):
+        if not isinstance(layer, StandardizedConv2D):
+            return super().layer(layer)
+        return keras.layers.Conv2D(
+            layer.filters,
+            layer.kernel_size,
+            layer.strides,
+            layer.padding,
+            data_format="channels_last",
+            use_bias=False,
+            kernel_initializer="zeros",
+            dtype=self._dtype,
+            name=layer.name,
+        )
+
+    def weights(self, layer):
+        weights = super().weights(layer)
+        return [standardized(layer, *weights)] if isinstance(layer, StandardizedConv2D) else weights
+
+
+class _OnnxLayers(_InferenceLayers):
+    """Replaces GELU and one padding by operations that ONNX and ONNX Runtime compute correctly."""
+
+    def layer(self, layer):
+        if isinstance(layer, TokenDense) and layer.activation is gelu_erf:
+            return _ErfDense.from_config({**self.config(layer), "activation": None})
+        if layer.name == "resnet.root_block.pool_padding":
+            return _NearlyZeroPadding.from_config(self.config(layer))
+        return super().layer(layer)
+
+
+class _TensorFlowLayers(_InferenceLayers):
+    """Replaces norms and attention by forms that TensorFlow computes faster on a CPU.
+
+    The factor 1 / sqrt(d) of attention moves into the weights of the query.
+    """
+
+    def layer(self, layer):
+        if _is_norm(layer):
+            return _OnePassNorm(epsilon=layer.epsilon, scale=False, center=False, dtype=self._dtype, name=layer.name)
+        if isinstance(layer, keras.layers.GroupNormalization):
+            return _GroupNormByProducts.from_config(self.config(layer))
+        if self._takes_scaled_query(layer):
+            return _OneProductAttention.from_config(self.config(layer))
+        return super().layer(layer)
+
+    def weights(self, layer):
+        weights = super().weights(layer)
+        attention = self._layers.get(layer.name.removesuffix(".query"))
+        if attention is layer or not self._takes_scaled_query(attention):
+            return weights
+        factor = (layer.units // attention.num_heads) ** -0.5
+        return [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
+
+    def _takes_scaled_query(self, layer: keras.layers.Layer | None) -> bool:
+        # Relative positions read the query too, and scale it themselves.
+        return isinstance(layer, DotProductAttention) and f"{layer.name}.relative" not in self._layers
 
 
 class _ErfDense(TokenDense):
@@ -76,14 +171,6 @@ class _NearlyZeroPadding(keras.layers.ZeroPadding2D):
         return ops.pad(images, ((0, 0), *self.padding, (0, 0)), constant_values=1e-30)
 
 
-def _is_exact_gelu(layer: keras.layers.Layer) -> bool:
-    return isinstance(layer, TokenDense) and layer.activation is gelu_erf
-
-
-def _is_pool_padding(layer: keras.layers.Layer) -> bool:
-    return layer.name == "resnet.root_block.pool_padding"
-
-
 class _OnePassNorm(keras.layers.LayerNormalization):
     """LayerNorm of tokens (B, N, D) in a form that TensorFlow with oneDNN computes in one pass instead of five.
 
@@ -92,9 +179,9 @@ class _OnePassNorm(keras.layers.LayerNormalization):
     of bfloat16 tokens are float32 too.
     """
 
-    def set_constants(self, gamma: np.ndarray, beta: np.ndarray) -> None:
-        """Set the scale and the offset (D,)."""
-        self._constants = gamma, beta
+    def set_weights(self, weights):
+        """Set the scale and the offset (D,), as constants."""
+        self._constants = weights
 
     def call(self, tokens):
         gamma, beta = (ops.convert_to_tensor(constant, self.compute_dtype) for constant in self._constants)
@@ -137,7 +224,7 @@ class _GroupNormByProducts(keras.layers.GroupNormalization):
 
 
 class _OneProductAttention(DotProductAttention):
-    """Attention with queries scaled by the weights of the layer before, see _rebuilt.
+    """Attention with queries scaled by the weights of the layer before, see _TensorFlowLayers.
 
     The product transposes the key, without a separate operation. The bfloat16 softmax of oneDNN computes in float32;
     that of TensorFlow without oneDNN is within 0.5 %.
@@ -154,82 +241,6 @@ class _OneProductAttention(DotProductAttention):
 
 def _is_norm(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, keras.layers.LayerNormalization) and len(layer.input.shape) == 3
-
-
-def _rebuilt(
-    model: keras.Model,
-    dtype: str,
-    *,
-    bake: bool = False,
-    for_onnx: bool = False,
-    for_tensorflow: bool = False,
-    class_token: Collection[str] = (),
-) -> keras.Model:
-    """A copy with the same layer names, where the layers in `class_token` compute only the class token."""
-    if any(layer.quantization_mode for layer in model.layers):
-        raise UserError(
-            f"The model {model.name!r} is quantized by Keras, which exports do not support; export the model from "
-            "before `quantize`, and use a quantized format of the export."
-        )
-    names = {layer.name for layer in model.layers}
-
-    def is_baked(layer: keras.layers.Layer) -> bool:
-        return bake and isinstance(layer, StandardizedConv2D)
-
-    def one_pass(layer: keras.layers.Layer) -> bool:
-        return for_tensorflow and _is_norm(layer)
-
-    def one_product(layer: keras.layers.Layer) -> bool:
-        # Relative positions read the query too, and scale it themselves.
-        return for_tensorflow and isinstance(layer, DotProductAttention) and f"{layer.name}.relative" not in names
-
-    scaled = {f"{layer.name}.query": layer for layer in model.layers if one_product(layer)}
-
-    def copied(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if is_baked(layer):
-            return keras.layers.Conv2D(
-                layer.filters,
-                layer.kernel_size,
-                layer.strides,
-                layer.padding,
-                data_format="channels_last",
-                use_bias=False,
-                kernel_initializer="zeros",
-                dtype=dtype,
-                name=layer.name,
-            )
-        config = {**layer.get_config(), "dtype": dtype}
-        config.pop("lora_rank", None), config.pop("lora_alpha", None)
-        if one_pass(layer):
-            return _OnePassNorm(epsilon=layer.epsilon, scale=False, center=False, dtype=dtype, name=layer.name)
-        if for_tensorflow and isinstance(layer, keras.layers.GroupNormalization):
-            return _GroupNormByProducts.from_config(config)
-        if one_product(layer):
-            return _OneProductAttention.from_config(config)
-        if for_onnx and _is_exact_gelu(layer):
-            return _ErfDense.from_config({**config, "activation": None})
-        if for_onnx and _is_pool_padding(layer):
-            return _NearlyZeroPadding.from_config(config)
-        return type(layer).from_config(config)
-
-    with no_init_weights():
-        copy = keras.models.clone_model(
-            model, clone_function=copied, call_function=calling_class_token_only(class_token)
-        )
-    for layer in model.layers:
-        weights = [np.asarray(weight.value) for weight in layer.weights]
-        if isinstance(layer, TokenDense) and layer.lora_enabled:
-            weights = [np.asarray(weight) for weight in (layer.kernel, layer.bias) if weight is not None]
-        if is_baked(layer):
-            weights = [standardized(layer, weights[0])]
-        elif one_pass(layer):
-            copy.get_layer(layer.name).set_constants(*weights)
-            weights = []
-        elif layer.name in scaled:
-            factor = (layer.units // scaled[layer.name].num_heads) ** -0.5
-            weights = [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
-        copy.get_layer(layer.name).set_weights(weights)
-    return copy
 
 
 def standardized(layer: StandardizedConv2D, kernel: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
 from keras_vit.files.image_formats import format_list, image_format
 from keras_vit.files.labels import read_labels
+from keras_vit.files.remote import to_path
 from keras_vit.run_directory import Samples
 
 # Number of random images, and their sizes relative to the input of the model.
@@ -64,7 +65,7 @@ def open_source(
         set_options = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
         if set_options:
             raise UserError(f"{', '.join(set_options)} belong to --checkpoint, but --run is set; leave them out.")
-        return _from_run(pathlib.Path(run))
+        return _from_run(to_path(run))
     if checkpoint is not None and run is None:
         return _from_checkpoint(checkpoint, labels, images, config)
     raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
@@ -132,7 +133,7 @@ def checkpoint_labels(path: str | None, number: int) -> tuple[str, ...]:
     """Class names of a checkpoint. Raises UserError unless the file has one line per class."""
     if path is None:
         raise UserError(f"A checkpoint does not name its {number} classes; pass --labels FILE with one name per line.")
-    if not pathlib.Path(path).is_file():
+    if not to_path(path).is_file():
         raise UserError(f"There is no file {path!r}; --labels takes a text file with one class per line.")
     labels = read_labels(path)
     if len(labels) != number:
@@ -153,9 +154,9 @@ def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> 
         labels: class names.
         most: largest number of images, evenly spaced in the sorted list. Default: all images.
     """
-    if not pathlib.Path(folder).is_dir():
+    if not to_path(folder).is_dir():
         raise UserError(f"There is no folder {folder!r} of images.")
-    files = sorted(path for path in pathlib.Path(folder).rglob("*") if path.is_file() and _is_image(path))
+    files = sorted(path for path in to_path(folder).rglob("*") if path.is_file() and _is_image(path))
     if not files:
         raise UserError(f"{folder} holds no image files ({format_list()}).")
     if most is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from keras_vit.errors import UserError
 from keras_vit.files.labels import read_labels
 from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.remote import is_remote, local_copy, to_path
 
 if TYPE_CHECKING:
     import keras
@@ -24,7 +25,7 @@ CALIBRATION = "calibration.npz"
 
 def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     """The path of a file of a finished run. Raises UserError if it does not exist."""
-    run = pathlib.Path(run)
+    run = to_path(run)
     if not run.is_dir():
         raise UserError(f"There is no run directory {str(run)!r}; give the --workdir of a training command.")
     if not (run / name).is_file():
@@ -43,8 +44,9 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
     """The trained model of a run, or of a .keras file."""
     import keras  # lazy: importing Keras takes seconds
 
-    path = pathlib.Path(run)
+    path = to_path(run)
     path = path if path.suffix == ".keras" and path.is_file() else find(path, MODEL)
+    shown, path = path, local_copy(path)
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # Keras does not verify the checksum of the weights
@@ -53,7 +55,7 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
         return keras.models.load_model(path, compile=False)
     except (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{path} cannot be read as a Keras model ({reason}); it may be damaged.") from error
+        raise UserError(f"{shown} cannot be read as a Keras model ({reason}); it may be damaged.") from error
 
 
 def load_labels(run: str | os.PathLike) -> tuple[str, ...]:
@@ -77,8 +79,15 @@ def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
 
 
 def check_output(output: str | os.PathLike) -> pathlib.Path:
-    """Raise UserError unless `output` is a writable directory or can be created; creates nothing."""
-    output = pathlib.Path(output)
+    """Raise UserError unless `output` is a writable directory or can be created; creates nothing.
+
+    Of a directory in a bucket, only whether the bucket answers.
+    """
+    output = to_path(output)
+    if is_remote(output):
+        if output.is_file():
+            raise UserError(f"{output} is a file; --output takes a directory.")
+        return output
     nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise UserError(f"{nearest} is a file; --output takes a directory.")

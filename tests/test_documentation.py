@@ -11,16 +11,19 @@ import re
 import runpy
 import shlex
 import sys
+import types
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_vit.inspection
 from tests.test_architecture import FLOORS
 from training.input.sources import digits
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 BLOCKS = [
     (page.name, *block)
@@ -68,12 +71,43 @@ def run_command(line: str, patch: pytest.MonkeyPatch) -> None:
 FIRST = ("README.md", "checkpoint.md")
 
 
+class Tracker(types.ModuleType):
+    """Stands for the package mlflow, which is not required."""
+
+    def __init__(self):
+        super().__init__("mlflow")
+        self.calls: list[tuple] = []
+        self.start_run = lambda: self.calls.append(("start_run",))
+        self.log_params = lambda values: self.calls.append(("log_params", values))
+        self.log_metrics = lambda values, step: self.calls.append(("log_metrics", values, step))
+        self.end_run = lambda: self.calls.append(("end_run",))
+
+
+def test_the_documented_callback_sends_every_epoch_to_its_tracker(monkeypatch):
+    def pretrain(options, recipe_name, callbacks):
+        events = keras.callbacks.CallbackList(callbacks)
+        events.on_train_begin()
+        for epoch in range(2):
+            events.on_epoch_end(epoch, {"loss": np.float32(0.5), "val_accuracy": 0.25})
+        events.on_train_end()
+
+    tracker = Tracker()
+    monkeypatch.setitem(sys.modules, "mlflow", tracker)
+    monkeypatch.setattr("training.loop.pretrain.pretrain", pretrain)
+    ((page, _, script),) = [block for block in BLOCKS if "import mlflow" in block[2]]
+    exec(compile(script, page, "exec"), {"__name__": "__main__"})
+    names = [call[0] for call in tracker.calls]
+    assert names == ["start_run", "log_params", "log_metrics", "log_metrics", "end_run"]
+    assert tracker.calls[2:4] == [("log_metrics", {"loss": 0.5, "val_accuracy": 0.25}, step) for step in (1, 2)]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # scripts leave files open
 @pytest.mark.parametrize("pages", ["first", pytest.param("others", marks=pytest.mark.slow)])
 def test_every_documented_command_and_script_runs_as_written(pages, directory, monkeypatch):
     monkeypatch.chdir(directory)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # as after `source .venv/bin/activate`
     monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setitem(sys.modules, "mlflow", Tracker())
     done = set()
     for page, language, block in BLOCKS:
         if (page in FIRST) != (pages == "first"):
@@ -142,6 +176,22 @@ def test_every_path_and_name_of_the_documentation_exists(page):
 )
 def test_a_path_or_name_that_does_not_exist_is_noticed(span):
     assert missing(span)
+
+
+def test_the_site_has_every_page():
+    site = (ROOT / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
+    assert set(re.findall(r": ([\w/-]+\.md)$", site, re.MULTILINE)) == pages
+
+
+@pytest.mark.parametrize(
+    ("package", "page"),
+    [(keras_vit, "keras_vit.md"), (keras_vit.inspection, "inspection.md")],
+    ids=["models", "figures"],
+)
+def test_the_reference_has_every_public_name(package, page):
+    text = (ROOT / "docs" / "api" / page).read_text()
+    assert not [name for name in package.__all__ if not re.search(rf"\b{name}$|`\w+\.{name}`", text, re.MULTILINE)]
 
 
 def test_the_map_has_every_folder_and_the_floors_are_those_of_the_imports():

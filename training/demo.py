@@ -6,7 +6,6 @@ trains a small ViT on scikit-learn's handwritten digits, evaluates it on the 360
 and TFLite, compares both with the Keras model on all test images, and writes summary.json. Minutes on two cores.
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from keras_vit import cli
@@ -43,11 +42,12 @@ def main(arguments: Sequence[str]) -> None:
     options = cli.parse(DemoOptions, arguments, prog="python -m training.demo")
     cli.require_tensorflow()
 
+    from keras_vit.files.remote import local_path
     from training.loop.run import locked
     from training.loop.setup import report_interruption
 
     # A second lock besides that of the training, because the exports also need the directory for themselves.
-    with report_interruption(), locked(pathlib.Path(options.workdir), ".demo.lock"):
+    with report_interruption(), locked(local_path(options.workdir, "workdir"), ".demo.lock"):
         demo(options)
 
 

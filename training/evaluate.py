@@ -9,12 +9,14 @@ writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistak
 from collections.abc import Sequence
 
 from keras_vit import cli
+from training.devices.tpu import prepare_tpu
 from training.options.evaluate import EvaluateOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = cli.parse(EvaluateOptions, arguments, prog="python -m training.evaluate")
+    prepare_tpu(options.devices)
     cli.require_tensorflow()
 
     from training.evaluation.evaluate import evaluate

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tyro
 
 from keras_vit import cli
+from training.devices.tpu import prepare_tpu
 from training.options.common import DataOptions
 from training.options.train import FinetuneOptions
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
     # Only the HyperRules depend on the data, so their values are not known yet.
     options = _parse(name, rest, FINETUNE_RECIPES.get(name) or find_finetune_recipe(name, 1, (224, 224)))
+    prepare_tpu(options.devices)
     cli.require_tensorflow()
 
     from training.input.dataset import typical_size

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tyro
 
 from keras_vit import UserError, cli
+from training.devices.tpu import prepare_tpu
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, find_recipe
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str]) -> None:
         default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
     options = dataclasses.replace(options, recipe=override_duration(options.recipe, named))
+    prepare_tpu(options.devices)
     cli.require_tensorflow()
 
     from training.loop.pretrain import pretrain

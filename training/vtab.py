@@ -12,12 +12,14 @@ command continues.
 from collections.abc import Sequence
 
 from keras_vit import cli
+from training.devices.tpu import prepare_tpu
 from training.options.experiments import VtabOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
     options = cli.parse(VtabOptions, arguments, prog="python -m training.vtab")
+    prepare_tpu(options.devices)
     cli.require_tensorflow()
 
     from training.experiments.vtab_runs import vtab

@@ -7,11 +7,11 @@ value range of the model, with any batch size. Output: logits (B, K). All arithm
 requirements-onnx.txt.
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from export.options import OnnxOptions
 from keras_vit import cli
+from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
         source.model,
         source.labels,
         source.samples,
-        pathlib.Path(options.output),
+        to_path(options.output),
         options.formats,
         origin=source.origin,
     )

@@ -6,11 +6,11 @@ Writes the next version, served/<version>/, with the signatures of `signatures.p
 a model card (README.md) and the verification report (report.md, report.json, report.png).
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from export.options import SavedModelOptions
 from keras_vit import cli
+from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
         source.model,
         source.labels,
         source.samples,
-        pathlib.Path(options.output),
+        to_path(options.output),
         origin=source.origin,
         dtype=options.dtype,
         attention=options.attention,

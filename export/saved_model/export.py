@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,8 +26,9 @@ from export.saved_model.signatures import Servable, attention_names, describe, h
 from export.source import Provenance, check_model
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
-from keras_vit.files.atomic import staged
+from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
+from keras_vit.files.remote import RemotePath
 from keras_vit.run_directory import Samples
 
 # Number of images for the C++ loader, and of timed calls.
@@ -89,7 +91,11 @@ def export_saved_model(
 def _put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
     """Rename a directory to the next version in `output`. Tries again if another export takes the number first."""
     while True:
-        number = 1 + max((int(entry.name) for entry in output.iterdir() if entry.name.isdecimal()), default=0)
+        number = 1 + max((int(entry.name) for entry in output.glob("*") if entry.name.isdecimal()), default=0)
+        if isinstance(output, RemotePath):
+            upload_folder(version, output / str(number))
+            shutil.rmtree(version)
+            return output / str(number)
         try:
             return version.rename(output / str(number))
         except OSError as error:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from keras_vit import UserError, cli, run_directory
 from keras_vit.files.atomic import staged
+from keras_vit.files.remote import local_path
 
 # Image of the server; its version must not be older than the TensorFlow that wrote the models.
 _IMAGE = "tensorflow/serving:${TF_SERVING_VERSION:-latest}"
@@ -46,7 +47,7 @@ class Arguments:
 
 def write_kit(arguments: Arguments) -> pathlib.Path:
     """Write the folder and return its path. Raises UserError for missing versions and for an invalid name."""
-    models, output = pathlib.Path(arguments.models), run_directory.check_output(arguments.output)
+    models, output = local_path(arguments.models, "models"), run_directory.check_output(arguments.output)
     versions = _versions(models)
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", arguments.name) or not arguments.name.strip("."):
         raise UserError(f"--name takes letters, digits, '_', '.' and '-', but is {arguments.name!r}.")

@@ -7,11 +7,11 @@ Input: image (1, H, W, C) float32 in the value range of the model, or uint8 pixe
 stores its labels and its normalization as TFLite Metadata.
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from export.options import TFLiteOptions
 from keras_vit import cli
+from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
         source.model,
         source.labels,
         source.samples,
-        pathlib.Path(options.output),
+        to_path(options.output),
         options.formats,
         calibration=calibration,
         origin=source.origin,

@@ -20,6 +20,7 @@ from export.tflite.quantize import STATIC, WEIGHT_SHARE
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
+from keras_vit.files.remote import to_path
 from keras_vit.run_directory import CALIBRATION, Samples
 
 # Number of images for the comparison of layers, and of layers in the report.
@@ -229,12 +230,12 @@ def read_calibration(run: str | None, folder: str | None, number: int, labels: S
     if folder is not None:
         found, where = read_folder(folder, labels, most=number), folder
     elif run is not None:
-        if not (pathlib.Path(run) / CALIBRATION).is_file():
+        if not (to_path(run) / CALIBRATION).is_file():
             raise UserError(
                 f"{run} has no training images ({CALIBRATION}) to calibrate int8 and int16x8; pass "
                 "--calibration FOLDER of representative images, or train again."
             )
-        stored = Samples.load(pathlib.Path(run) / CALIBRATION)
+        stored = Samples.load(to_path(run) / CALIBRATION)
         found, where = Samples(stored.encoded[:number], stored.labels[:number]), f"{run}/{CALIBRATION}"
     else:
         raise UserError("A checkpoint has no images to calibrate int8 and int16x8; pass --calibration FOLDER.")

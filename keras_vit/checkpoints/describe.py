@@ -20,9 +20,10 @@ from keras_vit.checkpoints.infer_config import (
 from keras_vit.errors import check_integers
 from keras_vit.models.config import MODELS, ModelConfig, ResNetConfig, ViTConfig
 
+_VIT_FIELDS = ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm")
 # The fields that identify an official model; dropout, GELU and epsilons vary with the code that wrote the file.
 _SIZES = {
-    ViTConfig: ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial"),
+    ViTConfig: (*_VIT_FIELDS, "gated_mlp", "num_registers", "distillation", "prefix_positions"),
     ResNetConfig: ("block_units", "root_channels", "stage_channels", "preactivation", "axial_heads"),
 }
 
@@ -60,6 +61,9 @@ class Description:
     other_resize: str | None = None
     """How the original resizes images, if the preprocessing of `from_checkpoint` does it otherwise."""
 
+    is_activation_known: bool = True
+    """Whether a config.json names the activation. Arrays do not contain it, so that a customized one goes unnoticed."""
+
     def __str__(self) -> str:
         lines = {
             "layout": self.layout,
@@ -77,6 +81,8 @@ class Description:
             lines["num_heads"] = _NOT_IN_FILE + (assumed or "")
         if "block" in self.ambiguous:
             lines["norms"] = f"{_NOT_IN_FILE}; default: before each branch, not after it (timm's residual post-norm)"
+        if "gelu" in self.fields and not self.is_activation_known:
+            lines["gelu"] = f"{_NOT_IN_FILE}; default: {self.fields['gelu']}, as in the original code"
         if "gelu" in self.ambiguous:
             lines["gelu"] = f"{_NOT_IN_FILE}; timm has models with these arrays and either form"
         if self.other_resize:
@@ -132,6 +138,7 @@ def describe(
         unused=checkpoint.unused,
         unexpected_keys=checkpoint.unexpected_keys,
         other_resize=file_config.other_resize,
+        is_activation_known=file_config.gelu is not None,
     )
 
 
@@ -157,6 +164,10 @@ def _same_architecture(config: ModelConfig, model: ModelConfig) -> bool:
         return False
     if isinstance(config, ResNetConfig) or isinstance(model, ResNetConfig):
         return True
+    if (config.layer_scale is None) != (model.layer_scale is None):
+        return False
+    if (config.position_embedding == "rotary") != (model.position_embedding == "rotary"):
+        return False
     if isinstance(config.stem, ResNetConfig) and isinstance(model.stem, ResNetConfig):
         return _same_architecture(config.stem, model.stem)
     return config.stem == model.stem

@@ -1,20 +1,19 @@
-"""Atomic writes: a file or folder appears under its name only when it is complete."""
+"""Atomic writes: a file or folder appears under its name only when it is complete.
+
+In a bucket, a file is written locally, uploaded under a temporary name, compared by size, and renamed.
+"""
 
 import contextlib
 import os
 import pathlib
 import re
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 
+from keras_vit.files.remote import RemotePath, temporary_beside
+
 _TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
-
-
-def temporary_beside(path: pathlib.Path) -> pathlib.Path:
-    """A new name in the folder of `path` and with its suffix, unique across threads, processes and hosts."""
-    return path.with_name(f"{path.stem}.{secrets.randbelow(10**18)}.tmp{path.suffix}")
 
 
 def is_temporary(path: pathlib.Path) -> bool:
@@ -29,10 +28,18 @@ def atomic_write(
     """Yield a temporary path in the same folder; on success it is synced to disk and renamed, on failure removed.
 
     Args:
-        path: of the file.
+        path: of the file; for one in a bucket the temporary path is a local one.
         final_path: takes the temporary path of the complete file and returns the path to rename it to, for names that
             depend on the content; default: `path`.
     """
+    if isinstance(path, RemotePath):
+        with tempfile.TemporaryDirectory() as folder:
+            local = pathlib.Path(folder) / path.name
+            yield local
+            target = path if final_path is None else final_path(local)
+            assert isinstance(target, RemotePath)
+            target.upload(local)
+        return
     temporary = temporary_beside(path)
     try:
         yield temporary
@@ -53,8 +60,14 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield a temporary folder beside `path`; it is renamed on success and removed on failure.
 
+    Of a path in a bucket, it is a local folder, whose files are uploaded one after the other.
+
     Raises OSError (EEXIST or ENOTEMPTY) if another process has written a folder of that name in the meantime.
     """
+    if isinstance(path, RemotePath):
+        with staged(path) as stage:
+            yield stage
+        return
     temporary = temporary_beside(path)
     temporary.mkdir(parents=True)
     try:
@@ -68,8 +81,14 @@ def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield an empty folder inside `directory`; on success its files are moved into `directory`.
 
-    On failure nothing remains, including parent folders created for it.
+    On failure nothing remains, including parent folders created for it. For a directory in a bucket the folder is a
+    local one, and its files are uploaded one after the other, a saved_model.pb last.
     """
+    if isinstance(directory, RemotePath):
+        with tempfile.TemporaryDirectory() as local:
+            yield pathlib.Path(local)
+            upload_folder(pathlib.Path(local), directory)
+        return
     created = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -81,3 +100,12 @@ def staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
         for path in created:
             with contextlib.suppress(OSError):  # not empty after success
                 path.rmdir()
+
+
+def upload_folder(folder: pathlib.Path, directory: RemotePath) -> None:
+    """Upload the files of a local folder and its subfolders; a saved_model.pb last, which servers look for."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    for file in sorted(files, key=lambda file: file.name == "saved_model.pb"):
+        target = directory / file.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.upload(file)

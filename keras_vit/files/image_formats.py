@@ -12,7 +12,14 @@ from collections.abc import Iterator
 _MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM", "GIF": b"GIF8"}
 # The first TensorFlow version that decodes WebP, and the names of its distributions.
 _WEBP_SINCE = (2, 21)
-_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly")
+_DISTRIBUTIONS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-tpu",
+    "tensorflow-intel",
+    "tensorflow-macos",
+    "tf-nightly",
+)
 # The EXIF tag for orientation, and its value for upright images.
 _ORIENTATION, _UPRIGHT = 0x0112, 1
 

@@ -1,15 +1,15 @@
 """labels.txt: class names, one per line, in the order of the logits."""
 
 import os
-import pathlib
 from collections.abc import Sequence
 
 from keras_vit.errors import UserError
+from keras_vit.files.remote import to_path
 
 
 def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
     """Read the class names of a text file."""
-    return parse_labels(pathlib.Path(path).read_bytes(), path)
+    return parse_labels(to_path(path).read_bytes(), path)
 
 
 def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:

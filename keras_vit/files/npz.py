@@ -15,6 +15,7 @@ import numpy as np
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.lazy_array import ByteStream, LazyArray, read_exactly
+from keras_vit.files.remote import local_copy, to_path
 
 # Float arrays hardly compress; an archive that claims to expand by more than this factor is a zip bomb.
 _LARGEST_EXPANSION = 4
@@ -27,9 +28,10 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
     """The arrays of an archive, by name. Raises UserError unless it is a complete .npz of numeric arrays."""
-    path = pathlib.Path(path)
+    path = to_path(path)
     if not path.is_file():
         raise UserError(f"There is no checkpoint file {str(path)!r}; give the path of an .npz file.")
+    path = local_copy(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -126,7 +128,15 @@ def _data_offset(stream: io.RawIOBase, member: zipfile.ZipInfo) -> int:
 def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
     """Write an uncompressed archive atomically."""
     with (
-        atomic_write(pathlib.Path(path)) as temporary,
+        atomic_write(to_path(path)) as temporary,
         open(temporary, "wb") as stream,
-    ):  # of a path, savez changes the name
-        np.savez(stream, **typing.cast(dict[str, typing.Any], arrays))
+    ):
+        _write_archive(stream, arrays)
+
+
+def _write_archive(stream: typing.BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+    """Write the bytes that np.savez writes. NumPy 2.1's leaves the archive open if an array cannot be written."""
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array))

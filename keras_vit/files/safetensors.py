@@ -11,6 +11,7 @@ import numpy as np
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.lazy_array import ByteStream, LazyArray
+from keras_vit.files.remote import local_copy
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _LARGEST_CONFIG = 2**22  # bytes
@@ -68,6 +69,7 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
 
     if not path.is_file():
         raise UserError(f"There is no checkpoint file {str(path)!r}; give the path of a .safetensors file.")
+    path = local_copy(path)
     try:
         with open(path, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")

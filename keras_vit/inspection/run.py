@@ -11,6 +11,7 @@ from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import read_labels
+from keras_vit.files.remote import to_path
 from keras_vit.inspection.compute import FIGURES, inspect
 from keras_vit.inspection.html_report import summary
 from keras_vit.inspection.images import read_images
@@ -78,7 +79,7 @@ def _image_source(images: str | None, run: str | None) -> str | pathlib.Path:
     if run is None or run.endswith(".keras"):
         raise UserError("--images is needed with a checkpoint: give an image, a folder of images, or a data set.")
     run_directory.find(run, run_directory.SAMPLES)
-    return pathlib.Path(run) / run_directory.SAMPLES
+    return to_path(run) / run_directory.SAMPLES
 
 
 def _load_model(
@@ -104,6 +105,6 @@ def _load_model(
 def _class_names(labels: str | os.PathLike | None, run: str | None) -> tuple[str, ...]:
     if labels is not None:
         return read_labels(labels)
-    if run is not None and pathlib.Path(run).is_dir():
+    if run is not None and to_path(run).is_dir():
         return run_directory.load_labels(run)
     return ()

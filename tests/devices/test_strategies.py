@@ -40,19 +40,33 @@ rng = np.random.default_rng(0)
 split = array_split(rng.integers(0, 256, (1003, 8, 8, 1), np.uint8), rng.integers(0, 5, 1003), tuple("abcde"))
 preprocessing = keras_vit.Preprocessing((8, 8), 1)
 found = {}
+
+def build():
+    return keras_vit.build(config, preprocessing=preprocessing, num_classes=5)
+
+def with_adapters():
+    model = build()
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dense):
+            layer.enable_lora(4)
+    return model
+
 for name, changed in {
     "sgd": dict(optimizer="sgd", learning_rate=0.5, schedule=Schedule(decay="constant")),
     "adamw": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4)),
     "accumulated": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4),
         accumulation=4),
+    "lora": dict(optimizer="adamw", learning_rate=0.01, schedule=Schedule(warmup_steps=4), accumulation=2),
 }.items():
     if name == "adamw" and sys.argv[1] != "single":
         continue  # accumulated goes through the same and more
+    if name == "lora" and sys.argv[1] == "multi-worker":
+        continue  # as the others
     recipe = dataclasses.replace(base, **changed)
     keras.utils.set_random_seed(3)
     several = name == "sgd" and sys.argv[1] != "single"  # steps of an execution, which do not divide those of the epoch
     trainer = fit.build_trainer(
-        lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5),
+        with_adapters if name == "lora" else build,
         recipe, 16, strategy=strategy, execution=fit.Execution(steps_per_execution=3 if several else 1), seed=1,
     )
     trainer.epoch_steps = 16
@@ -113,6 +127,11 @@ def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, stra
 @pytest.mark.parametrize("strategy", ["single", "mirrored", "multi-worker"])
 def test_accumulated_micro_batches_end_where_the_whole_batch_does(ends, strategy):
     here, there = ends[strategy]["accumulated"], ends["single"]["adamw"]
+    assert np.linalg.norm(here - there) <= 1e-5 * np.linalg.norm(there)
+
+
+def test_adapters_of_two_replicas_end_where_those_of_one_device_do(ends):
+    here, there = ends["mirrored"]["lora"], ends["single"]["lora"]
     assert np.linalg.norm(here - there) <= 1e-5 * np.linalg.norm(there)
 
 

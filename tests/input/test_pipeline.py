@@ -218,3 +218,24 @@ def test_large_samples_are_reduced(tmp_path):
     save_samples(split, Preprocessing((8, 10)), tmp_path / "samples.npz")
     shapes = {tf.io.decode_png(image).shape.as_list()[0] for image in Samples.load(tmp_path / "samples.npz").encoded}
     assert shapes == {32}
+
+
+def test_large_samples_are_put_on_white_before_they_are_reduced(tmp_path):
+    from keras_vit.run_directory import Samples
+
+    stripes = tf.where(tf.range(400)[:, None] % 2 == 0, [255, 0, 0, 255], [0, 255, 0, 0])  # red, and a hidden green
+    image = tf.cast(tf.broadcast_to(stripes[:, None], (400, 300, 4)), tf.uint8)
+    save_samples(Split(1, lambda index: (image, tf.constant(0))), Preprocessing((8, 10)), tmp_path / "samples.npz")
+    [data] = Samples.load(tmp_path / "samples.npz").encoded
+    middle = tf.io.decode_png(data)[8:24, 8:16].numpy().astype(int)  # (height, width, RGB)
+    np.testing.assert_allclose(middle, np.broadcast_to([255, 127.5, 127.5], middle.shape), atol=2)
+
+
+def test_training_without_augmentation_shows_what_evaluation_shows():
+    image = np.random.default_rng(1).integers(0, 256, (9, 11, 1), np.uint8)
+    split = Split(1, lambda index: (tf.constant(image), tf.constant(0)))
+    recipe = dataclasses.replace(RECIPE, batch_size=1, shift=0, flip=False, inception_crop=False)
+    options = {"num_classes": 2, "seed": 0, "first_step": 0, "num_steps": 1}
+    [(trained, _)] = training_batches(split, recipe, PREPROCESSING, **options)
+    [(evaluated, _, _)] = evaluation_batches(split, PREPROCESSING, num_classes=2, batch_size=1)
+    np.testing.assert_array_equal(trained, evaluated)

@@ -254,11 +254,11 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
     ("workdir", "seed", "words"),
     [
         (
-            "gs://bucket/run",
+            "runs/\udcff",
             0,
-            "takes a directory of this machine, .* was given 'gs://bucket/run'; give one such as runs/mine",
+            "such as gs://bucket/run, in printable characters, but was given .*; give one",
         ),
-        ("runs/\udcff", 0, "in printable characters, but was given"),
+        ("none://bucket/run", 0, "^none://bucket/run cannot .* TensorFlow has no file system of this scheme"),
         ("runs/here", -1, "seed must be a number from 0 to 4294967295, but is -1; give --seed 0 or so"),
         ("runs/here", 2**32, "but is 4294967296"),
     ],

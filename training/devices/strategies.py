@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from training.devices.rendezvous import wait_for_workers
+from training.devices.slurm import slurm_config
+from training.devices.tpu import has_tpu
 from training.options.common import StrategyKind, StrategyOptions
 
 # Exit code of an interrupted run, by a signal or a lost worker: the same command continues it. EX_TEMPFAIL of
@@ -49,7 +51,7 @@ def _detect(gpus: list) -> StrategyKind:
     """Return the strategy for this machine and environment."""
     if len(_workers()) > 1 or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
         return "multi-worker"
-    if tf.config.list_physical_devices("TPU") or os.path.exists("/dev/accel0") or "TPU_NAME" in os.environ:
+    if tf.config.list_physical_devices("TPU") or has_tpu() or "TPU_NAME" in os.environ:
         return "tpu"
     return "mirrored" if len(gpus) > 1 else "single"
 
@@ -83,7 +85,7 @@ def _tpu(name: str) -> tf.distribute.Strategy:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"The TPU {name!r} cannot be reached ({type(error).__name__}: {reason}); give --tpu the name of one, "
-            "run on a TPU VM with tensorflow-tpu, or use another --strategy."
+            "run on a TPU VM with requirements-tpu.txt, or use another --strategy."
         ) from error
     return tf.distribute.TPUStrategy(resolver)
 
@@ -118,11 +120,7 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
                 "The strategy multi-worker needs TF_CONFIG in the environment, or a SLURM job; `python -m "
                 "training.launch --workers 2` starts workers on this machine, to try it out."
             )
-        # The resolver's defaults: port 8888, one process per task, all GPUs that SLURM assigns to it.
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver()
-        cluster = {kind: list(addresses) for kind, addresses in resolver.cluster_spec().as_dict().items()}
-        task = {"type": resolver.task_type, "index": resolver.task_id}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        os.environ["TF_CONFIG"] = json.dumps(slurm_config(os.environ))
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     here = cluster[task["type"]][int(task["index"])]

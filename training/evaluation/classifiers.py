@@ -13,6 +13,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.files.remote import is_remote, local_copy, to_path
 from keras_vit.native_stderr import native_stderr_silenced
 from training.devices.strategies import open_strategy
 from training.input.dataset import Split, bad_examples_reported
@@ -22,6 +23,7 @@ from training.options.common import InputOptions, StrategyOptions
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 _SAVED_MODEL = "saved_model.pb"
+_ON_WHITE = "The model takes numbers and does not say what transparent images are put on; here it is white."
 _FROM_BYTES, _FROM_TENSOR = "image_bytes", "image_tensor"
 
 
@@ -40,7 +42,7 @@ class Classifier:
 
 def open_classifier(path: str, given: InputOptions, place: StrategyOptions) -> Classifier:
     """Open a run directory, .keras, .tflite, SavedModel or checkpoint. Raises UserError when it is none of these."""
-    local = pathlib.Path(path)
+    local = to_path(path)
     exported = _saved_model_directory(local)
     if exported is None and local.suffix != ".tflite":
         return _keras_classifier(path, given, place)
@@ -63,7 +65,7 @@ def load_model(
         image_size: (height, width) in pixels to take it to; None keeps its own.
         num_heads: for a checkpoint that does not tell them.
     """
-    path = find_checkpoint(path)
+    path = to_path(path) if is_remote(path) and _is_ours(to_path(path)) else find_checkpoint(path)
     if not _is_ours(path):
         return keras_vit.from_checkpoint(path, image_size=image_size, num_heads=num_heads)
     if num_heads is not None:
@@ -125,7 +127,7 @@ def _open_strategy(place: StrategyOptions) -> tf.distribute.Strategy:
 
 def _names_beside(path: str | os.PathLike) -> tuple[str, ...] | None:
     """The names in the labels.txt of a run directory, or beside a file."""
-    path = pathlib.Path(path)
+    path = to_path(path)
     folder = path if path.is_dir() else path.parent
     return run_directory.load_labels(folder) if (folder / run_directory.LABELS).is_file() else None
 
@@ -222,6 +224,7 @@ def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
             return _of_files(compute, split, batch_size)
 
     else:
+        print(_ON_WHITE)
         preprocessing = given.preprocessing(Preprocessing(tuple(spec.shape[1:3]), spec.shape[3]))
 
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -258,7 +261,7 @@ def _tflite(path: pathlib.Path, given: InputOptions) -> Classifier:
         raise UserError(f"There is no file {str(path)!r}; give the path of a .tflite file.")
     try:
         with native_stderr_silenced():  # it announces its delegate
-            interpreter = Interpreter(model_path=str(path), num_threads=2)
+            interpreter = Interpreter(model_path=str(local_copy(path)), num_threads=2)
             interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -276,6 +279,7 @@ def _tflite(path: pathlib.Path, given: InputOptions) -> Classifier:
     if kind == np.uint8:
         given.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
+    print(_ON_WHITE)
     preprocessing = given.preprocessing(own)
 
     def compute(images: tf.Tensor) -> np.ndarray:

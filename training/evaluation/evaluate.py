@@ -9,6 +9,7 @@ import numpy as np
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
+from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from training.evaluation.classifiers import OUTPUT_NEEDED, Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
@@ -100,7 +101,7 @@ def evaluate(
 
 def _report_directory(run: str, output: str | None) -> pathlib.Path:
     """The directory of the report. Raises UserError for the directory of another run."""
-    is_run = (pathlib.Path(run) / run_directory.CONFIG).is_file()
+    is_run = (to_path(run) / run_directory.CONFIG).is_file()
     if output is None and not is_run:
         raise UserError(OUTPUT_NEEDED.format(run))
     directory = run_directory.check_output(output or run)

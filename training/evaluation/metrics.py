@@ -5,7 +5,6 @@ ImageNet?" (2006.07159) and its real.json. Intervals: percentile bootstrap over 
 """
 
 import json
-import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import sklearn.metrics
 
 from keras_vit import UserError
+from keras_vit.files.remote import to_path
 from training.input.dataset import Split
 
 BINS = 15  # of confidence, of equal width
@@ -172,10 +172,10 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
     The list is in the order of the images; or, where their files are called ILSVRC2012_val_…, in that of the numbers
     in these names. Raises UserError for a file of anything else.
     """
-    if not pathlib.Path(path).is_file():
+    if not to_path(path).is_file():
         raise UserError(f"There is no file {path!r}; --real-labels takes a JSON list with a list of labels per image.")
     try:
-        accepted = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        accepted = json.loads(to_path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON ({str(error)[:100]}); --real-labels takes such as real.json.") from error
     if not isinstance(accepted, list) or not all(_are_labels(numbers, num_classes) for numbers in accepted):

@@ -14,6 +14,7 @@ from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.remote import local_path
 from keras_vit.files.tables import markdown_table
 from keras_vit.models.complexity import costs
 from keras_vit.run_directory import check_output
@@ -35,7 +36,7 @@ def study(name: str, arguments: StudyOptions) -> list[dict]:
     check_base(arguments.recipe)
     if arguments.train_images is not None and name != "data-size":
         raise UserError(f"--train-images means nothing to the study {name}; leave it out.")
-    workdir = check_output(arguments.workdir)
+    workdir = check_output(local_path(arguments.workdir, "workdir"))
     source = open_source(arguments.source)
     check_shots(labels_of(source.train), source.labels, [arguments.shots])
     num_examples = source.train.num_examples

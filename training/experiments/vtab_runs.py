@@ -12,6 +12,7 @@ from keras_vit import UserError
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.errors import nearest
 from keras_vit.files.atomic import write_text
+from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from training.devices.strategies import open_strategy
 from training.experiments.vtab_sources import open_builder, task_source
@@ -52,7 +53,7 @@ def vtab(arguments: VtabOptions) -> dict:
         if task.name not in missing:
             found[task.name] = _measured(task, builders[task.name], arguments, checkpoint, strategy)
             summary = summarize(found, missing)
-            workdir = pathlib.Path(arguments.workdir)
+            workdir = to_path(arguments.workdir)
             write_text(
                 workdir / "vtab.json", json.dumps({"checkpoint": arguments.checkpoint, **summary}, indent=2) + "\n"
             )
@@ -115,7 +116,7 @@ def _trained(
     run = finetune(
         FinetuneOptions(
             source=DataOptions(f"tfds:{task.dataset.replace('/', ':')}", arguments.data_dir),
-            workdir=str(pathlib.Path(arguments.workdir) / task.name / name),
+            workdir=str(to_path(arguments.workdir) / task.name / name),
             recipe=recipe,
             checkpoint=str(checkpoint),
             num_heads=arguments.num_heads,

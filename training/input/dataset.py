@@ -12,6 +12,7 @@ import itertools
 import re
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -20,8 +21,10 @@ import tqdm
 
 from keras_vit import UserError
 from keras_vit.files import image_formats
+from keras_vit.files.image_formats import format_list
 from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.preprocessing import to_channels
+from keras_vit.preprocessing import is_uniform
+from training.input import image_header
 
 # How a graph says that a stored label is no class; `bad_examples_reported` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
@@ -41,6 +44,12 @@ class Split:
     """int64 index -> (image uint8 (H, W, C) or the bytes of an image file, label int32)."""
     name: Callable[[int], str] = "number {}".format
     """What to call an example where it is at fault."""
+    damage: Callable[[str], str | None] = lambda message: None
+    """The message of an error of the graph -> the sentence about a damaged file behind it."""
+    fingerprint: int = 0
+    """The same for the same examples; compared between workers."""
+    parallel_reads: int | None = None
+    """Reads at the same time, for examples in a bucket, where each read mostly waits."""
 
     def example(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """int64 index -> (image uint8 (H, W, C), label int32); C is unknown before it runs for encoded images."""
@@ -50,7 +59,14 @@ class Split:
     def take(self, indices: np.ndarray) -> "Split":
         """Return a split of the examples at `indices`, in this order, with their names."""
         chosen = tf.constant(indices, tf.int64)
-        return Split(len(indices), lambda index: self.read(chosen[index]), lambda index: self.name(int(indices[index])))
+        return Split(
+            len(indices),
+            lambda index: self.read(chosen[index]),
+            lambda index: self.name(int(indices[index])),
+            self.damage,
+            zlib.crc32(np.asarray(indices, np.int64).tobytes(), self.fingerprint),
+            self.parallel_reads,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +77,11 @@ class Source:
     train: Split
     evaluation: Split
 
+    @property
+    def fingerprint(self) -> int:
+        """The same for the same examples in both splits."""
+        return zlib.crc32(b"%d" % self.train.fingerprint, self.evaluation.fingerprint)
+
 
 def decode_image(data: tf.Tensor) -> tf.Tensor:
     """Bytes of an image file (keras_vit/files/image_formats.py; of a GIF the first frame) -> uint8 (H, W, C).
@@ -68,26 +89,24 @@ def decode_image(data: tf.Tensor) -> tf.Tensor:
     C is that of the file, with an alpha where it has one. What is refused by its header is INVALID_ARGUMENT.
     """
 
-    def decoded() -> tf.Tensor:
-        return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
-
     def checked() -> tf.Tensor:
-        problem, keyed, is_bmp = tf.numpy_function(_checked, [data], (tf.string, tf.bool, tf.bool))
-        with tf.control_dependencies([tf.debugging.Assert(tf.equal(problem, ""), [problem])]):
-            image = tf.cond(tf.identity(keyed), lambda: tf.io.decode_png(data, channels=4), decoded)
-        return tf.cond(is_bmp, lambda: image[..., :3], lambda: image)  # the fourth byte of a BMP is seldom an alpha
+        supported = tf.debugging.Assert(image_header.is_supported(data), ["no", format_list()])
+        with tf.control_dependencies([supported]):
+            return _decode(tf.identity(data), image_header.has_color_key(data))
 
-    image = tf.cond(tf.io.is_jpeg(data), decoded, checked)
+    image = tf.cond(tf.io.is_jpeg(data), lambda: _decode(data, tf.constant(False)), checked)
     image.set_shape((None, None, None))
     return image
 
 
-def _checked(data) -> tuple[bytes, np.bool_, np.bool_]:
-    """Why a file is refused by its header, or nothing; whether it is a PNG with a transparent colour, and a BMP."""
-    content = bytes(np.asarray(data).item())  # TensorFlow gives bytes in a graph, else an array
-    problem = image_formats.format_problem(content) or ""
-    keyed = image_formats.colour_key(content) is not None
-    return problem.encode(), np.bool_(keyed), np.bool_(image_formats.image_format(content) == "BMP")
+def _decode(data: tf.Tensor, has_color_key: tf.Tensor) -> tf.Tensor:
+    image = tf.cond(
+        has_color_key,
+        lambda: tf.io.decode_png(data, channels=4),
+        lambda: tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False),
+    )
+    # The fourth byte of a BMP is seldom an alpha.
+    return tf.cond(image_header.begins(data, b"BM"), lambda: image[..., :3], lambda: image)
 
 
 def typical_size(split: Split) -> tuple[int, int]:
@@ -122,28 +141,27 @@ def bad_examples_reported(*splits: Split) -> Iterator[None]:
     try:
         yield
     except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
-        # The line before the name of the operator: the path and what is wrong.
-        found = re.search(r"(?:\}\} |^)([^\n{}]+?)\s*\[(?:\[\{\{node [\w/]*ReadFile|Op:ReadFile)", error.message, re.M)
+        # Before the name of the operator: the path and what is wrong.
+        reader = r"(?:ReadFile|DatasetToSingleElement)"
+        found = re.search(
+            rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})", error.message, re.M
+        )
         if not found:
             raise
+        path, _, why = found[1].strip().rpartition("; ")
         raise UserError(
-            f"An image can no longer be read ({found[1].strip()}); put it back, and the same command continues."
+            f"{path} can no longer be read ({why}); put it back, and the same command continues."
         ) from error
-    except tf.errors.InvalidArgumentError as error:
-        if mistake := _mistake_in_graph(error):
-            raise UserError(mistake) from error
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+        for split in splits:
+            if damage := split.damage(error.message):
+                raise UserError(damage) from error
         if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", str(error)):
             raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; mend the data, or give splits without it.") from error
         for split in splits:
             if bad := _undecodable(split):
                 raise UserError(f"{_bad_images(split, bad)}; mend or remove them.") from error
         raise
-
-
-def _mistake_in_graph(error: tf.errors.OpError) -> str | None:
-    """The text of a UserError that Python code raised while a graph ran it."""
-    found = re.search(r"UserError: (.+)", error.message)
-    return found and found[1]
 
 
 def skip_undecodable(split: Split) -> Split:
@@ -164,8 +182,8 @@ def _undecodable(split: Split) -> dict[int, str]:
     def problem(index: int) -> str | None:
         try:
             image, _ = split.read(tf.constant(index, tf.int64))
-        except UserError as damaged:
-            return str(damaged)
+        except tf.errors.DataLossError as error:
+            return split.damage(error.message) or reason(error)
         return decoding_problem(image) if image.dtype == tf.string else None
 
     return problems_of(range(split.num_examples), problem)
@@ -206,7 +224,7 @@ def decoding_problem(data: tf.Tensor, oddities: "Oddities | None" = None, name: 
     if problem := image_formats.format_problem(content):
         return problem
     try:
-        image = decode_image(data)
+        image = _decode(data, tf.constant(image_formats.colour_key(content) is not None))
     except tf.errors.OpError as error:
         return reason(error)
     if oddities is not None:
@@ -225,7 +243,7 @@ class Oddities:
 
     def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
         """Look at an image (H, W, C) uint8, and at the bytes of its file."""
-        if _is_uniform(image.numpy()):
+        if is_uniform(image.numpy()):
             self.uniform.append(name)
         if content is not None and image_formats.orientation(content) != 1:
             self.turned.append(name)
@@ -255,14 +273,6 @@ def warn_of_oddities(*splits: Split) -> None:
         oddities.warn(
             f"{len(chosen)} images looked at" if len(chosen) < split.num_examples else f"{len(chosen)} images"
         )
-
-
-def _is_uniform(image: np.ndarray) -> bool:
-    """Whether an image (H, W, C) uint8 is of one colour on white."""
-    if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
-        return False  # as nearly all are, at no cost
-    seen = np.asarray(to_channels(image, 3, "white"))
-    return bool((seen == seen[:1, :1]).all())
 
 
 def reason(error: tf.errors.OpError) -> str:

@@ -2,12 +2,14 @@
 
 import os
 import pathlib
+import zlib
 
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.files.image_formats import format_list
+from keras_vit.files.remote import is_remote
 from training.input.dataset import Oddities, Source, Split, decoding_problem, listed, problems_of, reason
 from training.options.common import OnBadImage
 
@@ -89,7 +91,9 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
 
 def _entries(folder: pathlib.Path) -> list[str]:
     """What lies in a folder and the folders inside it, without what is hidden; a link to a folder is one entry."""
-    entries = [entry for entry in folder.rglob("*") if entry.is_symlink() or not entry.is_dir()]
+    entries = list(folder.rglob("*"))
+    if not is_remote(folder):  # else they are files
+        entries = [entry for entry in entries if entry.is_symlink() or not entry.is_dir()]
     return sorted(
         str(entry) for entry in entries if not any(part[0] == "." for part in entry.relative_to(folder).parts)
     )
@@ -99,7 +103,7 @@ def _file_problem(file: str, oddities: Oddities) -> str | None:
     """Why a file cannot be decoded, or None; `oddities` notes what else is odd about it."""
     if os.path.isdir(file):
         return "a link to a folder, which is not followed"
-    if not os.path.isfile(file):
+    if not is_remote(file) and not os.path.isfile(file):
         return "no file, or a link to none"
     try:
         return decoding_problem(tf.io.read_file(os.fsencode(file)), oddities, _shown(file))
@@ -120,4 +124,6 @@ def _file_split(classes: dict[str, list[str]]) -> Split:
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.io.read_file(files[index]), labels[index]
 
-    return Split(len(paths), read, lambda index: _shown(paths[index]))
+    names = "\0".join(os.path.join(name, os.path.basename(file)) for name, files in classes.items() for file in files)
+    fingerprint = zlib.crc32(os.fsencode(names))  # without the path of the folder, which may differ between workers
+    return Split(len(paths), read, lambda index: _shown(paths[index]), fingerprint=fingerprint)

@@ -67,9 +67,11 @@ def training_batches(
 
     recolored = bool(recipe.color_jitter or recipe.three_augment)
 
-    def example(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         index, position = shuffled(number)
-        image, label = split.read(index)
+        return (*split.read(index), position)
+
+    def example(image: tf.Tensor, label: tf.Tensor, position: tf.Tensor) -> tuple[tf.Tensor, ...]:
         example_seed = tf.stack([seed, position])
         image = _training_image(image, example_seed, recipe, preprocessing)
         return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
@@ -84,7 +86,11 @@ def training_batches(
 
     end = tf.int64.max if num_steps is None else (first_step + num_steps) * len(rows)
     numbers = tf.data.Dataset.range(first_step * len(rows), end)
-    data = numbers.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if split.parallel_reads:
+        data = numbers.map(stored, num_parallel_calls=split.parallel_reads, deterministic=True)
+        data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    else:
+        data = numbers.map(lambda number: example(*stored(number)), tf.data.AUTOTUNE, deterministic=True)
     if recolored:
         data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         data = data.rebatch(len(rows), drop_remainder=True)
@@ -119,11 +125,14 @@ def _rows_to_read(recipe: Recipe, part: tuple[int, int]) -> tuple[np.ndarray, np
 
 
 def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """An image, decoded or not, as it is shown in training: (height, width, channels) uint8."""
+    """An image, decoded or not, as it is shown in training: (height, width, channels), 0..255.
+
+    It is rounded to uint8 only for operations on bytes. So without augmentation, training sees what evaluation sees.
+    """
     crop_seed, shift_seed, flip_seed, policy_seed, erasing_seed = tf.unstack(tf.random.split(seed, 5))
     image = _cropped(data, crop_seed, recipe, preprocessing)
-    if image.dtype != tf.uint8:
-        image = tf.cast(tf.round(image), tf.uint8)
+    if image.dtype != tf.uint8 and _changes_bytes(recipe):
+        image = tf.saturate_cast(tf.round(image), tf.uint8)
     if recipe.shift:
         image = augment.random_shift(image, shift_seed, recipe.shift)
     if recipe.flip:
@@ -135,6 +144,17 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
     if recipe.random_erasing:
         image = augment.random_erasing(image, erasing_seed, recipe.random_erasing)
     return image
+
+
+def _changes_bytes(recipe: Recipe) -> bool:
+    """Whether the augmentation of a recipe has operations that are defined on bytes."""
+    return bool(
+        recipe.autoaugment
+        or recipe.randaugment_layers
+        or recipe.random_erasing
+        or recipe.color_jitter
+        or recipe.three_augment
+    )
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
@@ -217,6 +237,9 @@ def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.Path
     for index in np.random.default_rng(0).permutation(split.num_examples)[:most]:
         image, label = split.example(tf.constant(index, tf.int64))
         if image.shape[0] > limit[0] and image.shape[1] > limit[1]:
+            image = preprocessing.to_channels(
+                image
+            )  # before the resize, as a model sees it: hidden colors must not mix in
             image = tf.image.resize(image, limit, preserve_aspect_ratio=True, antialias=True)
             image = tf.saturate_cast(tf.round(image), tf.uint8)
         encoded.append(tf.io.encode_png(image).numpy())

@@ -5,7 +5,6 @@ that the order of training can be computed from seed and epoch, and continued an
 """
 
 import dataclasses
-import pathlib
 import re
 
 import numpy as np
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import nearest
+from keras_vit.files.remote import to_path
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_of_oddities
 from training.input.image_folder import EVALUATION_NAMES, folder
 from training.input.tfrecord import TFRecords, tfrecord
@@ -49,7 +49,7 @@ def open_source(arguments: DataOptions) -> Source:
             source = tfrecord(rest, arguments.on_bad_image)
         warn_of_oddities(source.train, source.evaluation)  # of a folder all files are looked at
         return source
-    return folder(pathlib.Path(rest), arguments.on_bad_image) if kind == "folder" else digits()
+    return folder(to_path(rest), arguments.on_bad_image) if kind == "folder" else digits()
 
 
 def digits() -> Source:
@@ -144,4 +144,4 @@ def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
         decoded = features.deserialize_example(records.read(index), decoders=decoders)
         return decoded[image_key], checked_label(decoded[label_key], labels)
 
-    return Split(len(records), read, records.name)
+    return records.split(read)

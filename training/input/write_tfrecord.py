@@ -1,14 +1,17 @@
 """Write a data set as TFRecord files."""
 
 import contextlib
+import os
 import sys
 
+import numpy as np
 import tensorflow as tf
 import tqdm
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import labels_text
+from training.input import record_index
 from training.input.dataset import Split
 from training.input.sources import bad_examples_reported, open_source
 from training.input.tfrecord import IMAGE, LABEL, shard_name
@@ -31,9 +34,11 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
                 f"give --shards {split.num_examples} or fewer."
             )
     with staged(directory) as stage:
+        lengths: dict[str, np.ndarray] = {}
         for name, split in splits.items():
             paths = [str(stage / shard_name(name, number, shards)) for number in range(shards)]
-            _write(split, paths, f"Writing {name}")
+            lengths |= _write(split, paths, f"Writing {name}")
+        record_index.write(stage, lengths)
         (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
     print(
         f"{dataset.train.num_examples:,} images to train on and {dataset.evaluation.num_examples:,} to evaluate on, of "
@@ -41,13 +46,18 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
     )
 
 
-def _write(split: Split, paths: list[str], title: str) -> None:
+def _write(split: Split, paths: list[str], title: str) -> dict[str, np.ndarray]:
+    """Returns the length of each record by the file's name."""
+    lengths: dict[str, list[int]] = {os.path.basename(path): [] for path in paths}
     data = tf.data.Dataset.range(split.num_examples).map(_encoded(split), tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     with contextlib.ExitStack() as open_files, bad_examples_reported(split):
         writers = [open_files.enter_context(tf.io.TFRecordWriter(path)) for path in paths]
         progress = tqdm.tqdm(data, title, split.num_examples, unit="image", disable=None, file=sys.stdout)
         for number, (image, label) in enumerate(progress):
-            writers[number % len(writers)].write(_record(image.numpy(), int(label)))
+            record = _record(image.numpy(), int(label))
+            writers[number % len(writers)].write(record)
+            lengths[os.path.basename(paths[number % len(paths)])].append(len(record))
+    return {name: np.array(values, np.int64) for name, values in lengths.items()}
 
 
 def _encoded(split: Split):

@@ -6,16 +6,17 @@ rewritten from it, so it has no gaps and no duplicates after a restart.
 
 import contextlib
 import os
-import shutil
+import pathlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.files.remote import remove_folder
 from training.loop import checkpoints
 from training.loop.run import Run
 from training.loop.trainer import Trainer
@@ -184,12 +185,48 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         )
 
 
+class ProfileSteps(keras.callbacks.Callback):
+    """Writes a trace of the steps from `first` to `last`, counted from 1 over the run, to `profile/` of its directory.
+
+    With several steps per execution, the trace has every execution that contains one of these steps. A process that
+    resumes the run after them writes none.
+
+    Args:
+        folder: of the trace.
+        first: step to begin with; step 1 includes the compilation.
+        last: step to end with.
+        step: returns the steps done.
+        per_execution: steps in an execution.
+    """
+
+    def __init__(self, folder: pathlib.Path, first: int, last: int, step: Callable[[], int], per_execution: int):
+        super().__init__()
+        self._folder, self._first, self._last = folder, first, last
+        self._step, self._per_execution, self._running = step, per_execution, False
+
+    def on_train_batch_begin(self, batch, logs=None):
+        done = self._step()
+        if not self._running and done < self._last and done + self._per_execution >= self._first:
+            tf.profiler.experimental.start(str(self._folder))
+            self._running = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._step() >= self._last:
+            self.stop()
+
+    def stop(self) -> None:
+        """Write the trace if the profiler is running, such as at the end of a shorter run."""
+        if self._running:
+            self._running = False
+            tf.profiler.experimental.stop()
+
+
 class _TensorBoard:
     """Writes the metrics as scalars, training and evaluation in one chart. Each process rewrites the files."""
 
     def __init__(self, run: Run):
         folder = run.path / "tensorboard"
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         self._writers = {name: tf.summary.create_file_writer(str(folder / name)) for name in ("train", "validation")}
 
     def write(self, record: dict) -> None:

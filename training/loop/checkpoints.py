@@ -3,6 +3,8 @@
 A checkpoint is one .npz file, named after its step and a SHA-256, such as `step-00001500-0f3a….npz`. The hash covers
 the id of the run, the step and the bytes of the file: a renamed file, or one from another run, is rejected. A file is
 renamed to its final name once it is complete. A damaged checkpoint is skipped, and the one before it is loaded.
+
+In a bucket, the file `latest` names the checkpoint whose upload was complete, and is read first.
 """
 
 import hashlib
@@ -15,10 +17,12 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.remote import RemoteError, is_remote, local_copy
 from keras_vit.run_directory import CONFIG
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.npz")
 _MAX_TO_KEEP = 2
+_LATEST = "latest"
 
 
 def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.ndarray]) -> None:
@@ -34,20 +38,23 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.n
     """
 
     def named(written: pathlib.Path) -> pathlib.Path:
-        return folder / f"step-{step:08d}-{_digest(written, step)}.npz"
+        return folder / f"step-{step:08d}-{_digest(written, _run_id(folder), step)}.npz"
 
     try:
         with atomic_write(folder / "state.npz", named) as temporary:
             write_npz(temporary, {"progress": np.frombuffer(json.dumps(progress).encode(), np.uint8), **arrays})
+        saved = _list(folder)
+        if is_remote(folder):
+            (folder / _LATEST).write_text(saved[0].name)
     except OSError as error:
-        previous = _list(folder)
+        previous, remedy = _previous(folder), "make it writable" if is_remote(folder) else "make room"
         raise UserError(
             f"The checkpoint of step {step} could not be written to {folder} ({error.strerror}); "
-            + (f"that of step {_step(previous[0])} is intact: make room, " if previous else "make room, ")
+            + (f"that of step {_step(previous)} is intact: {remedy}, " if previous else f"{remedy}, ")
             + "and the same command continues."
         ) from error
-    for old in _list(folder)[_MAX_TO_KEEP:]:
-        old.unlink()
+    for old in saved[_MAX_TO_KEEP:]:
+        old.unlink(missing_ok=True)
 
 
 def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]] | None:
@@ -56,13 +63,19 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]]
     Raises UserError if there are checkpoints but all are damaged.
     """
     paths = _list(folder)
+    if is_remote(folder) and (folder / _LATEST).is_file():
+        latest = (folder / _LATEST).read_text()
+        paths.sort(key=lambda path: path.name != latest)
     for path in paths:
         try:
-            if not path.stem.endswith(f"-{_digest(path, _step(path))}"):
+            local = local_copy(path)
+            if not path.stem.endswith(f"-{_digest(local, _run_id(folder), _step(path))}"):
                 raise ValueError("its hash does not match this run, step and content")
-            arrays = read_npz(path)
+            arrays = read_npz(local)
             return _step(path), json.loads(arrays.pop("progress").tobytes()), arrays
         except (ValueError, KeyError, OSError) as error:  # UserError is a ValueError
+            if isinstance(error, RemoteError) and not isinstance(error, FileNotFoundError):
+                raise  # the checkpoint may be intact
             print(f"Skipped the damaged checkpoint {path.name}: {error}.")
     if paths:
         raise UserError(
@@ -81,10 +94,18 @@ def _step(path: pathlib.Path) -> int:
     return int(path.name.split("-")[1])
 
 
-def _digest(path: pathlib.Path, step: int) -> str:
-    """Hash the run id, the step and the bytes of a file in the checkpoints folder."""
-    digest = hashlib.sha256(f"{_run_id(path.parent)} {step} ".encode())  # hashlib.file_digest needs Python 3.11
-    with open(path, "rb") as stream:
+def _previous(folder: pathlib.Path) -> pathlib.Path | None:
+    """Return the latest checkpoint, if the folder can be read."""
+    try:
+        return next(iter(_list(folder)), None)
+    except OSError:
+        return None
+
+
+def _digest(file: pathlib.Path, run_id: str | None, step: int) -> str:
+    """Hash the run id, the step and the bytes of a local file."""
+    digest = hashlib.sha256(f"{run_id} {step} ".encode())  # hashlib.file_digest needs Python 3.11
+    with open(file, "rb") as stream:
         while part := stream.read(2**20):
             digest.update(part)
     return digest.hexdigest()[:16]
@@ -94,5 +115,9 @@ def _run_id(folder: pathlib.Path) -> str | None:
     """Return the id in the config.json of the run directory; None for a run of a version without ids."""
     try:
         return json.loads((folder.parent / CONFIG).read_text(encoding="utf-8")).get("id")
+    except FileNotFoundError:
+        return None
+    except RemoteError:
+        raise
     except (OSError, ValueError, AttributeError):  # `Run.start` reports it
         return None

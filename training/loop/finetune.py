@@ -11,6 +11,7 @@ import keras_vit
 from keras_vit import MODELS, UserError, ViTConfig, run_directory
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.errors import nearest
+from keras_vit.files.remote import to_path
 from training.loop.fit import rebuilt
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training
@@ -59,7 +60,7 @@ def finetune(
         model = make_model(len(setup.source.labels))
         channels = keras_vit.preprocessing_of(model).channels
         dry_run_report(options, recipe, setup, keras_vit.config_of(model), channels, recipe_name)
-        return Run(pathlib.Path(options.workdir))
+        return Run(to_path(options.workdir))
     return run_training(
         options, recipe, setup, make_model, command="finetune", recipe_name=recipe_name, callbacks=callbacks
     )

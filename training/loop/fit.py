@@ -1,8 +1,8 @@
 """Train a model by a recipe: compile the trainer, fit, save the trained model in the run directory."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 import keras
 import matplotlib.figure
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, preprocessing_of
+from keras_vit.checkpoints.load import values_by_key, weights_by_key
 from keras_vit.files.atomic import atomic_write
 from training.devices.strategies import (
     check_equal_on_workers,
@@ -21,7 +22,7 @@ from training.devices.strategies import (
 )
 from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
 from training.input.sources import Source, bad_examples_reported
-from training.loop.callbacks import ForwardCallbacks, TrainingCheckpoint
+from training.loop.callbacks import ForwardCallbacks, ProfileSteps, TrainingCheckpoint
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.objectives import make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
@@ -188,10 +189,18 @@ def train(
         run_callbacks.insert(0, InspectEpochs(lambda: trained_model(trainer), run.path, execution.inspect_every))
     per_epoch = execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
     with (
+        contextlib.ExitStack() as stack,
         report_lost_workers(strategy),
         checkpoint.handle_stop_signals(),
         bad_examples_reported(source.train, source.evaluation),
     ):
+        if execution.profile_steps and is_chief(strategy):
+            first, last = execution.profile_steps
+            profile = ProfileSteps(
+                run.path / "profile", first, last, lambda: checkpoint.step, execution.steps_per_execution
+            )
+            stack.callback(profile.stop)
+            run_callbacks.append(profile)  # after the callback that counts the steps
         check_equal_on_workers(strategy, {"the step of their checkpoint": checkpoint.step})
         _fit(
             trainer,
@@ -286,28 +295,28 @@ def evaluation_size(num_examples: int, replicas: int) -> tuple[int, int]:
 def trained_model(trainer: Trainer) -> keras.Model:
     """Return the trained model as `keras_vit.build` makes it: float32, not compiled, on one device, nothing frozen.
 
-    With a moving average, its weights are the average.
+    With a moving average, its weights are the average. Adapters of LoRA are merged into their kernels.
     """
     network = trainer.network
-    averages = dict(zip((v.path for v in network.trainable_variables), trainer.ema, strict=False))
-    return rebuilt(network, keras_vit.config_of(network), preprocessing_of(network), averages)
+    return rebuilt(network, keras_vit.config_of(network), preprocessing_of(network), trainer.ema)
 
 
 def rebuilt(
     model: keras.Model,
     config: keras_vit.ViTConfig | keras_vit.ResNetConfig,
     preprocessing: keras_vit.Preprocessing,
-    overrides: Mapping[str, keras.Variable] = MappingProxyType({}),
+    averages: Sequence[keras.Variable] = (),
 ) -> keras.Model:
-    """Build a new model from a config and copy the weights, except those that `overrides` holds by path.
+    """Build a new model from a config and copy the weights, with `averages` in place of the trainable ones if given.
 
     A model that was trained on masked patches becomes one that returns features.
     """
     num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
     new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
-    values = {variable.path: overrides.get(variable.path, variable) for variable in model.weights}
-    for variable in new.weights:
-        variable.assign(np.array(values[variable.path]))
+    with keras.StatelessScope(list(zip(model.trainable_variables, averages, strict=bool(averages)))):
+        values = {key: np.array(value) for key, value in values_by_key(model).items()}
+    for key, variable in weights_by_key(new).items():
+        variable.assign(values[key])
     return new
 
 

@@ -1,10 +1,10 @@
 """Train a model from scratch by a recipe."""
 
-import pathlib
 from collections.abc import Sequence
 
 import keras
 
+from keras_vit.files.remote import to_path
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, open_setup, run_training
 from training.options.train import PretrainOptions
@@ -27,7 +27,7 @@ def pretrain(
     recipe, setup = options.recipe, setup or open_setup(options)
     if options.dry_run:
         dry_run_report(options, recipe, setup, recipe.model, recipe.channels, recipe_name)
-        return Run(pathlib.Path(options.workdir))
+        return Run(to_path(options.workdir))
     return run_training(
         options, recipe, setup, recipe.build, command="pretrain", recipe_name=recipe_name, callbacks=callbacks
     )

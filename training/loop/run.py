@@ -26,6 +26,7 @@ import tensorflow as tf
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import atomic_write, is_temporary, write_text
 from keras_vit.files.labels import labels_text
+from keras_vit.files.remote import RemoteError, is_remote
 
 # A process locks this file while it writes into the directory. Another process waits for it for some seconds: one that
 # was just killed holds the lock a moment longer.
@@ -119,6 +120,8 @@ class Run:
         try:
             with atomic_write(self.model_file) as temporary:
                 model.save(temporary)
+        except RemoteError:
+            raise
         except OSError as error:
             raise UserError(
                 f"The trained model could not be written to {self.path} ({error.strerror or error}); the last "
@@ -152,6 +155,10 @@ def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
 
     Raises UserError if another process still holds the lock after some seconds.
     """
+    if is_remote(folder):
+        print(f"{folder} has no locks; make sure that no other process trains there.")
+        yield
+        return
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a new or empty directory as --workdir.")
     created = [path for path in (folder, *folder.parents) if not path.exists()]

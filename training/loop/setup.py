@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import pathlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,8 @@ import keras
 import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
+from keras_vit.files.atomic import atomic_write
+from keras_vit.files.remote import is_remote, to_path
 from keras_vit.models.config import ModelConfig
 from keras_vit.run_directory import CALIBRATION, SAMPLES
 from training.devices.strategies import CONTINUE_LATER, check_equal_on_workers, is_chief, open_strategy
@@ -42,11 +43,13 @@ class Setup:
 
 def open_setup(options: TrainingOptions) -> Setup:
     """Check the options and open the devices, then the data: reading images needs devices."""
-    if "://" in options.workdir or not options.workdir.isprintable():
+    if not options.workdir.isprintable():
         raise UserError(
-            "--workdir takes a directory of this machine, in printable characters, "
+            "--workdir takes a directory or an address such as gs://bucket/run, in printable characters, "
             f"but was given {options.workdir!r}; give one such as runs/mine."
         )
+    if is_remote(options.workdir):
+        to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     if not 0 <= options.seed < 2**32:
         raise UserError(f"The seed must be a number from 0 to {2**32 - 1}, but is {options.seed}; give --seed 0 or so.")
     return Setup(strategy=open_strategy(options.devices), source=open_source(options.source))
@@ -73,7 +76,7 @@ def run_training(
         recipe_name: for config.json and messages.
         callbacks: see `training.loop.fit.train`.
     """
-    run = Run(pathlib.Path(options.workdir))
+    run = Run(to_path(options.workdir))
     settings = _settings(options, command, recipe_name, setup.source)
     writes = is_chief(setup.strategy) and not run.model_file.is_file()
     with locked(run.path) if writes else contextlib.nullcontext():
@@ -92,7 +95,13 @@ def _train_locked(
     source, strategy = setup.source, setup.strategy
     check_batch(recipe, strategy)
     num_steps = total_steps(recipe, source)
-    check_equal_on_workers(strategy, {"their settings or data": _fingerprint(settings, source)})
+    check_equal_on_workers(
+        strategy,
+        {
+            "their settings or data": _fingerprint(settings, source),
+            "the images of their data, by its files or by the index of its records": source.fingerprint,
+        },
+    )
     if run.model_file.is_file():
         run.start(settings, source.labels)
         print(f"{run.path} is finished: nothing to do.")
@@ -147,10 +156,11 @@ def dry_run_report(
         remat=options.execution.remat,
     )
     print(text)
-    workdir = pathlib.Path(options.workdir)
+    workdir = to_path(options.workdir)
     workdir.parent.mkdir(parents=True, exist_ok=True)
     plot = workdir.with_name(f"{workdir.name}.lr.png")
-    draw_learning_rate(recipe, setup.source.train.num_examples, plot)
+    with atomic_write(plot) as temporary:
+        draw_learning_rate(recipe, setup.source.train.num_examples, temporary)
     print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
 
 

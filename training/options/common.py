@@ -23,7 +23,7 @@ class DataOptions:
 
     data: str
     """digits, tfds:NAME[:CONFIG], folder:PATH of class folders or of train and test with class folders, or
-    tfrecord:GLOB of the files that training.shard writes."""
+    tfrecord:GLOB of the files that training.shard writes; PATH and GLOB may be in a bucket, as gs://bucket/folder."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default TFDS' own."""
     train_split: str = "train"
@@ -74,11 +74,18 @@ class Execution:
     """Rematerialization: compute each encoder block again for its gradient, to save memory."""
     inspect_every: int | None = None
     """Epochs between two inspections of the model, written to the run directory and TensorBoard; default none."""
+    profile_steps: tuple[int, int] | None = None
+    """First and last step to profile, such as 10 20; the trace is for TensorBoard, in profile/ of the run directory."""
 
     def __post_init__(self) -> None:
         for field in ("evaluate_every", "checkpoint_every", "steps_per_execution", "inspect_every"):
             if getattr(self, field) is not None and getattr(self, field) < 1:
                 raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
+        if self.profile_steps is not None and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
+            raise UserError(
+                "--profile-steps takes the first and the last step, from 1, but is "
+                f"{self.profile_steps[0]} {self.profile_steps[1]}; give two such as 10 20."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +94,8 @@ class TrainingOptions:
 
     source: Annotated[DataOptions, tyro.conf.arg(name="")]
     workdir: str
-    """Run directory. If it holds an unfinished run of the same command, that run continues. All workers share it."""
+    """Run directory, or an address such as gs://bucket/run. If it holds an unfinished run of the same command, that run
+    continues. All workers share it."""
     seed: int = 0
     """Seed of initial weights, data order, augmentation and dropout."""
     deterministic: bool = False

@@ -18,6 +18,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.download import CACHE_VARIABLE
 from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.remote import to_path
 from training.evaluation.classifiers import OUTPUT_NEEDED, load_model, outputs
 from training.input.sources import Source, Split, bad_examples_reported, open_source
 from training.options.common import FeatureOptions
@@ -97,7 +98,7 @@ def open_features(arguments: FeatureOptions) -> FeatureSet:
 
 def report_directory(arguments: FeatureOptions) -> pathlib.Path:
     """Where a report goes: --output, or the run itself. Raises UserError where neither is a directory for it."""
-    if arguments.output is None and not (pathlib.Path(arguments.run) / run_directory.CONFIG).is_file():
+    if arguments.output is None and not (to_path(arguments.run) / run_directory.CONFIG).is_file():
         raise UserError(OUTPUT_NEEDED.format(arguments.run))
     return run_directory.check_output(arguments.output or arguments.run)
 

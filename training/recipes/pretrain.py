@@ -1,4 +1,4 @@
-"""Named recipes for training from scratch: those of the papers, and small ones.
+"""Named recipes for training from scratch: those of the papers, beside the small ones of `small.py`.
 
 Vision Transformer: "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 3. AugReg: "How to train your ViT"
 (2106.10270) and big_vision `configs/vit_i1k.py`, `vit_i21k.py`. Better baseline: "Better plain ViT baselines for
@@ -14,112 +14,9 @@ from keras_vit import MODELS, UserError, ViTConfig
 from keras_vit.errors import nearest
 from training.recipes.recipe import PretrainRecipe, Recipe, Target
 from training.recipes.schedules import Schedule
+from training.recipes.small import SMALL
 
 __all__ = ["RECIPES", "PretrainRecipe", "Recipe", "augreg", "find_recipe"]
-
-_SMALL = {
-    # The demo: scikit-learn's handwritten digits, 8x8 pixels. Dropout and shifts, because it has only 1,437 images.
-    "digits": PretrainRecipe(
-        model=ViTConfig(
-            patch_size=4,
-            hidden_size=96,
-            num_layers=4,
-            num_heads=3,
-            mlp_dim=384,
-            classifier="gap",
-            dropout_rate=0.1,
-        ),
-        image_size=(8, 8),
-        channels=1,
-        epochs=80,
-        batch_size=32,
-        learning_rate=2e-3,
-        schedule=Schedule(warmup_steps=100),
-        weight_decay=0.05,
-        label_smoothing=0.1,
-        shift=1,
-    ),
-    # The 7,850-parameter ViT of a well-known MNIST exercise, which reaches about 96 % with Adam in 15 epochs.
-    "mnist-notes": PretrainRecipe(
-        model=ViTConfig(patch_size=7, hidden_size=16, num_layers=2, num_heads=2, mlp_dim=64),
-        image_size=(28, 28),
-        channels=1,
-        epochs=15,
-        batch_size=128,
-        learning_rate=5e-3,
-        schedule=Schedule(warmup_steps=500),
-    ),
-    # A ViT for 28x28 grayscale images on two CPU cores. Patches of 7 instead of 4 pixels give 16 tokens instead of 49:
-    # in the same time the model can be wider and train for more epochs, which helps on Fashion-MNIST.
-    "mnist-small": PretrainRecipe(
-        model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
-        image_size=(28, 28),
-        channels=1,
-        epochs=14,
-        batch_size=128,
-        learning_rate=2e-3,
-        schedule=Schedule(warmup_steps=468),
-        weight_decay=0.05,
-        label_smoothing=0.1,
-        shift=1,
-    ),
-    # `mnist-small` without labels, for fine-tuning; grayscale patches have 8 mean colors.
-    "mnist-masked-patch": PretrainRecipe(
-        model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
-        image_size=(28, 28),
-        channels=1,
-        target="patch-4x4",
-        epochs=5,
-        batch_size=128,
-        learning_rate=2e-3,
-        schedule=Schedule(warmup_steps=468),
-        weight_decay=0.05,
-    ),
-    # The base of the studies: small enough for dozens of runs on a CPU.
-    "study-small": PretrainRecipe(
-        model=ViTConfig(patch_size=7, hidden_size=64, num_layers=4, num_heads=4, mlp_dim=128),
-        image_size=(28, 28),
-        channels=1,
-        steps=1000,
-        batch_size=128,
-        learning_rate=2e-3,
-        schedule=Schedule(warmup_steps=100),
-        weight_decay=0.05,
-    ),
-    # A folder of your photos, on a CPU or any GPU.
-    "photos-small": PretrainRecipe(
-        model=ViTConfig(
-            patch_size=8,
-            hidden_size=192,
-            num_layers=6,
-            num_heads=3,
-            mlp_dim=384,
-            classifier="gap",
-            stochastic_depth_rate=0.1,
-        ),
-        image_size=(64, 64),
-        channels=3,
-        resize="crop",
-        epochs=100,
-        batch_size=64,
-        learning_rate=1e-3,
-        schedule=Schedule(warmup_steps=50),
-        weight_decay=0.05,
-        label_smoothing=0.1,
-        inception_crop=True,
-        flip=True,
-    ),
-}
-# The same for a few hundred photos, with strong augmentation against overfitting.
-_SMALL["photos-small-strong"] = dataclasses.replace(
-    _SMALL["photos-small"],
-    epochs=300,
-    randaugment_layers=2,
-    randaugment_magnitude=10.0,
-    random_erasing=0.25,
-    mixup=0.8,
-    cutmix=1.0,
-)
 
 
 def _table_3(name: str, epochs: int, learning_rate: float, *, weight_decay: float, dropout: float) -> PretrainRecipe:
@@ -378,7 +275,7 @@ def _masked_patch(target: Target, corruption: float = 0.5) -> PretrainRecipe:
 
 
 RECIPES: dict[str, PretrainRecipe] = {
-    **_SMALL,
+    **SMALL,
     **_TABLE_3,
     **{f"augreg-{model}-{data}": augreg(model, data) for model in _AUGREG for data in ("i1k", "i21k")},
     "vit-s16-i1k-better-plain": _better_baseline(90),

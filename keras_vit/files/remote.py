@@ -1,0 +1,280 @@
+"""Paths in a bucket, such as gs://bucket/run: everything with a scheme that TensorFlow has a file system for.
+
+`to_path` makes a `pathlib.Path` of any path; with a scheme it is a `RemotePath`, whose methods ask `tf.io.gfile`. So
+TensorFlow is imported only for paths with a scheme. What fails for a moment is tried again. Code that needs a local
+file uses `local_copy` to read, and `keras_vit.files.atomic` to write.
+"""
+
+import atexit
+import contextlib
+import errno
+import fnmatch
+import hashlib
+import io
+import os
+import pathlib
+import random
+import re
+import secrets
+import shutil
+import tempfile
+import time
+import types
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from keras_vit.errors import UserError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+# Seconds before the second and each later attempt, half of it at random.
+_PAUSES = (0.1, 0.4, 1.6, 6.4)
+# Names of TensorFlow's errors that another attempt does not change, and the errno of each.
+_LASTING = {
+    "NotFoundError": errno.ENOENT,
+    "PermissionDeniedError": errno.EACCES,
+    "UnauthenticatedError": errno.EACCES,
+    "AlreadyExistsError": errno.EEXIST,
+    "UnimplementedError": errno.ENOSYS,
+    "InvalidArgumentError": errno.EINVAL,
+}
+_LASTING_OS_ERRORS = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
+
+Result = TypeVar("Result")
+AnyPath = TypeVar("AnyPath", bound=pathlib.Path)
+
+
+class RemoteError(OSError, UserError):
+    """A path of a bucket that cannot be read or written: errno, what is wrong, path."""
+
+    def __str__(self) -> str:
+        advice = (
+            "TensorFlow has no file system of this scheme"
+            if self.errno == errno.ENOSYS
+            else "check the name of the bucket, and your permission to read and write there"
+        )
+        return f"{self.filename} cannot be read or written ({self.strerror}); {advice}."
+
+
+class RemoteNotFound(RemoteError, FileNotFoundError):
+    """There is no such object, folder or bucket."""
+
+
+class RemotePath(pathlib.PosixPath):
+    """A path with a scheme. Of the methods that ask a file system, only those below are for it."""
+
+    def __str__(self) -> str:
+        return _SCHEME.sub(r"\1://", super().__str__(), count=1)
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def exists(self, **_) -> bool:
+        return ask_gfile(self, lambda gfile: gfile.exists(str(self)))
+
+    def is_dir(self, **_) -> bool:
+        return self._is_directory() is True
+
+    def is_file(self, **_) -> bool:
+        return self._is_directory() is False
+
+    def _is_directory(self) -> bool | None:
+        """None if there is nothing. gfile.isdir would hide that a bucket may not be read."""
+        try:
+            return ask_gfile(self, lambda gfile: gfile.stat(str(self)).is_directory)
+        except FileNotFoundError:
+            return None
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def samefile(self, other_path) -> bool:
+        return str(self) == str(to_path(other_path))
+
+    def stat(self, **_) -> Any:
+        """`st_size` alone."""
+        return types.SimpleNamespace(st_size=ask_gfile(self, lambda gfile: gfile.stat(str(self)).length))
+
+    def iterdir(self) -> Generator["RemotePath", None, None]:
+        names = ask_gfile(self, lambda gfile: gfile.listdir(str(self)))
+        return (self / name.rstrip("/") for name in names if name.rstrip("/"))
+
+    def glob(self, pattern, **_) -> Generator["RemotePath", None, None]:
+        """Names in this folder; none if there is no such folder."""
+        with contextlib.suppress(FileNotFoundError):
+            yield from (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def rglob(self, pattern, **_) -> Generator["RemotePath", None, None]:
+        """Files, without folders."""
+
+        def walk(gfile) -> list[str]:
+            return [f"{folder.rstrip('/')}/{name}" for folder, _, names in gfile.walk(str(self)) for name in names]
+
+        paths = (type(self)(path) for path in ask_gfile(self, walk))
+        return (path for path in paths if fnmatch.fnmatchcase(path.name, pattern))
+
+    def mkdir(self, mode=0o777, parents=False, exist_ok=False) -> None:
+        ask_gfile(self, lambda gfile: gfile.makedirs(str(self)))
+
+    def unlink(self, missing_ok=False) -> None:
+        try:
+            ask_gfile(self, lambda gfile: gfile.remove(str(self)))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def rmtree(self) -> None:
+        """Remove the folder and all that is in it, if there is such a folder."""
+        with contextlib.suppress(FileNotFoundError):
+            ask_gfile(self, lambda gfile: gfile.rmtree(str(self)))
+
+    def read_bytes(self) -> bytes:
+        def read(gfile) -> bytes:
+            with gfile.GFile(str(self), "rb") as stream:
+                return stream.read()
+
+        return ask_gfile(self, read)
+
+    def read_text(self, encoding=None, errors=None, **_) -> str:
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def write_bytes(self, data) -> int:
+        def write(gfile, name: str) -> None:
+            with gfile.GFile(name, "wb") as stream:
+                stream.write(data)
+
+        self._put(write, len(data))
+        return len(data)
+
+    def write_text(self, data, encoding=None, errors=None, newline=None) -> int:
+        return self.write_bytes(data.encode(encoding or "utf-8", errors or "strict"))
+
+    def open(self, mode="r", *_, **__) -> Any:
+        """The content in memory, to read bytes."""
+        if mode != "rb":
+            raise UserError(f"{self} cannot be opened for {mode!r}; only whole objects are written.")
+        return io.BytesIO(self.read_bytes())
+
+    def upload(self, file: pathlib.Path) -> None:
+        """Write the content of a local file."""
+        self._put(lambda gfile, name: gfile.copy(str(file), name, overwrite=True), file.stat().st_size)
+
+    def _put(self, write: Callable[[Any, str], None], size: int) -> None:
+        """Write under a temporary name, compare the size, and rename; all of it again if something fails."""
+
+        def attempt(gfile) -> None:
+            temporary = str(temporary_beside(self))
+            try:
+                write(gfile, temporary)
+                _check_size(gfile, temporary, size)
+                gfile.rename(temporary, str(self), overwrite=True)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the first error says more
+                    gfile.remove(temporary)
+                raise
+
+        ask_gfile(self, attempt)
+
+    def download(self, file: pathlib.Path) -> None:
+        """Write the object to a local file, and check its size."""
+
+        def read(gfile) -> None:
+            gfile.copy(str(self), str(file), overwrite=True)
+            _check_size(gfile, str(self), file.stat().st_size)
+
+        ask_gfile(self, read)
+
+
+def temporary_beside(path: AnyPath) -> AnyPath:
+    """A new name in the folder of `path` and with its suffix, unique across threads, processes and hosts."""
+    return path.with_name(f"{path.stem}.{secrets.randbelow(10**18)}.tmp{path.suffix}")
+
+
+def is_remote(path: str | os.PathLike) -> bool:
+    """Whether a path has a scheme, such as gs://bucket/run; also a pathlib.Path, which has one slash less."""
+    found = _SCHEME.match(os.fsdecode(path))
+    return found is not None and (found[0].endswith("://") or isinstance(path, pathlib.PurePath))
+
+
+def to_path(path: str | os.PathLike) -> pathlib.Path:
+    """`pathlib.Path(path)`, or a RemotePath of a path with a scheme."""
+    if not is_remote(path):
+        return pathlib.Path(path)
+    return path if isinstance(path, RemotePath) else RemotePath(os.fsdecode(path))
+
+
+def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:
+    """`pathlib.Path(path)`. Raises UserError for a path with a scheme, which the option does not take."""
+    if is_remote(path):
+        raise UserError(f"--{option} takes a directory of this machine, but is {path}; give one such as runs/mine.")
+    return pathlib.Path(path)
+
+
+def matching(pattern: str) -> list[str]:
+    """The paths that a pattern with * and ? matches."""
+    return ask_gfile(to_path(pattern), lambda gfile: gfile.glob(pattern))
+
+
+_downloads: list[pathlib.Path] = []
+
+
+def local_copy(path: str | os.PathLike) -> pathlib.Path:
+    """A local file of the same content and name; of a remote path a copy that is removed when the process ends.
+
+    Of a remote folder, a local folder with copies of the files directly in it.
+    """
+    path = to_path(path)
+    if not isinstance(path, RemotePath):
+        return path
+    if not _downloads:
+        _downloads.append(pathlib.Path(tempfile.mkdtemp(prefix="keras_vit-")))
+        atexit.register(shutil.rmtree, _downloads[0], ignore_errors=True)
+    folder = _downloads[0] / hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    folder.mkdir(exist_ok=True)
+    local = folder / path.name
+    if not path.is_dir():
+        path.download(local)
+        return local
+    local.mkdir(exist_ok=True)
+    for file in path.iterdir():
+        if file.is_file():
+            file.download(local / file.name)
+    return local
+
+
+def remove_folder(path: pathlib.Path) -> None:
+    """Remove a folder, local or remote, and all that is in it, if it is there."""
+    if isinstance(path, RemotePath):
+        path.rmtree()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_size(gfile, path: str, size: int) -> None:
+    found = gfile.stat(path).length
+    if found != size:
+        raise OSError(errno.EIO, f"{found} bytes arrived of {size}", path)
+
+
+def ask_gfile(path: pathlib.Path, ask: Callable[[Any], Result]) -> Result:
+    """Call `ask` with tf.io.gfile, up to five times. Raises RemoteError, or RemoteNotFound."""
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise UserError(f"{path} needs TensorFlow, which reads buckets; install it, or give a local path.") from error
+    for pause in (*_PAUSES, None):
+        try:
+            return ask(tf.io.gfile)
+        except (tf.errors.OpError, OSError) as error:
+            number = _LASTING.get(type(error).__name__)
+            lasting = number is not None or isinstance(error, _LASTING_OS_ERRORS)
+            if pause is None or lasting:
+                found = number or getattr(error, "errno", None) or errno.EIO
+                kind = RemoteNotFound if found == errno.ENOENT else RemoteError
+                raise kind(found, _reason(error, found), str(path)) from error
+            time.sleep(pause * random.uniform(0.5, 1.0))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _reason(error: Exception, number: int) -> str:
+    text = str(getattr(error, "strerror", None) or getattr(error, "message", ""))
+    return " ".join(text.split())[:200] or os.strerror(number)

@@ -1,0 +1,73 @@
+"""Several steps per execution: the same bits as one, with any number of replicas, remainders of epochs included."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+
+# A process, because devices are made before TensorFlow starts. Two epochs of 7 steps, and an evaluation of 3.
+_PROCESS = """
+import dataclasses, sys
+import keras, numpy as np, tensorflow as tf
+import keras_vit
+from training.devices.strategies import StrategyOptions, distributed, open_strategy
+from training.input.pipeline import evaluation_batches, training_batches
+from training.input.sources import array_split
+from training.loop import fit
+from training.recipes.pretrain import RECIPES
+
+replicas = int(sys.argv[1])
+tf.config.experimental.enable_op_determinism()
+keras.utils.set_random_seed(0)
+strategy = open_strategy(StrategyOptions(strategy="mirrored", replicas=replicas))
+config = keras_vit.ViTConfig(
+    patch_size=4, hidden_size=6, num_layers=1, num_heads=2, mlp_dim=8, dropout_rate=0.1, classifier="gap"
+)
+recipe = dataclasses.replace(RECIPES["digits"], model=config, batch_size=16, clip_norm=0.1, ema_decay=0.9)
+rng = np.random.default_rng(0)
+split = array_split(rng.integers(0, 256, (99, 8, 8, 1), np.uint8), rng.integers(0, 5, 99), tuple("abcde"))
+preprocessing = keras_vit.Preprocessing((8, 8), 1)
+found = {}
+for steps in (1, 3, 50):
+    keras.utils.set_random_seed(3)
+    trainer = fit.build_trainer(
+        lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5), recipe, 14,
+        strategy=strategy, execution=fit.Execution(steps_per_execution=steps), seed=1, deterministic=True,
+    )
+    trainer.epoch_steps, trainer.evaluation_steps = 7, 3
+    seen = []
+    trainer.fit(
+        distributed(strategy, 16, lambda part: training_batches(
+            split, recipe, preprocessing, num_classes=5, seed=0, first_step=0, num_steps=None, part=part)),
+        steps_per_epoch=7, epochs=2, shuffle=False, verbose=0,
+        validation_data=distributed(strategy, 36, lambda part: evaluation_batches(
+            split, preprocessing, num_classes=5, batch_size=36, part=part)),
+        validation_steps=3,
+        callbacks=[keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(int(np.array(trainer.step))))],
+    )
+    found[f"{steps} weights"] = np.concatenate([np.ravel(np.array(v)) for v in trainer.state.values()])
+    found[f"{steps} counts"] = np.array([np.array(total) for total in trainer.test_sums])
+    found[f"{steps} seen"] = np.array(seen)
+np.savez(sys.argv[2], **found)
+"""
+
+
+@pytest.mark.parametrize("replicas", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 4))])
+def test_several_steps_per_execution_end_in_the_bits_of_one(replicas, tmp_path):
+    command = [sys.executable, "-c", _PROCESS, str(replicas), str(tmp_path / "end.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    end = dict(np.load(tmp_path / "end.npz"))
+    assert end["1 seen"].tolist() == list(range(1, 15))
+    assert end["3 seen"].tolist() == [3, 6, 7, 10, 13, 14]
+    assert end["50 seen"].tolist() == [7, 14]
+    for steps in (3, 50):
+        np.testing.assert_array_equal(end[f"{steps} weights"], end["1 weights"])
+        np.testing.assert_array_equal(end[f"{steps} counts"], end["1 counts"])
+    assert np.isfinite(end["1 weights"]).all()

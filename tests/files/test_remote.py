@@ -1,0 +1,130 @@
+"""Paths with a scheme: they keep it, fail in one sentence, and hold whole files only."""
+
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import UserError
+from keras_vit.files import remote
+from keras_vit.files.atomic import atomic_folder, atomic_write, staged
+from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.remote import is_remote, local_copy, local_path, to_path
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(remote, "_PAUSES", (0.0,) * len(remote._PAUSES))
+
+
+@pytest.fixture(name="folder")
+def _folder(request) -> remote.RemotePath:
+    folder = to_path(f"ram://files/{request.node.name}")
+    folder.mkdir()
+    return folder
+
+
+def test_a_scheme_is_kept():
+    path = to_path("gs://bucket/run")
+    assert [str(path / "x.npz"), os.fspath(path.parent), f"{path.with_name('y')}"] == [
+        "gs://bucket/run/x.npz", "gs://bucket", "gs://bucket/y",
+    ]  # fmt: skip
+    assert to_path(pathlib.Path("gs://bucket/run")) == path
+    assert (path / "a" / "b").relative_to(path) == type(path)("a/b")
+
+
+@pytest.mark.parametrize("name", ["runs/mine", "/runs", "a:b/c", "folder:gs://bucket", "digits", pathlib.Path("a:b")])
+def test_other_paths_are_local(name):
+    assert not is_remote(name)
+    assert type(to_path(name)) is type(pathlib.Path())
+
+
+def test_where_only_local_paths_are_taken_others_are_refused():
+    assert local_path("runs/mine", "workdir") == pathlib.Path("runs/mine")
+    with pytest.raises(UserError, match="--workdir takes a directory of this machine, but is gs://b/r; give one"):
+        local_path("gs://b/r", "workdir")
+
+
+def test_a_bucket_needs_tensorflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(UserError, match="gs://b/r needs TensorFlow, which reads buckets; install it, or give a local"):
+        to_path("gs://b/r").exists()
+
+
+def test_files_are_written_listed_read_and_removed(folder):
+    (folder / "inside").mkdir()
+    (folder / "inside" / "a.txt").write_text("é")
+    (folder / "b.txt").write_text("b")
+    (folder / "b.txt").write_text("again")
+    assert sorted(path.name for path in folder.iterdir()) == ["b.txt", "inside"]
+    assert [path.name for path in folder.glob("*.txt")] == ["b.txt"]
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["b.txt", "inside/a.txt"]
+    assert (folder / "inside").is_dir()
+    assert not (folder / "inside").is_file()
+    assert (folder / "b.txt").is_file()
+    assert (folder / "b.txt").stat().st_size == 5
+    assert (folder / "inside" / "a.txt").read_text() == "é"
+    assert sorted(path.name for path in local_copy(folder).iterdir()) == ["b.txt"]
+    (folder / "b.txt").unlink()
+    (folder / "b.txt").unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError):
+        (folder / "b.txt").unlink()
+    assert not list((folder / "nothing").glob("*"))
+
+
+def test_arrays_and_folders_are_written(folder):
+    write_npz(folder / "x.npz", {"x": np.arange(4.0)})
+    np.testing.assert_array_equal(read_npz(folder / "x.npz")["x"], np.arange(4.0))
+    with staged(folder / "staged") as stage:
+        (stage / "1").mkdir()
+        (stage / "1" / "saved_model.pb").write_text("graph")
+        (stage / "1" / "variables").write_text("weights")
+    assert (folder / "staged" / "1" / "variables").read_text() == "weights"
+    with atomic_folder(folder / "model") as stage:
+        (stage / "config.json").write_text("{}")
+    assert (folder / "model" / "config.json").read_text() == "{}"
+    with pytest.raises(ZeroDivisionError), atomic_write(folder / "never") as temporary:
+        temporary.write_text("half")
+        raise ZeroDivisionError
+    assert not (folder / "never").exists()
+
+
+def test_what_fails_for_a_moment_is_tried_again_and_what_lasts_is_not(folder, monkeypatch):
+    (folder / "a").write_text("content")
+    stat, failures = tf.io.gfile.stat, []
+
+    def fails(path):
+        if failures:
+            raise failures.pop()
+        return stat(path)
+
+    monkeypatch.setattr(tf.io.gfile, "stat", fails)
+    failures += [tf.errors.UnavailableError(None, None, "503"), OSError("connection reset")] * 2
+    assert (folder / "a").stat().st_size == 7
+    failures += [tf.errors.UnavailableError(None, None, "503")] * 5
+    with pytest.raises(UserError, match=r"/a cannot be read or written \(503\); check the name of the bucket, and"):
+        (folder / "a").is_file()
+    failures += [tf.errors.PermissionDeniedError(None, None, "403")] * 2
+    with pytest.raises(UserError, match=r"\(403\)"):
+        (folder / "a").is_dir()
+    assert len(failures) == 1
+
+
+def test_a_file_that_is_cut_on_its_way_is_not_believed(folder, monkeypatch):
+    (folder / "a").write_text("before")
+
+    def cut(source, target, overwrite=False):
+        with tf.io.gfile.GFile(target, "wb") as stream:
+            stream.write(b"ha")
+
+    monkeypatch.setattr(tf.io.gfile, "copy", cut)
+    with (
+        pytest.raises(UserError, match="2 bytes arrived of 4"),
+        atomic_write(folder / "a") as temporary,
+    ):
+        temporary.write_text("half")
+    assert (folder / "a").read_text() == "before"
+    assert [path.name for path in folder.iterdir()] == ["a"]

@@ -1,0 +1,164 @@
+"""The index of TFRecord files: written once, used afterwards, and found out when it does not fit the files."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import UserError
+from training.input import record_index
+from training.input.dataset import Source, Split, bad_examples_reported
+from training.input.pipeline import evaluation_batches, training_batches
+from training.input.sources import DataOptions, open_source
+from training.input.tfrecord import TFRecords
+from training.input.write_tfrecord import shard
+from training.recipes.pretrain import find_recipe
+
+
+def write(path, records: list[bytes]) -> None:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            writer.write(record)
+
+
+@pytest.fixture(name="files")
+def _files(tmp_path) -> list[str]:
+    """Short and long records in three files, one of them empty."""
+    rng = np.random.default_rng(0)
+    for name, lengths in {"a": [3, 0, 70_000, 5] * 5, "b": [], "c": [20_000, 1]}.items():
+        write(tmp_path / name, [rng.bytes(length) for length in lengths])
+    return [str(tmp_path / name) for name in "abc"]
+
+
+def contents(files: list[str]) -> list[bytes]:
+    records = TFRecords([(file, 0, 100) for file in files])
+    return list(tf.data.Dataset.range(len(records)).map(records.read).as_numpy_iterator())
+
+
+def test_records_are_those_of_the_sequential_reader_and_are_looked_for_once(files, monkeypatch):
+    expected = list(tf.data.TFRecordDataset(files).as_numpy_iterator())
+    assert contents(files) == expected
+    monkeypatch.setattr(record_index, "scan", None)  # fails if it is called
+    assert contents(files) == expected
+    assert contents(files[2:]) == expected[-2:]
+
+
+def test_a_stale_index_is_named_and_made_anew(files, capsys):
+    contents(files)
+    write(files[2], [b"another", b"and", b"more"])
+    assert contents(files)[-3:] == [b"another", b"and", b"more"]
+    assert f"records.npz does not fit {files[2]}, which was written anew; its records are" in capsys.readouterr().out
+    contents(files)
+    assert not capsys.readouterr().out
+
+
+def test_a_damaged_index_is_named_and_made_anew(files, capsys):
+    expected = contents(files)
+    index = os.path.join(os.path.dirname(files[0]), record_index.NAME)
+    with open(index, "r+b") as stream:
+        stream.truncate(os.path.getsize(index) // 2)
+    assert contents(files) == expected
+    assert "records.npz is damaged; the records are looked for again" in capsys.readouterr().out
+
+
+def test_an_index_that_cannot_be_written_is_named_and_not_needed(files, monkeypatch, capsys):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(record_index, "write_npz", refuse)
+    assert contents(files) == list(tf.data.TFRecordDataset(files).as_numpy_iterator())
+    assert "records.npz cannot be written (Permission denied), so each run looks for" in capsys.readouterr().out
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(files):
+    records = TFRecords([(file, 0, 100) for file in files])
+    split = Split(len(records), lambda index: (records.read(index), tf.constant(0)), damage=records.damage)
+    write(files[2], [])
+    with pytest.raises(UserError, match="c was changed while it was read"), bad_examples_reported(split):
+        split.read(tf.constant(21, tf.int64))
+
+
+def test_an_index_of_other_records_of_the_same_size_is_named(files):
+    contents(files)
+    write(files[2], [b"1", b"2" * 20_000])
+    records = TFRecords([(file, 0, 100) for file in files])
+    split = Split(len(records), lambda index: (records.read(index), tf.constant(0)), damage=records.damage)
+    with pytest.raises(UserError, match="records.npz does not fit .*c; remove it"), bad_examples_reported(split):
+        split.read(tf.constant(21, tf.int64))
+
+
+@pytest.fixture(name="digits", scope="module")
+def _digits(tmp_path_factory) -> Source:
+    folder = tmp_path_factory.mktemp("digits") / "shards"
+    shard(DataOptions("digits"), str(folder), shards=3)
+    return open_source(DataOptions(f"tfrecord:{folder}/*.tfrecord"))
+
+
+def test_shard_writes_the_index_with_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_index, "scan", None)
+    shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
+    assert open_source(DataOptions(f"tfrecord:{tmp_path}/out/*.tfrecord")).train.num_examples == 1437
+
+
+def operations(data: tf.data.Dataset) -> set[str]:
+    """The types of all operations of a pipeline, functions included."""
+    graph = tf.compat.v1.GraphDef()
+    graph.ParseFromString(data._as_serialized_graph().numpy())
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return {node.op for node in nodes}
+
+
+def test_no_python_runs_on_the_way_of_an_image(digits, tmp_path):
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            tf.io.write_file(str(tmp_path / name / f"{number}.png"), tf.io.encode_png(np.full((5, 6, 3), 9, np.uint8)))
+    recipe = dataclasses.replace(find_recipe("photos-small-strong"), batch_size=2)
+    for source in (digits, open_source(DataOptions(f"folder:{tmp_path}"))):
+        preprocessing = recipe.preprocessing(3)
+        training = training_batches(source.train, recipe, preprocessing, num_classes=10, seed=0, first_step=0)
+        evaluation = evaluation_batches(source.evaluation, preprocessing, num_classes=10, batch_size=2)
+        for data in (training, evaluation):
+            found = operations(data)
+            assert {"DatasetToSingleElement", "ReadFile"} & found
+            assert not [operation for operation in found if "PyFunc" in operation]
+
+
+def test_records_of_a_bucket_are_read_many_at_once_and_give_the_same_batches(digits, tmp_path):
+    recipe = dataclasses.replace(find_recipe("digits"), batch_size=96)
+
+    def batches(source: Source) -> list:
+        make = {"num_classes": 10, "seed": 3, "first_step": 13, "num_steps": 3}
+        data = training_batches(source.train, recipe, recipe.preprocessing(1), **make)
+        return list(data.as_numpy_iterator())
+
+    shard(DataOptions("digits"), "ram://records/digits", shards=3)
+    remote = open_source(DataOptions("tfrecord:ram://records/digits/*.tfrecord"))
+    assert digits.train.parallel_reads is None
+    assert remote.train.parallel_reads == remote.train.take(np.arange(3)).parallel_reads == 256
+    assert remote.fingerprint == digits.fingerprint
+    for (images, labels), (expected, expected_labels) in zip(batches(remote), batches(digits), strict=True):
+        np.testing.assert_array_equal(images, expected)
+        np.testing.assert_array_equal(labels, expected_labels)
+
+
+def test_workers_with_another_index_have_another_fingerprint(files, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    copies = [str(tmp_path / "elsewhere" / os.path.basename(file)) for file in files]
+    for file, copy in zip(files, copies, strict=True):
+        tf.io.gfile.copy(file, copy)
+
+    def fingerprint(paths: list[str]) -> int:
+        return TFRecords([(path, 0, 100) for path in paths]).fingerprint
+
+    assert fingerprint(copies) == fingerprint(files)
+    assert fingerprint(files[:2]) != fingerprint(files)
+    write(copies[2], [b"1", b"2" * 20_001])
+    assert fingerprint(copies) != fingerprint(files)
+
+
+def test_the_split_of_a_source_has_the_fingerprint_of_its_records(digits):
+    assert digits.train.fingerprint != digits.evaluation.fingerprint != 0
+    assert digits.train.take(np.array([0, 1])).fingerprint != digits.train.take(np.array([1, 0])).fingerprint

@@ -1,0 +1,144 @@
+"""The index of TFRecord files: the length of every record, found once and kept beside the files as records.npz.
+
+A record is: length (8 bytes, little-endian), CRC of it (4), data, CRC of them (4). So the lengths give every offset.
+`training.shard` writes the index with the files. For other files it is made by reading the 12 bytes before each record.
+"""
+
+import concurrent.futures
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import google_crc32c
+import numpy as np
+import tqdm
+
+from keras_vit import UserError
+from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.remote import RemoteError, ask_gfile, is_remote, to_path
+
+NAME = "records.npz"
+HEADER, FOOTER = 12, 4
+# Bytes read at once where records are short, and up to which length they are.
+_AHEAD, _SHORT = 2**18, 2**14
+# Files read at the same time: a read from a bucket takes tens of milliseconds.
+_THREADS = 64
+
+
+def record_lengths(paths: Sequence[str]) -> dict[str, np.ndarray]:
+    """Path -> (records,) int64, the bytes of the data of each record.
+
+    Raises UserError for files that are no TFRecord files, or end within a record.
+    """
+    paths = sorted(set(paths))
+    lengths: dict[str, np.ndarray] = {}
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        sizes = dict(zip(paths, pool.map(file_size, paths), strict=True))
+        for folder in sorted({os.path.dirname(path) for path in paths}):
+            here = {path: size for path, size in sizes.items() if os.path.dirname(path) == folder}
+            lengths |= _lengths_in(folder, here, pool)
+    return lengths
+
+
+def file_size(path: str) -> int:
+    """Bytes of a file."""
+    return to_path(path).stat().st_size
+
+
+def _lengths_in(
+    folder: str, sizes: Mapping[str, int], pool: concurrent.futures.ThreadPoolExecutor
+) -> dict[str, np.ndarray]:
+    index = os.path.join(folder, NAME)
+    known = _read(index)
+    found = {path: known[os.path.basename(path)] for path in sizes if os.path.basename(path) in known}
+    stale = [path for path, lengths in found.items() if _bytes_of(lengths) != sizes[path]]
+    if stale:
+        print(f"The index {index} does not fit {stale[0]}, which was written anew; its records are looked for again.")
+    missing = [path for path in sizes if path not in found or path in stale]
+    if not missing:
+        return found
+    scanned = pool.map(scan, missing)
+    progress = tqdm.tqdm(scanned, "Finding records", len(missing), unit="file", disable=None, file=sys.stdout)
+    found |= dict(zip(missing, progress, strict=True))
+    try:
+        write(folder, known | {os.path.basename(path): lengths for path, lengths in found.items()})
+    except OSError as error:
+        print(f"The index {index} cannot be written ({error.strerror}), so each run looks for the records again.")
+    return found
+
+
+def _bytes_of(lengths: np.ndarray) -> int:
+    """Size of a file with records of these lengths."""
+    return int(lengths.sum()) + len(lengths) * (HEADER + FOOTER)
+
+
+def write(folder: str | os.PathLike, lengths: Mapping[str, np.ndarray]) -> None:
+    """Write the index of a folder: file name -> the length of each of its records."""
+    arrays: dict[str, np.ndarray] = {
+        "names": np.frombuffer(json.dumps(list(lengths)).encode(), np.uint8),
+        "counts": np.array([len(part) for part in lengths.values()], np.int64),
+        "lengths": np.concatenate([np.zeros(0, np.int64), *lengths.values()]),
+    }
+    write_npz(os.path.join(folder, NAME), arrays)
+
+
+def _read(index: str) -> dict[str, np.ndarray]:
+    """File name -> lengths; nothing if there is no intact index."""
+    if not to_path(index).is_file():
+        return {}
+    try:
+        arrays = read_npz(index)
+        names, counts = json.loads(arrays["names"].tobytes()), arrays["counts"]
+        return dict(zip(names, np.split(arrays["lengths"], np.cumsum(counts)[:-1]), strict=True))
+    except RemoteError:
+        raise
+    except (ValueError, KeyError, TypeError):  # UserError is a ValueError
+        print(f"The index {index} is damaged; the records are looked for again.")
+        return {}
+
+
+def scan(path: str) -> np.ndarray:
+    """The length of every record of a file. Raises UserError if it is no complete TFRecord file."""
+    if is_remote(path):
+        return ask_gfile(to_path(path), lambda gfile: _scan_remote(gfile, path))
+    with open(path, "rb", buffering=0) as local:
+        return _walk(path, file_size(path), lambda position, size: os.pread(local.fileno(), size, position))
+
+
+def _scan_remote(gfile, path: str) -> np.ndarray:
+    with gfile.GFile(path, "rb") as stream:
+
+        def read(position: int, size: int) -> bytes:
+            stream.seek(position)
+            return stream.read(size)
+
+        return _walk(path, gfile.stat(path).length, read)
+
+
+def _walk(path: str, size: int, read: Callable[[int, int], bytes]) -> np.ndarray:
+    """The length of every record of a file of `size` bytes. `read`: (position, size) -> bytes."""
+    lengths: list[int] = []
+    position, start, data = 0, 0, b""
+    while position < size:
+        if position + HEADER > start + len(data):
+            start, data = position, read(position, _AHEAD if lengths and lengths[-1] < _SHORT else HEADER)
+        header = data[position - start : position - start + HEADER]
+        length = struct.unpack("<Q", header[:8])[0] if len(header) == HEADER else size
+        if len(header) == HEADER and header[8:] != _checksum(header[:8]):
+            raise UserError(
+                f"The file {path} is damaged, or no TFRecord file: at byte {position} the length of a record does not "
+                "fit its checksum; fetch or write it again."
+            )
+        if position + HEADER + length + FOOTER > size:
+            raise UserError(f"The file {path} ends within a record at byte {position}; it is truncated.")
+        lengths.append(length)
+        position += HEADER + length + FOOTER
+    return np.array(lengths, np.int64)
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C as TFRecord files store it: rotated by 15 bits, plus a constant, little-endian."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,0 +1,111 @@
+"""Small recipes of our own for training from scratch: digits, MNIST, a folder of photographs."""
+
+import dataclasses
+
+from keras_vit import ViTConfig
+from training.recipes.recipe import PretrainRecipe
+from training.recipes.schedules import Schedule
+
+SMALL = {
+    # The demo: scikit-learn's handwritten digits, 8x8 pixels. Dropout and shifts, because it has only 1,437 images.
+    "digits": PretrainRecipe(
+        model=ViTConfig(
+            patch_size=4,
+            hidden_size=96,
+            num_layers=4,
+            num_heads=3,
+            mlp_dim=384,
+            classifier="gap",
+            dropout_rate=0.1,
+        ),
+        image_size=(8, 8),
+        channels=1,
+        epochs=80,
+        batch_size=32,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=100),
+        weight_decay=0.05,
+        label_smoothing=0.1,
+        shift=1,
+    ),
+    # The 7,850-parameter ViT of a well-known MNIST exercise, which reaches about 96 % with Adam in 15 epochs.
+    "mnist-notes": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=16, num_layers=2, num_heads=2, mlp_dim=64),
+        image_size=(28, 28),
+        channels=1,
+        epochs=15,
+        batch_size=128,
+        learning_rate=5e-3,
+        schedule=Schedule(warmup_steps=500),
+    ),
+    # A ViT for 28x28 grayscale images on two CPU cores. Patches of 7 instead of 4 pixels give 16 tokens instead of 49:
+    # in the same time the model can be wider and train for more epochs, which helps on Fashion-MNIST.
+    "mnist-small": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
+        image_size=(28, 28),
+        channels=1,
+        epochs=14,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=468),
+        weight_decay=0.05,
+        label_smoothing=0.1,
+        shift=1,
+    ),
+    # `mnist-small` without labels, for fine-tuning; grayscale patches have 8 mean colors.
+    "mnist-masked-patch": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap"),
+        image_size=(28, 28),
+        channels=1,
+        target="patch-4x4",
+        epochs=5,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=468),
+        weight_decay=0.05,
+    ),
+    # The base of the studies: small enough for dozens of runs on a CPU.
+    "study-small": PretrainRecipe(
+        model=ViTConfig(patch_size=7, hidden_size=64, num_layers=4, num_heads=4, mlp_dim=128),
+        image_size=(28, 28),
+        channels=1,
+        steps=1000,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=100),
+        weight_decay=0.05,
+    ),
+    # A folder of your photos, on a CPU or any GPU.
+    "photos-small": PretrainRecipe(
+        model=ViTConfig(
+            patch_size=8,
+            hidden_size=192,
+            num_layers=6,
+            num_heads=3,
+            mlp_dim=384,
+            classifier="gap",
+            stochastic_depth_rate=0.1,
+        ),
+        image_size=(64, 64),
+        channels=3,
+        resize="crop",
+        epochs=100,
+        batch_size=64,
+        learning_rate=1e-3,
+        schedule=Schedule(warmup_steps=50),
+        weight_decay=0.05,
+        label_smoothing=0.1,
+        inception_crop=True,
+        flip=True,
+    ),
+}
+# The same for a few hundred photos, with strong augmentation against overfitting.
+SMALL["photos-small-strong"] = dataclasses.replace(
+    SMALL["photos-small"],
+    epochs=300,
+    randaugment_layers=2,
+    randaugment_magnitude=10.0,
+    random_erasing=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+)
