@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from keras_vit.checkpoints.load import LoadReport, load_checkpoint
     from keras_vit.checkpoints.save import save_checkpoint
     from keras_vit.models.attention import chunk_attention
-    from keras_vit.models.build import build, config_of, feature_map, intermediates, preprocessing_of
+    from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
     from keras_vit.models.position_resizing import resize_position_embedding
     from keras_vit.preprocessing import Preprocessing
 else:
@@ -44,7 +44,7 @@ else:
             "checkpoints.load": ["LoadReport", "load_checkpoint"],
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.download": ["find_checkpoint"],
-            "models.build": ["build", "config_of", "feature_map", "intermediates", "preprocessing_of"],
+            "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.position_resizing": ["resize_position_embedding"],
             "preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],
@@ -66,6 +66,7 @@ __all__ = [
     "config_of",
     "describe",
     "feature_map",
+    "feature_maps",
     "find_checkpoint",
     "from_checkpoint",
     "hybrid_resnet",

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.formats import POSITIONS, Layout, identify_layout
+from keras_vit.checkpoints.formats import identify_layout
 from keras_vit.checkpoints.hf_config import FileConfig, read_file_config
-from keras_vit.checkpoints.key_mapping import Weight, translate
+from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, translate
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
@@ -25,15 +25,7 @@ _PICKLES = (".pth", ".pt", ".bin", ".pkl", ".ckpt")
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
 _UNSUPPORTED = {
-    "reg_token": "register tokens",
-    "register_tokens": "register tokens",
-    "dist_token": "a distillation token",
-    "distillation_token": "a distillation token",
-    "attn_pool.": "timm's attention pooling",
-    "ls1.": "layer scale",
-    "layer_scale": "layer scale",
     "q_norm": "norms of queries and keys",
-    "norm_pre": "a norm before the blocks",
     "rel_pos": "relative positions of timm",
     "relative_position": "relative positions of transformers",
     "decoder": "a decoder",
@@ -57,7 +49,11 @@ class Checkpoint:
     @functools.cached_property
     def file_config(self) -> FileConfig:
         """The settings in config.json. Raises UserError for unsupported ones."""
-        return FileConfig() if self.path is None else read_file_config(self.path, self.layout_name)
+        return (
+            FileConfig()
+            if self.path is None
+            else read_file_config(self.path, self.layout_name, self.layout.model_types)
+        )
 
 
 def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
@@ -72,6 +68,7 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     if layout_name == "big_vision":
         weights = _with_class_position(weights)
     counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token"))}
+    counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
     unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
     return Checkpoint(layout_name, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
 

@@ -20,9 +20,10 @@ from keras_vit.checkpoints.infer_config import (
 from keras_vit.errors import check_integers
 from keras_vit.models.config import MODELS, ModelConfig, ResNetConfig, ViTConfig
 
+_VIT_FIELDS = ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm")
 # The fields that identify an official model; dropout, GELU and epsilons vary with the code that wrote the file.
 _SIZES = {
-    ViTConfig: ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial"),
+    ViTConfig: (*_VIT_FIELDS, "gated_mlp", "num_registers", "distillation", "prefix_positions"),
     ResNetConfig: ("block_units", "root_channels", "stage_channels", "preactivation", "axial_heads"),
 }
 
@@ -157,6 +158,10 @@ def _same_architecture(config: ModelConfig, model: ModelConfig) -> bool:
         return False
     if isinstance(config, ResNetConfig) or isinstance(model, ResNetConfig):
         return True
+    if (config.layer_scale is None) != (model.layer_scale is None):
+        return False
+    if (config.position_embedding == "rotary") != (model.position_embedding == "rotary"):
+        return False
     if isinstance(config.stem, ResNetConfig) and isinstance(model.stem, ResNetConfig):
         return _same_architecture(config.stem, model.stem)
     return config.stem == model.stem

@@ -5,25 +5,36 @@ layout is identified by a key that only it has, after `normalize_keys` has remov
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
+from keras_vit.checkpoints.huggingface.layouts import (
+    expressible_fields,
+    family_layout,
+    family_of,
+    layout_to_write,
+)
 from keras_vit.checkpoints.key_mapping import (
+    ATTENTION,
+    BLOCK,
     CHANNELS,
     CONV,
     FROM_HEADS,
-    LINEAR,
     POINTWISE,
     POINTWISE_TORCH,
+    POSITIONS,
+    QKV,
     SAME,
     TO_HEADS,
     Form,
+    Layout,
     Rule,
+    dense,
+    fused,
+    norm,
 )
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
-from keras_vit.models.config import ConvStem, Gelu, ModelConfig, ResNetConfig
-from keras_vit.models.position_resizing import Resampler
+from keras_vit.models.config import ConvStem, Distillation, ModelConfig, ResNetConfig, ViTConfig
 
 FLAX = ("npz", "npz-linen", "big_vision")
 TORCH = ("huggingface", "timm", "torchvision")
@@ -33,55 +44,20 @@ TORCH_STAGES = 4
 # File suffixes; huggingface is a folder.
 SUFFIXES = dict.fromkeys(FLAX, ".npz") | {"timm": ".safetensors", "torchvision": ".safetensors"}
 
-POSITIONS = "Transformer/posembed_input/pos_embedding"
-HEADS = ("head/", "resnet/head/")
-_BLOCK = "Transformer/encoderblock_{i}/"
-_ATTENTION = f"{_BLOCK}MultiHeadDotProductAttention_1/"
+HEADS = ("head/", "head_distillation/", "resnet/head/")
 _UNIT = "block{s}/unit{u}/"
+_PROJECTIONS = tuple(f"{ATTENTION}{part}" for part in QKV)
 _BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
 
 
 def num_classes_of(weights: Mapping) -> int:
     """Width of the head among weights (anything with a shape) by name; 0 without a head."""
-    bias = next((weights[key] for key in ("head/bias", "resnet/head/conv2d/bias") if key in weights), None)
-    return 0 if bias is None else math.prod(bias.shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The keys of a code's files, and the settings of its models."""
-
-    rules: tuple[Rule, ...]
-    gelu: Gelu = "tanh"
-    layer_norm_epsilon: float = 1e-6
-    group_norm_epsilon: float = 1e-5
-    variance_epsilon: float = 1e-8
-    """Added to the variance of standardized kernels; transformers and timm do so for both BiT and hybrids."""
-    deviation_epsilon: float = 0.0
-    resampler: Resampler = "bilinear-aligned"
-    """How the code resizes position embeddings."""
-
-
-def _dense(name: str, key: str, form: Form = LINEAR) -> tuple[Rule, Rule]:
-    return Rule((f"{name}/kernel",), f"{key}.weight", form), Rule((f"{name}/bias",), f"{key}.bias")
-
-
-def _norm(name: str, key: str) -> tuple[Rule, Rule]:
-    return Rule((f"{name}/scale",), f"{key}.weight"), Rule((f"{name}/bias",), f"{key}.bias")
+    kernel = next((weights[key] for key in ("head/kernel", "resnet/head/conv2d/kernel") if key in weights), None)
+    return kernel.shape[-1] if kernel is not None and kernel.shape else 0
 
 
 def _bit_norm(name: str, key: str) -> tuple[Rule, Rule]:
     return Rule((f"{name}/group_norm/gamma",), f"{key}.weight"), Rule((f"{name}/group_norm/beta",), f"{key}.bias")
-
-
-def _fused(names: tuple[str, ...], weight: str, bias: str) -> tuple[Rule, Rule]:
-    return (
-        Rule(tuple(f"{_ATTENTION}{name}/kernel" for name in names), weight, LINEAR),
-        Rule(tuple(f"{_ATTENTION}{name}/bias" for name in names), bias),
-    )
-
-
-_QKV = ("query", "key", "value")
 
 
 def _bottlenecks(unit: str) -> tuple[Rule, ...]:
@@ -89,9 +65,9 @@ def _bottlenecks(unit: str) -> tuple[Rule, ...]:
     rules: list[Rule] = []
     for number in (1, 2, 3):
         rules.append(Rule((f"{_UNIT}conv{number}/kernel",), f"{unit}.conv{number}.weight", CONV))
-        rules += _norm(f"{_UNIT}gn{number}", f"{unit}.norm{number}")
+        rules += norm(f"{_UNIT}gn{number}", f"{unit}.norm{number}")
     rules.append(Rule((f"{_UNIT}conv_proj/kernel",), f"{unit}.downsample.conv.weight", CONV))
-    return *rules, *_norm(f"{_UNIT}gn_proj", f"{unit}.downsample.norm")
+    return *rules, *norm(f"{_UNIT}gn_proj", f"{unit}.downsample.norm")
 
 
 def _bit_units(unit: str) -> tuple[Rule, ...]:
@@ -113,7 +89,7 @@ def _both(*layers: str, leaves: tuple[str, str] = ("kernel", "bias")) -> tuple[s
 
 
 def _flax_attention(name: str, key: str) -> tuple[Rule, ...]:
-    projections = _both(*_QKV)
+    projections = _both(*QKV)
     return (
         *(Rule((f"{name}{leaf}",), f"{key}{leaf}", TO_HEADS) for leaf in projections),
         Rule((f"{name}out/kernel",), f"{key}out/kernel", FROM_HEADS),
@@ -145,10 +121,10 @@ _FLAX_RESNET = (
 def _flax_block(attention: str, second_norm: str, mlp: str) -> tuple[Rule, ...]:
     rules = []
     for name, key in (("LayerNorm_0", "LayerNorm_0"), ("LayerNorm_2", second_norm)):
-        rules += [Rule((f"{_BLOCK}{name}/{leaf}",), f"{_BLOCK}{key}/{leaf}") for leaf in _SCALE_BIAS]
+        rules += [Rule((f"{BLOCK}{name}/{leaf}",), f"{BLOCK}{key}/{leaf}") for leaf in _SCALE_BIAS]
     for leaf in _both("Dense_0", "Dense_1"):
-        rules.append(Rule((f"{_BLOCK}MlpBlock_3/{leaf}",), f"{_BLOCK}{mlp}/{leaf}"))
-    return *rules, *_flax_attention(_ATTENTION, f"{_BLOCK}{attention}/")
+        rules.append(Rule((f"{BLOCK}MlpBlock_3/{leaf}",), f"{BLOCK}{mlp}/{leaf}"))
+    return *rules, *_flax_attention(ATTENTION, f"{BLOCK}{attention}/")
 
 
 def _vit_jax(rules: tuple[Rule, ...]) -> Layout:
@@ -178,32 +154,44 @@ _BIT = Layout(
 _HF_BACKBONE = "embeddings.patch_embeddings.backbone.bit."
 
 
-def _hf_vit(prefix: str) -> Layout:
-    """Transformers' ViT and ViTHybrid; `prefix` is that of all keys but the classifier's."""
+_HF_VIT_TYPES = ("vit", "vit_msn", "vit-hybrid", "vit_mae")
+
+
+def _hf_vit(prefix: str, model_types: tuple[str, ...] = _HF_VIT_TYPES, *, two_heads: bool = False) -> Layout:
+    """Transformers' ViT, ViTHybrid, ViTMAE and DeiT; `prefix` is that of all keys but the classifiers'."""
     layer = f"{prefix}encoder.layer.{{i}}."
     rules = (
         Rule(("cls",), f"{prefix}embeddings.cls_token"),
+        Rule(("distillation/tokens",), f"{prefix}embeddings.distillation_token"),
         Rule((POSITIONS,), f"{prefix}embeddings.position_embeddings"),
         Rule((), f"{prefix}embeddings.mask_token"),
-        *_dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
-        *_norm(f"{_BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
-        *(rule for part in _QKV for rule in _dense(f"{_ATTENTION}{part}", f"{layer}attention.attention.{part}")),
-        *_dense(f"{_ATTENTION}out", f"{layer}attention.output.dense"),
-        *_norm(f"{_BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
-        *_dense(f"{_BLOCK}MlpBlock_3/Dense_0", f"{layer}intermediate.dense"),
-        *_dense(f"{_BLOCK}MlpBlock_3/Dense_1", f"{layer}output.dense"),
-        *_norm("Transformer/encoder_norm", f"{prefix}layernorm"),
-        *_dense("pre_logits", f"{prefix}pooler.dense"),
-        *_dense("head", "classifier"),
+        *dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
+        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
+        *(rule for part in QKV for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.attention.{part}")),
+        *dense(f"{ATTENTION}out", f"{layer}attention.output.dense"),
+        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}intermediate.dense"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}output.dense"),
+        *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
+        *dense("pre_logits", f"{prefix}pooler.dense"),
+        *dense("head", "cls_classifier" if two_heads else "classifier"),
+        *dense("head_distillation", "distillation_classifier"),
         *_hf_resnet(f"{prefix}{_HF_BACKBONE}"),
     )
-    return Layout(rules, gelu="erf", layer_norm_epsilon=1e-12, resampler="bicubic")
+    return Layout(
+        rules,
+        gelu="erf",
+        layer_norm_epsilon=1e-12,
+        resampler="bicubic",
+        model_types=model_types,
+        ignored=("decoder.mask_token", "decoder.decoder_"),  # of a masked autoencoder
+    )
 
 
 def _hf_resnet(prefix: str) -> tuple[Rule, ...]:
     return (
         Rule(("conv_root/kernel",), f"{prefix}embedder.convolution.weight", CONV),
-        *_norm("gn_root", f"{prefix}embedder.norm"),
+        *norm("gn_root", f"{prefix}embedder.norm"),
         *_bottlenecks(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
     )
 
@@ -214,37 +202,72 @@ def _hf_bit(prefix: str) -> Layout:
             Rule(("resnet/root_block/standardized_conv2d/kernel",), f"{prefix}embedder.convolution.weight", CONV),
             *_bit_units(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
             *_bit_norm("resnet", f"{prefix}norm"),
-            *_dense("resnet/head/conv2d", "classifier.1"),
+            *dense("resnet/head/conv2d", "classifier.1"),
         )
     )
 
 
 def _hf_bottlenecks(prefix: str) -> Layout:
     """Transformers' Bit of layer_type "bottleneck" with a classifier."""
-    return Layout((*_hf_resnet(prefix), *_dense("head", "classifier.1")))
+    return Layout((*_hf_resnet(prefix), *dense("head", "classifier.1")))
 
 
-def _timm(root_only: bool, after_pooling: bool) -> Layout:
+def _timm(
+    *, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool, distillation: Distillation = "none"
+) -> Layout:
     """Timm's ViT and hybrids; a backbone without stages has no "stem" in its keys; fc_norm follows the pooling."""
     block, root = "blocks.{i}.", "patch_embed.backbone." if root_only else "patch_embed.backbone.stem."
+    mlp = f"{BLOCK}MlpBlock_3/"
+    pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
+    hidden = tuple(f"{mlp}{part}" for part in (("gate", "Dense_0") if gated else ("Dense_0",)))
     rules = (
         Rule(("cls",), "cls_token"),
+        Rule(("distillation/tokens",), "dist_token"),
+        Rule(("registers/tokens",), "reg_token"),
         Rule((POSITIONS,), "pos_embed"),
-        *_dense("embedding", "patch_embed.proj", CONV),
-        *_norm(f"{_BLOCK}LayerNorm_0", f"{block}norm1"),
-        *_fused(_QKV, f"{block}attn.qkv.weight", f"{block}attn.qkv.bias"),
-        *_dense(f"{_ATTENTION}out", f"{block}attn.proj"),
-        *_norm(f"{_BLOCK}LayerNorm_2", f"{block}norm2"),
-        *_dense(f"{_BLOCK}MlpBlock_3/Dense_0", f"{block}mlp.fc1"),
-        *_dense(f"{_BLOCK}MlpBlock_3/Dense_1", f"{block}mlp.fc2"),
-        *_norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
-        *_dense("pre_logits", "pre_logits.fc"),
-        *_dense("head", "head"),
+        *dense("embedding", "patch_embed.proj", CONV),
+        *norm(f"{BLOCK}LayerNorm_0", f"{block}norm1"),
+        *fused(_PROJECTIONS, f"{block}attn.qkv.weight", f"{block}attn.qkv.bias"),
+        *dense(f"{ATTENTION}out", f"{block}attn.proj"),
+        *norm(f"{BLOCK}LayerNorm_2", f"{block}norm2"),
+        *fused(hidden, f"{block}mlp.fc1.weight", f"{block}mlp.fc1.bias"),
+        *dense(f"{mlp}Dense_1", f"{block}mlp.fc2"),
+        *(Rule((f"{BLOCK}LayerScale_{n}/scale",), f"{block}ls{n + 1}.gamma") for n in (0, 1)),
+        *norm("Transformer/pre_norm", "norm_pre"),
+        *norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
+        Rule((f"{pooling}probe",), "attn_pool.latent"),
+        *dense(f"{attention}query", "attn_pool.q"),
+        *fused((f"{attention}key", f"{attention}value"), "attn_pool.kv.weight", "attn_pool.kv.bias"),
+        *dense(f"{attention}out", "attn_pool.proj"),
+        *norm(f"{pooling}LayerNorm_0", "attn_pool.norm"),
+        *dense(f"{pooling}MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
+        *dense(f"{pooling}MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
+        *dense("pre_logits", "pre_logits.fc"),
+        *dense("head", "head"),
+        *dense("head_distillation", "head_dist"),
         Rule(("conv_root/kernel",), f"{root}conv.weight", CONV),
-        *_norm("gn_root", f"{root}norm"),
+        *norm("gn_root", f"{root}norm"),
         *_bottlenecks("patch_embed.backbone.stages.{s-1}.blocks.{u-1}"),
     )
-    return Layout(rules, gelu="erf", resampler="bicubic-antialias")
+    return Layout(
+        rules,
+        gelu="silu" if gated else "erf",
+        layer_norm_epsilon=1e-5 if pre_norm else 1e-6,
+        resampler="bicubic-antialias",
+        settings={"distillation": distillation},
+    )
+
+
+def _timm_of(arrays: Mapping[str, LazyArray]) -> Layout:
+    hidden, output = (arrays.get(f"blocks.0.mlp.{part}.weight") for part in ("fc1", "fc2"))
+    shapes = hidden is not None and output is not None and len(hidden.shape) == len(output.shape) == 2
+    return _timm(
+        root_only="patch_embed.backbone.conv.weight" in arrays,
+        after_pooling="fc_norm.weight" in arrays,
+        gated=shapes and hidden.shape[0] == 2 * output.shape[1],
+        pre_norm="norm_pre.weight" in arrays,
+        distillation="head" if "dist_token" in arrays else "none",  # without heads, features are the tokens' mean
+    )
 
 
 _TIMM_BIT = Layout(
@@ -268,19 +291,19 @@ def _torchvision(conv_stem: bool, old: bool = False) -> Layout:
     rules = (
         Rule(("cls",), "class_token"),
         Rule((POSITIONS,), "encoder.pos_embedding"),
-        *_dense("embedding", projection, CONV),
+        *dense("embedding", projection, CONV),
         Rule(("conv_stem/{i}/conv/kernel",), f"{stem}.0.weight", CONV),
         *(Rule((f"conv_stem/{{i}}/batch_norm/{name}",), f"{stem}.1.{key}") for name, key in batch_norm.items()),
         Rule((), f"{stem}.1.num_batches_tracked"),
-        *_norm(f"{_BLOCK}LayerNorm_0", f"{layer}ln_1"),
-        *_fused(_QKV, f"{layer}self_attention.in_proj_weight", f"{layer}self_attention.in_proj_bias"),
-        *_dense(f"{_ATTENTION}out", f"{layer}self_attention.out_proj"),
-        *_norm(f"{_BLOCK}LayerNorm_2", f"{layer}ln_2"),
-        *_dense(f"{_BLOCK}MlpBlock_3/Dense_0", f"{layer}{mlp[0]}"),
-        *_dense(f"{_BLOCK}MlpBlock_3/Dense_1", f"{layer}{mlp[1]}"),
-        *_norm("Transformer/encoder_norm", "encoder.ln"),
-        *_dense("pre_logits", "heads.pre_logits"),
-        *_dense("head", "heads.head"),
+        *norm(f"{BLOCK}LayerNorm_0", f"{layer}ln_1"),
+        *fused(_PROJECTIONS, f"{layer}self_attention.in_proj_weight", f"{layer}self_attention.in_proj_bias"),
+        *dense(f"{ATTENTION}out", f"{layer}self_attention.out_proj"),
+        *norm(f"{BLOCK}LayerNorm_2", f"{layer}ln_2"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}{mlp[0]}"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}{mlp[1]}"),
+        *norm("Transformer/encoder_norm", "encoder.ln"),
+        *dense("pre_logits", "heads.pre_logits"),
+        *dense("head", "heads.head"),
     )
     return Layout(rules, gelu="erf", resampler="bicubic-aligned")
 
@@ -295,15 +318,20 @@ def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
     if "resnet/root_block/standardized_conv2d/kernel" in keys:
         return "npz", _BIT
     if "patch_embed.proj.weight" in keys:
-        return "timm", _timm("patch_embed.backbone.conv.weight" in keys, "fc_norm.weight" in keys)
+        return "timm", _timm_of(arrays)
     if "stem.conv.weight" in keys:
         return "timm", _TIMM_BIT
     if "class_token" in keys and "encoder.pos_embedding" in keys:
         old = any(".mlp.linear_1." in key for key in keys)
         return "torchvision", _torchvision("conv_proj.conv_last.weight" in keys, old)
-    for prefix in ("vit.", ""):
+    if (family := family_layout(arrays)) is not None:
+        return "huggingface", family
+    for prefix in ("vit.", "deit.", ""):
         if f"{prefix}embeddings.patch_embeddings.projection.weight" in keys:
-            return "huggingface", _hf_vit(prefix)
+            distilled = f"{prefix}embeddings.distillation_token" in keys
+            ends = f"{prefix}pooler.dense.weight" in keys or "classifier.weight" in keys  # which MAE has not
+            types = ("deit",) if distilled else _HF_VIT_TYPES[: -1 if ends else None]
+            return "huggingface", _hf_vit(prefix, types, two_heads="cls_classifier.weight" in keys)
     for prefix in ("bit.", ""):
         if f"{prefix}embedder.convolution.weight" in keys:
             preactivation = f"{prefix}embedder.norm.weight" not in keys
@@ -324,10 +352,13 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
         )
     if isinstance(config, ResNetConfig):
         return _resnet_layout(config, layout)
-    expressible = _EXPRESSIBLE[layout]
-    for field, values in expressible.items():
-        if getattr(config, field) not in values:
-            raise UserError(f"The layout {layout} cannot express {field}={getattr(config, field)!r}; choose another.")
+    _refuse_inexpressible(config, layout, _EXPRESSIBLE[layout])
+    if layout == "timm" and config.pre_norm == config.patch_bias:
+        raise UserError("The layout timm has a patch bias exactly without pre_norm; choose another.")
+    if layout == "timm" and (
+        config.distillation == "token" or (config.distillation != "none" and config.num_registers)
+    ):
+        raise UserError("The layout timm has two heads for a distillation token, and no registers; choose another.")
     stem = config.stem
     if (stem is not None and not isinstance(stem, _STEMS[layout])) or getattr(stem, "axial_heads", None):
         raise UserError(f"The layout {layout} cannot store the model's stem; choose another.")
@@ -336,12 +367,35 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
             f"The layout {layout} has no pre_logits layer before a head; choose another, or load with num_classes."
         )
     if layout == "huggingface":
-        return _hf_vit("vit." if num_classes else "")
+        return _huggingface_layout(config, num_classes)
     if layout == "timm":
-        return _timm(isinstance(stem, ResNetConfig) and not stem.block_units, config.norm_after_pooling)
+        return _timm(
+            root_only=isinstance(stem, ResNetConfig) and not stem.block_units,
+            after_pooling=config.norm_after_pooling,
+            gated=config.gated_mlp,
+            pre_norm=config.pre_norm,
+        )
     if layout == "torchvision":
         return _torchvision(stem is not None)
     return {"npz": _NPZ, "npz-linen": _LINEN, "big_vision": _BIG_VISION}[layout]
+
+
+def _refuse_inexpressible(config: ViTConfig, layout: str, expressible: Mapping[str, tuple | None]) -> None:
+    for field, values in expressible.items():
+        if values is not None and getattr(config, field) not in values:
+            raise UserError(f"The layout {layout} cannot express {field}={getattr(config, field)!r}; choose another.")
+
+
+def _huggingface_layout(config: ViTConfig, num_classes: int) -> Layout:
+    """The layout of the family that has these fields."""
+    family = family_of(config)
+    allowed = _LEARNED | {"norm_after_pooling": (False,), "classifier": ("token",), "gelu": None}
+    _refuse_inexpressible(config, "huggingface", allowed | expressible_fields(config, family, num_classes))
+    if family == "vit":
+        return _hf_vit("vit." if num_classes else "")
+    if family == "deit":
+        return _hf_vit("deit." if num_classes else "", ("deit",), two_heads=config.distillation == "head")
+    return layout_to_write(config, family, num_classes)
 
 
 def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
@@ -353,16 +407,28 @@ def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
     return layouts[layout]
 
 
+_OF_FEW = ("key_bias", "patch_bias", "head_bias", "pre_norm", "gated_mlp", "layer_scale")
+_OF_FEW += ("num_registers", "distillation", "prefix_positions")
 _ANY_HEAD = ("token", "gap", "map", "unpooled", "none")
-_ALL = {"position_injection": ("input",), "axial": (False,)}
+# Values by field; None for any.
+_ALL: dict[str, tuple | None] = {"position_injection": ("input",), "axial": (False,), "gelu": ("tanh", "erf")}
+_ALL |= {field.name: (field.default,) for field in dataclasses.fields(ViTConfig) if field.name in _OF_FEW}
 _LEARNED = {**_ALL, "position_embedding": ("learned",)}
 _FLAX_MODELS = {"qkv_bias": (True,), "norm_after_pooling": (False,), "classifier": _ANY_HEAD}
-_EXPRESSIBLE: Mapping[str, Mapping[str, tuple]] = {
+_EXPRESSIBLE: Mapping[str, Mapping[str, tuple | None]] = {
     "npz": {**_LEARNED, **_FLAX_MODELS},
     "npz-linen": {**_LEARNED, **_FLAX_MODELS},
     "big_vision": {**_ALL, **_FLAX_MODELS, "position_embedding": ("learned", "sincos-2d")},
-    "huggingface": {**_LEARNED, "classifier": ("token",), "norm_after_pooling": (False,)},
-    "timm": {**_LEARNED, "classifier": ("token", "gap")},
+    "huggingface": {},  # by family, see _huggingface_layout
+    "timm": {
+        **_ALL,
+        **dict.fromkeys(("gated_mlp", "layer_scale", "num_registers", "distillation", "prefix_positions"), None),
+        "gelu": None,
+        "pre_norm": None,
+        "patch_bias": None,
+        "position_embedding": ("learned",),
+        "classifier": ("token", "gap", "map"),
+    },
     "torchvision": {**_LEARNED, "classifier": ("token",), "qkv_bias": (True,), "norm_after_pooling": (False,)},
 }
 _STEMS: dict[str, type | tuple] = {

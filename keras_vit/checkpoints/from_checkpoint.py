@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
-from keras_vit.checkpoints.formats import HEADS, POSITIONS, Layout, num_classes_of
+from keras_vit.checkpoints.formats import HEADS, num_classes_of
 from keras_vit.checkpoints.hf_config import INTERPOLATION
 from keras_vit.checkpoints.infer_config import (
     file_config_grid,
@@ -27,7 +27,7 @@ from keras_vit.checkpoints.infer_config import (
     refuse_ambiguous_settings,
     value_range,
 )
-from keras_vit.checkpoints.key_mapping import Weight
+from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
 from keras_vit.checkpoints.load import assign, match_weights, values_by_key
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.lazy_array import LazyArray
@@ -118,7 +118,10 @@ def from_checkpoint(
     overrides |= {"gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
     known = {name: value for name, value in overrides.items() if value is not None}
     file_config = dataclasses.replace(checkpoint.file_config, **known)
-    config = infer_config(checkpoint, file_config, classifier, position_embedding, conv_stem_strides)
+    wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
+    config = infer_config(
+        checkpoint, file_config, classifier, position_embedding, conv_stem_strides, stored_grid, wanted
+    )
     refuse_ambiguous_settings(checkpoint, config, overrides)
     rates: dict[str, Any] = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
     rates |= {"stochastic_depth_rate": stochastic_depth_rate}
@@ -186,7 +189,7 @@ def _refuse_inapplicable(
 
 def _default_image_size(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int]:
     if POSITIONS in checkpoint.weights and isinstance(config, ViTConfig):
-        raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens)
+        raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
     return _DEFAULT_SIZE, _DEFAULT_SIZE
 
 
@@ -275,6 +278,8 @@ def build_and_fill(
     drops_pre_logits = new_head and not changes.keep_pre_logits
     if isinstance(config, ViTConfig) and drops_pre_logits:
         config = dataclasses.replace(config, representation_size=None)
+    if isinstance(config, ViTConfig) and new_head:
+        config = dataclasses.replace(config, head_bias=True)  # a new head is no projection
     if changes.patch_size is not None:
         if not isinstance(config, ViTConfig):
             raise UserError("patch_size does not apply to a ResNet, which has no patches; leave it out.")

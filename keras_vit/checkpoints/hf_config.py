@@ -6,13 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from keras_vit.checkpoints.huggingface.config_json import (
+    FAMILY_DEFAULTS,
+    TRANSFORMERS_GELU,
+    family_sizes,
+    vision_config,
+)
 from keras_vit.checkpoints.timm_models import timm_model
 from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json
 from keras_vit.models.config import Classifier, Gelu, Resize
 
-# `ViTConfig.gelu` -> name in transformers; and all names in transformers -> `ViTConfig.gelu`.
-TRANSFORMERS_GELU: Mapping[Gelu, str] = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+# All names in transformers -> `ViTConfig.gelu`.
 _GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
 _GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
 # The closest filters in PIL: bilinear (2) and box (4).
@@ -31,9 +36,10 @@ _STRETCHED: dict[str, Any] = {
 _CROPPED: dict[str, Any] = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
 _CROPPED |= {"crop_size": _SQUARE, "image_mean": [0.48145466, 0.4578275, 0.40821073]}
 _CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
-_PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED}
+_PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "DINOv3ViT": _STRETCHED}
+_PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
 # Supported model types of transformers; ViT-MSN is ViT without a pooler.
-_MODEL_TYPES = ("vit", "vit_msn", "vit-hybrid", "bit")
+_MODEL_TYPES = ("vit", "vit_msn", "vit-hybrid", "bit", *FAMILY_DEFAULTS)
 # Defaults of transformers' config classes for fields missing in config.json; of ViTHybridConfig as in 4.57, the last
 # version that has it.
 _VIT_DEFAULTS = {
@@ -58,6 +64,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "vit": _VIT_DEFAULTS,
     "vit_msn": _VIT_DEFAULTS | {"layer_norm_eps": 1e-6},
     "vit-hybrid": _VIT_DEFAULTS | {"patch_size": 1, "backbone_config": _HYBRID_BACKBONE},
+    **FAMILY_DEFAULTS,
 }
 _BIT_DEFAULTS: dict[str, Any] = {
     "layer_type": "preactivation",
@@ -85,6 +92,7 @@ class FileConfig:
     num_groups: int | None = None
     gelu: Gelu | None = None
     layer_norm_epsilon: float | None = None
+    layer_scale: float | None = None
     image_size: tuple[int, int] | None = None
     image_size_is_exact: bool = True
     """Whether the position embeddings must have the grid of this size."""
@@ -105,8 +113,11 @@ class FileConfig:
     """Whether it names the architecture, which determines all settings."""
 
 
-def read_file_config(path: pathlib.Path, layout: str) -> FileConfig:
-    """Read the configs beside the weights; `path` is the folder or the file of weights in it."""
+def read_file_config(path: pathlib.Path, layout: str, model_types: tuple[str, ...] = ()) -> FileConfig:
+    """Read the configs beside the weights; `path` is the folder or the file of weights in it.
+
+    model_types: those of transformers that have the arrays of the layout.
+    """
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".npz" or not (folder / "config.json").is_file():
         return FileConfig()
@@ -118,12 +129,17 @@ def read_file_config(path: pathlib.Path, layout: str) -> FileConfig:
         raise UserError(
             f"config.json has the unsupported model_type={kind!r:.80}; supported are {', '.join(_MODEL_TYPES)}."
         )
+    if model_types and kind is not None and kind not in model_types:
+        raise UserError(
+            f"config.json says model_type={kind!r:.80}, but the arrays are those of {' or '.join(model_types)}; "
+            "replace it by the one that belongs to them."
+        )
     processor = folder / "preprocessor_config.json"
     return _transformers(config, read_json(processor) if processor.is_file() else {}, layout)
 
 
 def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
-    config = _completed(fields) if layout == "huggingface" else fields
+    config = _completed(vision_config(fields)) if layout == "huggingface" else fields
     backbone = config.get("backbone_config") or config
     if not isinstance(backbone, dict):
         raise UserError(f"config.json should give backbone_config as an object, but gives {backbone!r:.80}.")
@@ -155,10 +171,13 @@ def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
     sizes = _sizes(config, _SIZES)
     if "qkv_bias" in config:
         sizes["qkv_bias"] = "qkv_bias", config["qkv_bias"]
+    sizes |= family_sizes(config)
     return FileConfig(
         **common,
         num_heads=_number(config, "num_attention_heads"),
-        gelu=_GELU[act] if act else None,
+        # DINOv2's SwiGLU ignores hidden_act.
+        gelu="silu" if config.get("use_swiglu_ffn") else _GELU[act] if act else None,
+        layer_scale=_number(config, "layerscale_value", float),
         layer_norm_epsilon=_number(config, "layer_norm_eps", float),
         sizes=sizes,
     )
@@ -215,21 +234,34 @@ def _timm(config: dict) -> FileConfig:
         raise UserError(f"config.json should give model_args as an object, but gives {arguments!r:.80}.")
     model = timm_model(config.get("architecture", pretrained.get("architecture")), arguments)
     pool = arguments.get("global_pool", config.get("global_pool"))
-    if pool not in (None, "token", "avg"):
-        raise UserError(f"config.json has the unsupported global_pool={pool!r:.80}; supported are token and avg.")
+    if pool not in (None, "token", "avg", "map"):
+        raise UserError(f"config.json has the unsupported global_pool={pool!r:.80}; supported are token, avg and map.")
     size = _pair(arguments, "img_size")
-    pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap"}
+    pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
     return FileConfig(
         classifier=pools.get(pool),
         num_heads=_number(arguments, "num_heads") or model.num_heads,
         gelu=model.gelu,
+        layer_norm_epsilon=model.layer_norm_epsilon,
+        layer_scale=_number(arguments, "init_values", float),
         image_size=size or _pair(pretrained, "input_size"),
         image_size_is_exact=size is not None,  # after fine-tuning, input_size is still that of pretraining
         value_range=_range(pretrained.get("mean"), pretrained.get("std")),
         other_resize=_timm_resize(pretrained),
-        sizes=_sizes(arguments, _TIMM_SIZES),
+        sizes=_sizes(arguments, _TIMM_SIZES) | _timm_settings(arguments),
         names_model=True,
     )
+
+
+def _timm_settings(arguments: dict) -> dict[str, tuple[str, object]]:
+    """Values of model_args that the arrays must agree with: ViTConfig field -> (name, value)."""
+    settings: dict[str, tuple[str, object]] = {}
+    for name, field in (("reg_tokens", "num_registers"), ("pre_norm", "pre_norm"), ("class_token", "has_class_token")):
+        if arguments.get(name) is not None:
+            settings[field] = name, arguments[name]
+    if arguments.get("no_embed_class") is not None and arguments.get("class_token") is not False:
+        settings["prefix_positions"] = "not no_embed_class", not arguments["no_embed_class"]
+    return settings
 
 
 def _timm_resize(pretrained: dict) -> str | None:

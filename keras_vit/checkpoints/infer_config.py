@@ -1,18 +1,20 @@
 """Infer the architecture of a checkpoint from the shapes of its weights and its config.json."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys
-from keras_vit.checkpoints.formats import POSITIONS, TORCH, TORCH_STAGES
+from keras_vit.checkpoints.formats import TORCH, TORCH_STAGES
 from keras_vit.checkpoints.hf_config import FileConfig, ValueRange
-from keras_vit.checkpoints.key_mapping import Weight
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.errors import UserError
 from keras_vit.models.config import (
     MODELS,
     Classifier,
     ConvStem,
+    Distillation,
     ModelConfig,
     PositionEmbeddingKind,
     ResNetConfig,
@@ -24,8 +26,10 @@ _FIRST_QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query"
 _OFFICIAL_HEADS = {
     (model.hidden_size, model.mlp_dim, model.num_layers): model.num_heads
     for model in MODELS.values()
-    if isinstance(model, ViTConfig)
+    if isinstance(model, ViTConfig) and model.position_embedding != "rotary"  # whose H has 20 heads instead of 16
 }
+# Initial layer scale where config.json does not say: that of DINOv2. The stored factors are read in any case.
+_LAYER_SCALE = 1e-5
 # ImageNet normalization, as torchvision's models expect: (0 - mean) / std and (1 - mean) / std.
 _IMAGENET_RANGE = (
     (-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225),
@@ -36,11 +40,15 @@ _IMAGENET_RANGE = (
 def ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:
     """Settings that neither the arrays nor a config.json determine, because several timm models have the same arrays.
 
-    Without a class token, timm's models with a norm before pooling differ in GELU and in the number of heads. Those
+    OpenAI's CLIP has another GELU than OpenCLIP. Without a class token, timm's models with a norm before pooling differ
+    in GELU and in the number of heads. Those
     with a norm after pooling have either ordinary blocks or blocks that normalize after each branch.
     """
-    ambiguous = checkpoint.layout_name == "timm" and not checkpoint.file_config.names_model
-    if not ambiguous or not isinstance(config, ViTConfig) or config.classifier == "token":
+    if not isinstance(config, ViTConfig) or checkpoint.layout_name not in ("timm", "huggingface"):
+        return ()
+    if config.pre_norm and checkpoint.file_config.gelu is None:
+        return ("gelu",)
+    if checkpoint.layout_name != "timm" or checkpoint.file_config.names_model or config.classifier == "token":
         return ()
     if config.norm_after_pooling:
         return ("block",)
@@ -60,7 +68,7 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig, overr
         )
     if missing := [name for name in ambiguous if name in overrides and overrides[name] is None]:
         raise UserError(
-            f"timm has several models with these arrays but other outputs; give {' and '.join(missing)}, or put the "
+            f"Several models have these arrays but other outputs; give {' and '.join(missing)}, or put the "
             "config.json beside the file, which names the architecture."
         )
 
@@ -75,6 +83,8 @@ def infer_config(
     classifier: Classifier | None = None,
     position_embedding: PositionEmbeddingKind | None = None,
     conv_stem_strides: tuple[int, ...] | None = None,
+    stored_grid: tuple[int, int] | None = None,
+    image_size: tuple[int, int] | None = None,
 ) -> ModelConfig:
     """The architecture of the weights.
 
@@ -82,11 +92,14 @@ def infer_config(
         checkpoint: whose weights are known.
         file_config: settings of config.json, with the caller's overrides.
         classifier, position_embedding, conv_stem_strides: settings that the weights may leave open.
+        stored_grid: (rows, columns) of the stored position embeddings, if known.
+        image_size: of the images that the model is wanted for, if given.
     """
     weights = checkpoint.weights
     config: ModelConfig
     if "embedding/kernel" in weights:
         vit = _infer_vit(checkpoint, file_config, classifier, position_embedding, conv_stem_strides)
+        vit = _with_prefix_positions(checkpoint, vit, stored_grid, image_size)
         per_block = 4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim
         least = vit.num_layers * per_block
         _refuse_contradictions(vit, file_config.sizes)
@@ -136,6 +149,7 @@ def _infer_vit(
     hidden_size = patch[3]
     _shape(weights, f"{_FIRST_QUERY}/kernel", 2)
     in_weights: Classifier | None = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
+    in_weights = layout.settings.get("classifier", in_weights)
     if in_weights and classifier not in (None, in_weights):
         raise UserError(f"The file has the weights of classifier={in_weights!r}, but {classifier!r} was given.")
     classifier = in_weights or classifier or "gap"
@@ -148,6 +162,9 @@ def _infer_vit(
             raise UserError(f"The array {weights[POSITIONS].source.key!r} should begin with an axis of length 1.")
         position_embedding = "learned"
     norm = weights.get("Transformer/encoder_norm/scale")
+    key_bias = f"{first}MultiHeadDotProductAttention_1/key/bias" in weights
+    registers = _shape(weights, "registers/tokens", 3)[1] if "registers/tokens" in weights else 0
+    has_scale = f"{first}LayerScale_0/scale" in weights
     mlp_dim = _shape(weights, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
@@ -160,10 +177,48 @@ def _infer_vit(
         gelu=file_config.gelu or layout.gelu,
         layer_norm_epsilon=file_config.layer_norm_epsilon or layout.layer_norm_epsilon,
         stem=_infer_stem(checkpoint, file_config, conv_stem_strides),
-        position_embedding=position_embedding or ("sincos-2d" if checkpoint.layout_name == "big_vision" else "none"),
+        position_embedding=position_embedding
+        or layout.settings.get("position_embedding")
+        or ("sincos-2d" if checkpoint.layout_name == "big_vision" else "none"),
         qkv_bias=f"{_FIRST_QUERY}/bias" in weights,
         norm_after_pooling=norm is not None and norm.source.key == "fc_norm.weight",
+        key_bias=key_bias or f"{_FIRST_QUERY}/bias" not in weights,
+        patch_bias="embedding/bias" in weights,
+        head_bias="head/bias" in weights or "head/kernel" not in weights,
+        pre_norm="Transformer/pre_norm/scale" in weights,
+        gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
+        layer_scale=(file_config.layer_scale or _LAYER_SCALE) if has_scale else None,
+        num_registers=registers,
+        distillation=_distillation(checkpoint),
     )
+
+
+def _distillation(checkpoint: Checkpoint) -> Distillation:
+    if "distillation/tokens" not in checkpoint.weights:
+        return "none"
+    in_weights: Distillation = "head" if "head_distillation/kernel" in checkpoint.weights else "token"
+    return checkpoint.layout.settings.get("distillation", in_weights)
+
+
+def _with_prefix_positions(
+    checkpoint: Checkpoint, config: ViTConfig, stored_grid: tuple[int, int] | None, image_size: tuple[int, int] | None
+) -> ViTConfig:
+    """Say whether timm's table has rows for class and distillation token.
+
+    It has where the patches of the stored grid, of config.json's images or of the wanted images leave as many rows. If
+    none of these is known, a square number of rows is that of the patches alone.
+    """
+    if checkpoint.layout_name != "timm" or POSITIONS not in checkpoint.weights or not config.has_class_token:
+        return config
+    rows = checkpoint.weights[POSITIONS].shape[1]
+    sizes = [size for size in (checkpoint.file_config.image_size, image_size) if size is not None]
+    patches = [math.prod(stored_grid)] if stored_grid is not None else []
+    patches += [math.prod(side // stride for side, stride in zip(size, config.patch, strict=True)) for size in sizes]
+    for number in patches if config.stem is None else ():
+        if number in (rows, rows - config.num_class_tokens):
+            return dataclasses.replace(config, prefix_positions=number != rows)
+    without = square_grid(rows) is not None and square_grid(rows - config.num_class_tokens) is None
+    return dataclasses.replace(config, prefix_positions=not without)
 
 
 def _require_equal_blocks(weights: Mapping[str, Weight], pattern: str) -> None:
@@ -276,7 +331,7 @@ def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
     size = file_config.image_size
     if size is None or isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return None
-    num_tokens = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens
+    num_tokens = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions
     stride = (1, 1) if config.stem is not None else config.patch
     if size[0] % stride[0] == 0 == size[1] % stride[1] and math.prod(grid := config.grid(size)) == num_tokens:
         return grid
@@ -297,7 +352,7 @@ def known_image_size(
     """
     if isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return checkpoint.file_config.image_size
-    grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_tokens)
+    grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
     if grid is None:
         return None
     stride = 1 if config.stem is None else config.stem.total_stride

@@ -8,11 +8,19 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray, empty
+from keras_vit.models.config import Gelu
+from keras_vit.models.position_resizing import Resampler
+
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+BLOCK = "Transformer/encoderblock_{i}/"
+ATTENTION = f"{BLOCK}MultiHeadDotProductAttention_1/"
+QKV = ("query", "key", "value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +86,9 @@ POINTWISE_TORCH = Form(
     lambda a: a[:, :, 0, 0].T,
     lambda w, heads: w.T[:, :, None, None],
 )
+# A token stored as a vector, and position embeddings as a matrix.
+TOKEN = Form((1,), lambda s: (1, 1, *s), lambda a: a[None, None], lambda w, heads: w[0, 0])
+TABLE = Form((2,), lambda s: (1, *s), lambda a: a[None], lambda w, heads: w[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +98,43 @@ class Rule:
     names: tuple[str, ...]
     key: str
     form: Form = SAME
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The keys of a code's files, and the settings of its models."""
+
+    rules: tuple[Rule, ...]
+    gelu: Gelu = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    group_norm_epsilon: float = 1e-5
+    variance_epsilon: float = 1e-8
+    """Added to the variance of standardized kernels; transformers and timm do so for both BiT and hybrids."""
+    deviation_epsilon: float = 0.0
+    resampler: Resampler = "bilinear-aligned"
+    """How the code resizes position embeddings."""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of ViTConfig that the arrays do not show."""
+    model_types: tuple[str, ...] = ()
+    """Names of this layout in config.json of transformers; empty for other codes."""
+    ignored: tuple[str, ...] = ()
+    """Beginnings of the keys of other networks in the file: a text encoder, a decoder."""
+
+
+def dense(name: str, key: str, form: Form = LINEAR) -> tuple[Rule, Rule]:
+    """The rules of a dense layer or convolution in PyTorch."""
+    return Rule((f"{name}/kernel",), f"{key}.weight", form), Rule((f"{name}/bias",), f"{key}.bias")
+
+
+def norm(name: str, key: str) -> tuple[Rule, Rule]:
+    """The rules of a norm in PyTorch."""
+    return Rule((f"{name}/scale",), f"{key}.weight"), Rule((f"{name}/bias",), f"{key}.bias")
+
+
+def fused(names: tuple[str, ...], weight: str, bias: str) -> tuple[Rule, Rule]:
+    """The rules of dense layers whose kernels and biases are concatenated in PyTorch."""
+    kernels, biases = (tuple(f"{name}/{leaf}" for name in names) for leaf in ("kernel", "bias"))
+    return Rule(kernels, weight, LINEAR), Rule(biases, bias)
 
 
 @dataclasses.dataclass(frozen=True)

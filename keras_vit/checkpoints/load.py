@@ -9,9 +9,9 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, open_checkpoint
-from keras_vit.checkpoints.formats import POSITIONS, TORCH
+from keras_vit.checkpoints.formats import TORCH
 from keras_vit.checkpoints.infer_config import file_config_grid, heads_in, not_square_error, square_grid
-from keras_vit.checkpoints.key_mapping import Weight
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.lazy_array import check_all
 from keras_vit.models.build import config_of

@@ -8,9 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.formats import LAYOUTS, POSITIONS, SUFFIXES, layout_of, num_classes_of
-from keras_vit.checkpoints.hf_config import RESAMPLE, TRANSFORMERS_GELU
-from keras_vit.checkpoints.key_mapping import untranslate
+from keras_vit.checkpoints.formats import LAYOUTS, SUFFIXES, layout_of, num_classes_of
+from keras_vit.checkpoints.hf_config import RESAMPLE
+from keras_vit.checkpoints.huggingface.config_json import TRANSFORMERS_GELU, family_fields
+from keras_vit.checkpoints.huggingface.layouts import family_of, unused_mask_token
+from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.load import values_by_key
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
@@ -38,8 +40,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
         raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
     num_classes = num_classes_of(weights)
-    if layout == "big_vision":
-        weights = _without_class_position(weights)
+    if isinstance(config, ViTConfig):
+        weights = _with_positions_of(layout, weights, config)
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
     rules = layout_of(config, layout, num_classes).rules
     if path.suffix != (suffix := SUFFIXES.get(layout, path.suffix)):
@@ -48,6 +50,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
     if layout == "torchvision":
         norms = [key for key in arrays if key.endswith(".running_var")]
         arrays |= {key.replace("running_var", "num_batches_tracked"): np.zeros((), np.int64) for key in norms}
+    if layout == "huggingface" and isinstance(config, ViTConfig):
+        arrays |= unused_mask_token(config, num_classes)
     if layout == "huggingface":
         _write_folder(path, arrays, config, preprocessing_of(model), num_classes)
     elif layout in ("timm", "torchvision"):
@@ -73,10 +77,19 @@ def _write_folder(
         raise
 
 
-def _without_class_position(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_positions_of(layout: str, weights: dict[str, np.ndarray], config: ViTConfig) -> dict[str, np.ndarray]:
+    """Add the position of the class token to the token, or a position of zeros, as the layout has it.
+
+    The outputs stay the same. Timm has positions of the patches alone where there are registers.
+    """
     if "cls" not in weights or POSITIONS not in weights:
         return weights
     table = weights[POSITIONS]
+    if layout == "huggingface" and not config.prefix_positions:
+        return weights | {POSITIONS: np.pad(table, ((0, 0), (config.num_class_tokens, 0), (0, 0)))}
+    without = layout == "big_vision" or (layout == "timm" and config.num_registers)
+    if not without or not config.prefix_positions:
+        return weights
     return weights | {"cls": weights["cls"] + table[:, :1], POSITIONS: table[:, 1:]}
 
 
@@ -92,6 +105,8 @@ def _huggingface_config(config: ModelConfig, preprocessing: Preprocessing, num_c
             **_bit_fields(config),
             "architectures": ["BitForImageClassification" if num_classes else "BitModel"],
         }
+    if (family := family_of(config)) != "vit":
+        return fields | family_fields(config, family, preprocessing.image_size, num_classes)
     fields |= {
         "model_type": "vit" if config.stem is None else "vit-hybrid",
         "architectures": [

@@ -1,7 +1,6 @@
 """The settings of timm's architectures that their arrays do not contain.
 
-Taken from the models of timm 1.0.31: every architecture whose arrays are those of a supported model. The epsilon of
-LayerNorm is 1e-6 in all of them.
+Taken from the models of timm 1.0.31: every architecture whose arrays are those of a supported model.
 """
 
 import dataclasses
@@ -17,10 +16,13 @@ class TimmModel:
 
     num_heads: int | None
     gelu: Gelu | None
+    layer_norm_epsilon: float = 1e-6
 
 
-def _models(names: str, num_heads: int | None, gelu: Gelu | None = "erf") -> dict[str, TimmModel]:
-    return dict.fromkeys(names.split(), TimmModel(num_heads, gelu))
+def _models(
+    names: str, num_heads: int | None, gelu: Gelu | None = "erf", epsilon: float = 1e-6
+) -> dict[str, TimmModel]:
+    return dict.fromkeys(names.split(), TimmModel(num_heads, gelu, epsilon))
 
 
 TIMM_MODELS: Mapping[str, TimmModel] = {
@@ -48,11 +50,49 @@ TIMM_MODELS: Mapping[str, TimmModel] = {
     **_models("vit_giantopt_patch16_siglip_gap_256 vit_giantopt_patch16_siglip_gap_384", 16, "tanh"),
     **_models("vit_huge_patch14_224 vit_huge_patch14_gap_224 vit_huge_patch16_gap_448", 16),
     **_models("vit_giant_patch14_224 vit_giant_patch16_gap_224 vit_gigantic_patch14_224", 16),
+    **_models("deit_tiny_distilled_patch16_224", 3),
+    **_models("vit_wee_patch16_reg1_gap_256", 4),
+    **_models("vit_xsmall_patch16_clip_224", 4, "erf", 1e-5),
+    **_models("vit_little_patch16_reg1_gap_256 vit_little_patch16_reg4_gap_256", 5),
+    **_models("deit3_small_patch16_224 deit3_small_patch16_384 deit_small_distilled_patch16_224 flexivit_small", 6),
+    **_models("vit_small_patch14_dinov2 vit_small_patch14_reg4_dinov2 vit_small_patch16_36x1_224", 6),
+    **_models("deit3_medium_patch16_224 vit_medium_patch16_gap_240 vit_medium_patch16_gap_256", 8),
+    **_models("vit_medium_patch16_gap_384 vit_medium_patch16_reg1_gap_256 vit_medium_patch16_reg4_gap_256", 8),
+    **_models("vit_mediumd_patch16_reg4_gap_256 vit_mediumd_patch16_reg4_gap_384", 8),
+    **_models("vit_medium_patch16_clip_224 vit_medium_patch32_clip_224", 8, "erf", 1e-5),
+    **_models("vit_betwixt_patch16_gap_256 vit_betwixt_patch16_reg1_gap_256 vit_betwixt_patch16_reg4_gap_256", 10),
+    **_models("vit_betwixt_patch16_reg4_gap_384", 10),
+    **_models("vit_betwixt_patch32_clip_224", 10, "erf", 1e-5),
+    **_models("deit3_base_patch16_224 deit3_base_patch16_384 deit_base_distilled_patch16_224", 12),
+    **_models("deit_base_distilled_patch16_384 flexivit_base vit_base_patch14_dinov2", 12),
+    **_models("vit_base_patch14_reg1_tipsv2 vit_base_patch14_reg4_dinov2 vit_base_patch16_reg4_gap_256", 12),
+    **_models("vit_base_patch16_siglip_224 vit_base_patch16_siglip_256 vit_base_patch16_siglip_384", 12),
+    **_models("vit_base_patch16_siglip_512", 12),
+    **_models("vit_base_patch16_clip_224 vit_base_patch16_clip_384 vit_base_patch32_clip_224", 12, "erf", 1e-5),
+    **_models("vit_base_patch32_clip_256 vit_base_patch32_clip_384 vit_base_patch32_clip_448", 12, "erf", 1e-5),
+    **_models("vit_base_patch16_clip_quickgelu_224 vit_base_patch32_clip_quickgelu_224", 12, "quick", 1e-5),
+    **_models("vit_base_patch32_siglip_256", 12, "tanh"),
+    **_models("vit_base_patch16_plus_240 vit_base_patch32_plus_256", 14),
+    **_models("vit_base_patch16_plus_clip_240", 14, "erf", 1e-5),
+    **_models("deit3_huge_patch14_224 deit3_large_patch16_224 deit3_large_patch16_384 flexivit_large", 16),
+    **_models("vit_large_patch14_dinov2 vit_large_patch14_reg1_tipsv2 vit_large_patch14_reg4_dinov2", 16),
+    **_models("vit_large_patch16_siglip_256 vit_large_patch16_siglip_384 vit_so400m_patch14_reg1_tipsv2", 16),
+    **_models("vit_so400m_patch14_siglip_224 vit_so400m_patch14_siglip_378 vit_so400m_patch14_siglip_384", 16),
+    **_models("vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_224", 16, "erf", 1e-5),
+    **_models("vit_gigantic_patch14_clip_378 vit_huge_patch14_clip_224 vit_huge_patch14_clip_336", 16, "erf", 1e-5),
+    **_models("vit_huge_patch14_clip_378 vit_large_patch14_clip_224 vit_large_patch14_clip_336", 16, "erf", 1e-5),
+    **_models("vit_gigantic_patch14_clip_quickgelu_224 vit_huge_patch14_clip_quickgelu_224", 16, "quick", 1e-5),
+    **_models("vit_huge_patch14_clip_quickgelu_378 vit_large_patch14_clip_quickgelu_224", 16, "quick", 1e-5),
+    **_models("vit_large_patch14_clip_quickgelu_336", 16, "quick", 1e-5),
+    **_models("vit_giantopt_patch16_siglip_256 vit_giantopt_patch16_siglip_384", 16, "tanh"),
+    **_models("vit_large_patch16_siglip_512 vit_so400m_patch16_siglip_256 vit_so400m_patch16_siglip_384", 16, "tanh"),
+    **_models("vit_so400m_patch16_siglip_512", 16, "tanh"),
+    **_models("vit_giant_patch14_dinov2 vit_giant_patch14_reg1_tipsv2 vit_giant_patch14_reg4_dinov2", 24, "silu"),
     **_models("resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit", None, None),
     **_models("resnetv2_152x2_bit resnetv2_152x4_bit", None, None),
 }
 
-_ACTIVATIONS: Mapping[str, Gelu] = {"gelu": "erf", "gelu_tanh": "tanh"}
+_ACTIVATIONS: Mapping[str, Gelu] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick", "silu": "silu"}
 # Arguments that follow from keys and shapes of the arrays, and arguments that do not affect the outputs.
 # fmt: off
 _IN_ARRAYS = (
@@ -60,7 +100,7 @@ _IN_ARRAYS = (
     "num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "scale_attn_norm", "scale_mlp_norm",
     "proj_bias", "init_values", "class_token", "pos_embed", "reg_tokens", "pre_norm",
     "final_norm", "fc_norm", "global_pool", "layers", "channels", "width_factor",
-    "stem_chs",
+    "stem_chs", "no_embed_class",
 )
 # fmt: on
 # fmt: off
@@ -70,7 +110,7 @@ _WITHOUT_EFFECT = (
 )
 # fmt: on
 # Arguments that are supported with one value only.
-_FIXED = {"no_embed_class": False, "pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
+_FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
 
 
 def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmModel:

@@ -208,7 +208,7 @@ def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]
     if "positions" in figures:
         assert isinstance(config, ViTConfig)
         table = _position_table(_position_layer(model), config)
-        found["position_similarity"] = analysis.position_similarity(table, config.num_prefix_tokens)
+        found["position_similarity"] = analysis.position_similarity(table, config.num_prefix_positions)
         grid = config.grid(preprocessing_of(model).image_size)
         if grid != (1, 1):
             measured["position_similarity"] = locality.neighbourhood(found["position_similarity"], grid)
@@ -234,7 +234,7 @@ def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
     """The table that the layer adds to the tokens: (1, T, D)."""
     if isinstance(layer, PositionEmbedding):
         return keras.ops.convert_to_numpy(layer.pos_embedding)
-    num_tokens = config.num_prefix_tokens + layer.grid[0] * layer.grid[1]
+    num_tokens = config.num_prefix_positions + layer.grid[0] * layer.grid[1]
     return keras.ops.convert_to_numpy(layer(np.zeros((1, num_tokens, config.hidden_size), np.float32)))
 
 

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_vit.errors import UserError
-from keras_vit.models.layers import PACKAGE, TokenDense, small_normal
+from keras_vit.models.layers import PACKAGE, RotaryPositions, TokenDense, small_normal
 
 
 def attention(
@@ -20,6 +20,8 @@ def attention(
     dropout_rate: float = 0.0,
     bias: bool = True,
     relative: bool = False,
+    key_bias: bool = True,
+    rotary_grid: tuple[int, int] | None = None,
 ):
     """Attention of query_tokens (B, N, D) over tokens (B, M, D) -> (B, N, D).
 
@@ -29,11 +31,16 @@ def attention(
         dropout_rate: dropout rate of the attention probabilities.
         bias: whether query, key and value projections have a bias. The output projection always has one.
         relative: whether to add relative position logits.
+        key_bias: whether the key projection has a bias, with `bias`.
+        rotary_grid: rows and columns of the patches for rotary positions; None for no rotation.
     """
     width = tokens.shape[-1]
     query = TokenDense(width, use_bias=bias, name=f"{name}.query")(query_tokens)
-    key = TokenDense(width, use_bias=bias, name=f"{name}.key")(tokens)
+    key = TokenDense(width, use_bias=bias and key_bias, name=f"{name}.key")(tokens)
     value = TokenDense(width, use_bias=bias, name=f"{name}.value")(tokens)
+    if rotary_grid is not None:
+        query = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_query")(query)
+        key = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_key")(key)
     mixed = [query, key, value]
     if relative:
         mixed.append(RelativePositions(num_heads, name=f"{name}.relative")(query))  # (B, H, N, N)

@@ -99,6 +99,8 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}
     if config.position_embedding == "relative":  # its logits come with the query of all tokens
         of_all |= {attention, f"{attention}.query", f"{attention}.relative"}
+    if config.position_embedding == "rotary":
+        of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     inside = {name for name in layers if name.startswith(f"{block}.")} - of_all
     return frozenset({*inside, block, "Transformer.encoder_norm"})
 
@@ -124,7 +126,7 @@ def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.M
         "patch_embedding" (B, h, w, D); "embedded" (B, N, D), with class token and positions;
         "block_0" ... (B, N, D); "attention_0" ... (B, H, N, N), softmax probabilities of inference;
         "encoded" (B, N, D), after the last LayerNorm; "pre_logits" (B, D), what the head reads (unpooled: (B, N, D));
-        "logits".
+        "logits"; with two heads, also "cls_logits" and "distillation_logits", whose mean they are.
         Axial models have "attention_0_row" (B * h, H, w, w) and "attention_0_column" (B * w, H, h, h) ... instead.
         Hybrids begin with "resnet_root" and "resnet_block1" ..., feature maps (B, h, w, C).
         BiT has "root", "stage1" ... (B, h, w, C), "pre_logits" (B, C), "logits".
@@ -164,6 +166,37 @@ def feature_map(model: keras.Model, name: str) -> keras.Model:
     return keras.Model(model.input, features, name=f"{model.name}_{name}")
 
 
+def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = True) -> keras.Model:
+    """A model from images to the patch tokens of some blocks on their grid, for dense prediction.
+
+    As DINOv2's `get_intermediate_layers(reshape=True)`, but with the channels last.
+
+    Args:
+        model: built by `keras_vit.build`, a Vision Transformer.
+        blocks: their numbers, from 0; negative ones count from the last block, which is -1.
+        norm: whether to apply the LayerNorm behind the last block to each of them.
+
+    Returns:
+        A model whose output is a dict: "block_0" ... for each of the blocks, (B, h, w, D).
+    """
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
+        raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
+    count = config.num_layers
+    if not blocks or any(isinstance(b, bool) or not isinstance(b, int) or not -count <= b < count for b in blocks):
+        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
+    if norm and config.norm_after_pooling:
+        raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
+    tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
+    last_norm = model.get_layer("Transformer.encoder_norm") if norm else None
+    grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))
+    maps = {}
+    for name, x in tokens.items():
+        x = last_norm(x) if last_norm is not None else x
+        maps[name] = grid(x[:, config.num_prefix_tokens :])  # (B, h, w, D)
+    return keras.Model(model.input, maps, name=f"{model.name}_feature_maps")
+
+
 def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:
     """Name -> function that gives the tensor."""
     if not config.preactivation:
@@ -190,7 +223,8 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
 
     def attention(block: str):
         projections = f"{block}.MultiHeadDotProductAttention_1"
-        parts = [f"{projections}.{part}" for part in ("query", "key", "relative")]
+        rotated = "rotated_" if config.position_embedding == "rotary" else ""
+        parts = [f"{projections}.{part}" for part in (f"{rotated}query", f"{rotated}key", "relative")]
         scaled = layers[projections].scaled
         return AttentionProbabilities(config.num_heads, scaled, name=f"{block}.attention_probabilities")(
             *(layers[part].output for part in parts if part in layers)
@@ -211,4 +245,9 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
     if config.classifier != "none":
         pooled = "Transformer.encoder_norm" if config.norm_after_pooling else "pool"
         available["pre_logits"] = lambda: output("pre_logits", pooled, "Transformer.encoder_norm")
+    if config.distillation == "head":
+        available["pre_logits"] = lambda: keras.layers.Average()([output("pool"), output("pool_distillation")])
+        if "head" in layers:
+            available["cls_logits"] = lambda: output("head")
+            available["distillation_logits"] = lambda: output("head_distillation")
     return available

@@ -18,6 +18,7 @@ from keras_vit.models.layers import (
     StandardizedConv2D,
     TokenDense,
     gelu_erf,
+    gelu_quick,
     gelu_tanh,
     no_init_weights,
 )
@@ -25,6 +26,8 @@ from keras_vit.models.layers import (
 # Further numbers that GELU, a chain of products and a tanh, keeps for its gradient where nothing is fused: told by the
 # memory that TensorFlow takes for one image more.
 _GELU_KEEPS = 5
+# A sigmoid and its argument.
+_SIGMOID_KEEPS = 2
 _NORMS = (
     keras.layers.LayerNormalization,
     keras.layers.GroupNormalization,
@@ -87,6 +90,7 @@ def _of_call(layer: keras.layers.Layer, inputs: list, outputs) -> Costs:
     if isinstance(layer, TokenDense):
         products = size * layer.kernel.shape[0]
         kept = _GELU_KEEPS * size * (layer.activation in (gelu_tanh, gelu_erf))
+        kept += _SIGMOID_KEEPS * size * (layer.activation in (gelu_quick, keras.activations.silu))
     elif isinstance(layer, (StandardizedConv2D, keras.layers.Conv2D)):
         products = size * math.prod(layer.kernel.shape[:3])
         normalisation = 4 * math.prod(layer.kernel.shape) * isinstance(layer, StandardizedConv2D)

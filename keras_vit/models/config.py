@@ -3,7 +3,8 @@
 Sizes: paper "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 1, "How to train your ViT" (2106.10270) Table 1,
 and big_vision `models/vit.py` for M, So400m, g and G. Patch sizes, classifiers and dropout rates of the entries that
 vision_transformer publishes: `vit_jax/configs/models.py`. BiT: big_transfer `bit_jax/models.py`; the further ResNets
-and hybrids are those of the first paper's experiments (section 4.1 and Table 6).
+and hybrids are those of the first paper's experiments (section 4.1 and Table 6). DeiT to FlexiViT: timm 1.0.31 and
+transformers 5.23.
 """
 
 import dataclasses
@@ -14,9 +15,10 @@ from typing import Any, Literal, get_args
 
 from keras_vit.errors import UserError, check_integers, nearest
 
-Classifier = Literal["token", "gap", "map", "unpooled", "none"]
-Gelu = Literal["tanh", "erf"]
-PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "none"]
+Classifier = Literal["token", "gap", "token+gap", "map", "unpooled", "none"]
+Gelu = Literal["tanh", "erf", "quick", "silu"]
+PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "rotary", "none"]
+Distillation = Literal["none", "token", "head"]
 PositionInjection = Literal["input", "every-layer", "shared"]
 Resize = Literal["stretch", "crop", "resize-small"]
 Background = Literal["white"]
@@ -172,7 +174,8 @@ class ViTConfig:
     mlp_dim: int
     """Width of the hidden layer of each block's MLP."""
     classifier: Classifier = "token"
-    """Input of the head: class token, mean (gap), attention pooling (map), each token (unpooled); none: no head."""
+    """Input of the head: class token, mean of the patch tokens (gap), both concatenated (token+gap), attention pooling
+    (map), each token (unpooled); none: no head."""
     representation_size: int | None = None
     """Width of the tanh layer "pre_logits" before the head; None for no such layer, as in all released configs."""
     dropout_rate: float = 0.0
@@ -182,14 +185,16 @@ class ViTConfig:
     stochastic_depth_rate: float = 0.0
     """Probability of skipping a residual branch in the last block; grows linearly from 0 in the first."""
     gelu: Gelu = "tanh"
-    """Form of GELU: the tanh approximation of JAX, or the exact erf of PyTorch files."""
+    """Activation of the MLPs: GELU in the tanh approximation of JAX, in the exact erf of PyTorch files, or as
+    x sigmoid(1.702 x) (quick, CLIP); or SiLU, x sigmoid(x)."""
     layer_norm_epsilon: float = 1e-6
     """Added to the variance in every LayerNorm (flax: 1e-6; the Keras default is 1e-3)."""
     stem: ResNetConfig | ConvStem | None = None
     """Network that computes the feature map to split into patches; None splits the image."""
     position_embedding: PositionEmbeddingKind = "learned"
     """learned: one per token. learned-2d: half per column, half per row. sincos-2d: fixed (big_vision). relative:
-    learned attention logits for each offset of two tokens, in every block. none: no position embedding."""
+    learned attention logits for each offset of two tokens, in every block. rotary: queries and keys of the patches are
+    rotated in every block by their row and column (DINOv3). none: no position embedding."""
     position_injection: PositionInjection = "input"
     """Where learned position embeddings are added: to the encoder input, or to each block, separate or shared."""
     axial: bool = False
@@ -198,6 +203,25 @@ class ViTConfig:
     """Whether the projections to query, key and value have a bias."""
     norm_after_pooling: bool = False
     """Whether the last LayerNorm follows the mean of the tokens instead of preceding it (timm's "fc_norm")."""
+    key_bias: bool = True
+    """Whether the projection to the key has a bias, with qkv_bias."""
+    patch_bias: bool = True
+    """Whether the patch embedding has a bias."""
+    head_bias: bool = True
+    """Whether the head has a bias; False for CLIP's projection."""
+    pre_norm: bool = False
+    """Whether a LayerNorm precedes the first block."""
+    gated_mlp: bool = False
+    """Whether the hidden layer of each MLP is a product of two: activation(gate) * value (SwiGLU with gelu="silu")."""
+    layer_scale: float | None = None
+    """Initial factor of each channel of both residual branches, which is learned; None for no such factors."""
+    num_registers: int = 0
+    """Number of learned tokens without a position between the class token and the patches ("registers")."""
+    distillation: Distillation = "none"
+    """DeiT's second learned token, behind the class token: none; token: present, but read by no head; head: with a
+    second head, whose logits are averaged with those of the first."""
+    prefix_positions: bool = True
+    """Whether class and distillation token have a position embedding, too (timm: not no_embed_class)."""
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -207,6 +231,7 @@ class ViTConfig:
         check_integers("patch width", self.patch[1])
         for field in ("hidden_size", "num_layers", "num_heads", "mlp_dim", "representation_size"):
             check_integers(field, getattr(self, field))
+        check_integers("num_registers", self.num_registers, least=0)
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"hidden_size must be a multiple of num_heads, but {self.hidden_size} is none of {self.num_heads}."
@@ -216,6 +241,8 @@ class ViTConfig:
                 raise UserError(f"{field} is a probability in [0, 1), but is {getattr(self, field)}.")
         if not 0.0 < self.layer_norm_epsilon < 1.0:
             raise UserError(f"layer_norm_epsilon must be between 0 and 1, but is {self.layer_norm_epsilon}.")
+        if self.layer_scale is not None and not 0.0 <= self.layer_scale <= 1.0:
+            raise UserError(f"layer_scale must be between 0 and 1, or None, but is {self.layer_scale}.")
         for field, kind in _CHOICES.items():
             if getattr(self, field) not in get_args(kind):
                 raise UserError(f"{field} must be one of {', '.join(get_args(kind))}, but is {getattr(self, field)!r}.")
@@ -234,10 +261,28 @@ class ViTConfig:
             )
         if self.axial and self.num_prefix_tokens:
             raise UserError("An axial model cannot have a class token; use the classifier gap, map or unpooled.")
+        if self.position_embedding == "rotary" and (self.axial or self.hidden_size // self.num_heads % 4):
+            raise UserError(
+                "Rotary positions need heads whose width is a multiple of 4, and attention over all tokens, but "
+                f"hidden_size is {self.hidden_size}, num_heads {self.num_heads} and axial {self.axial}."
+            )
+        self._check_prefix()
         if self.norm_after_pooling and self.classifier != "gap":
             raise UserError(f"norm_after_pooling belongs to the classifier 'gap', not {self.classifier!r}.")
         if isinstance(self.stem, ResNetConfig) and self.stem.preactivation:
             raise UserError("The ResNet in front of a hybrid is post-activation; see hybrid_resnet.")
+
+    def _check_prefix(self) -> None:
+        if self.num_registers and self.classifier == "map":
+            raise UserError("Attention pooling reads all tokens; leave num_registers out, or use another classifier.")
+        if self.distillation != "none" and not self.has_class_token:
+            raise UserError(f"A distillation token needs a class token, not the classifier {self.classifier!r}.")
+        if self.distillation == "head" and (self.classifier != "token" or self.representation_size is not None):
+            raise UserError("Two heads read class and distillation token; use classifier 'token' without pre_logits.")
+        if not self.prefix_positions and not self.has_class_token:
+            raise UserError("Without a class token there is no position to leave out; leave prefix_positions out.")
+        if self.position_injection != "input" and (self.num_registers or not self.prefix_positions):
+            raise UserError("Positions that are added in every layer are of all tokens; leave num_registers out.")
 
     @property
     def patch(self) -> tuple[int, int]:
@@ -245,9 +290,24 @@ class ViTConfig:
         return (self.patch_size, self.patch_size) if isinstance(self.patch_size, int) else self.patch_size
 
     @property
+    def has_class_token(self) -> bool:
+        """Whether the first token is the class token."""
+        return self.classifier in ("token", "token+gap")
+
+    @property
+    def num_class_tokens(self) -> int:
+        """Number of class and distillation tokens: 0 to 2."""
+        return int(self.has_class_token) + int(self.distillation != "none")
+
+    @property
     def num_prefix_tokens(self) -> int:
-        """Number of tokens before the patches: 1 with a class token, else 0."""
-        return int(self.classifier == "token")
+        """Number of tokens before the patches: class token, distillation token and registers."""
+        return self.num_class_tokens + self.num_registers
+
+    @property
+    def num_prefix_positions(self) -> int:
+        """Number of rows before those of the patches in a table of position embeddings."""
+        return self.num_class_tokens if self.prefix_positions else 0
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size` (height, width) pixels."""
@@ -273,7 +333,7 @@ class ViTConfig:
         return rows // self.patch[0], columns // self.patch[1]
 
 
-_CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu}
+_CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu, "distillation": Distillation}
 _CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": PositionInjection}
 
 ModelConfig = ViTConfig | ResNetConfig
@@ -372,6 +432,43 @@ _MODELS |= {
     "BiT-R152x4": _bit(152, 4),
     "BiT-R200x3": _bit(200, 3),
 }
+
+
+def _erf(size: str, patch_size: int, **fields: Any) -> ViTConfig:
+    """A model of PyTorch codes, with their GELU."""
+    return dataclasses.replace(_vit(size, patch_size), **{"gelu": "erf", **fields})
+
+
+_GATED = {"gated_mlp": True, "gelu": "silu"}
+_CLIP = {"pre_norm": True, "patch_bias": False, "head_bias": False, "layer_norm_epsilon": 1e-5}
+_DINOV3 = {"position_embedding": "rotary", "key_bias": False, "num_registers": 4, "layer_scale": 1.0}
+_DINOV3 |= {"layer_norm_epsilon": 1e-5}
+_DINOV2_SIZES = {"S": {}, "B": {}, "L": {}, "g": {"hidden_size": 1536, "num_heads": 24, "mlp_dim": 4096, **_GATED}}
+_MODELS |= {f"DeiT-{size}_16-distilled": _erf(size, 16, distillation="head") for size in ("Ti", "S", "B")}
+_MODELS |= {
+    f"DeiT3-{size}": _erf(size[:-3], int(size[-2:]), prefix_positions=False, layer_scale=1e-6)
+    for size in ("S_16", "M_16", "B_16", "L_16", "H_14")
+}
+_MODELS |= {f"DINOv2-{size}_14": _erf(size, 14, layer_scale=1e-5, **more) for size, more in _DINOV2_SIZES.items()}
+_MODELS |= {
+    f"DINOv2-{size}_14-reg4": _erf(size, 14, layer_scale=1e-5, num_registers=4, **more)
+    for size, more in _DINOV2_SIZES.items()
+}
+_MODELS |= {f"DINOv3-{size}_16": _erf(size, 16, **_DINOV3) for size in ("S", "B", "L")}
+_MODELS |= {
+    "DINOv3-S+_16": _erf("S", 16, **_DINOV3, **_GATED),
+    "DINOv3-H+_16": _erf("H", 16, **_DINOV3, **_GATED, num_heads=20),
+}
+_MODELS |= {f"CLIP-{size}": _erf(size[:-3], int(size[-2:]), **_CLIP, gelu="quick") for size in ("B_32", "B_16", "L_14")}
+_MODELS |= {
+    f"OpenCLIP-{size}": _erf(size[:-3], int(size[-2:]), **_CLIP)
+    for size in ("B_32", "B_16", "L_14", "H_14", "g_14", "G_14")
+}
+_MODELS |= {f"SigLIP-{size}": _vit(size[:-3], int(size[-2:]), "map") for size in ("B_16", "L_16", "So400m_14")}
+_MODELS |= {
+    f"MAE-{size}": _erf(size[:-3], int(size[-2:]), layer_norm_epsilon=1e-12) for size in ("B_16", "L_16", "H_14")
+}
+_MODELS |= {f"FlexiViT-{size}_16": _erf(size, 16, prefix_positions=False) for size in ("S", "B", "L")}
 MODELS: Mapping[str, ModelConfig] = types.MappingProxyType(_MODELS)
 
 

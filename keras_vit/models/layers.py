@@ -179,7 +179,12 @@ def gelu_erf(x):
     return ops.gelu(x, approximate=False)
 
 
-_GELUS = {"gelu_tanh": gelu_tanh, "gelu_erf": gelu_erf}
+def gelu_quick(x):
+    """CLIP's approximation of GELU."""
+    return x * ops.sigmoid(1.702 * x)
+
+
+_GELUS = {"gelu_tanh": gelu_tanh, "gelu_erf": gelu_erf, "gelu_quick": gelu_quick}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -192,7 +197,7 @@ class TokenDense(keras.layers.Dense):
 
     Args:
         units: width of the output.
-        activation: "gelu_tanh", "gelu_erf" or any activation of keras.layers.Dense.
+        activation: "gelu_tanh", "gelu_erf", "gelu_quick" or any activation of keras.layers.Dense.
         kernel_initializer: as in keras.layers.Dense.
         bias_stddev: standard deviation of the initial bias; 0 for zeros.
         use_bias: whether the layer has a bias.
@@ -256,12 +261,62 @@ class ClassToken(keras.layers.Layer):
         return batch, tokens + 1, width
 
 
+@keras.saving.register_keras_serializable(PACKAGE)
+class InsertTokens(keras.layers.Layer):
+    """Insert learned tokens in front of token `index`: (B, N, D) -> (B, N + num_tokens, D).
+
+    They are initialized from a normal distribution with standard deviation 0.02.
+    """
+
+    def __init__(self, num_tokens: int, index: int, **kwargs):
+        super().__init__(**kwargs)
+        self.num_tokens = num_tokens
+        self.index = index
+
+    def build(self, input_shape):
+        shape = (1, self.num_tokens, input_shape[-1])
+        self.tokens = self.add_weight(name="tokens", shape=shape, initializer=_initial(small_normal()))
+
+    def call(self, tokens):
+        shape = (ops.shape(tokens)[0], self.num_tokens, tokens.shape[-1])
+        inserted = ops.cast(ops.broadcast_to(self.tokens, shape), tokens.dtype)
+        parts = [tokens[:, : self.index], inserted, tokens[:, self.index :]] if self.index else [inserted, tokens]
+        return ops.concatenate(parts, axis=1)  # (B, N + num_tokens, D)
+
+    def compute_output_shape(self, input_shape):
+        batch, tokens, width = input_shape
+        return batch, tokens + self.num_tokens, width
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class LayerScale(keras.layers.Layer):
+    """Multiply each channel of (..., D) by a learned factor ("Going deeper with Image Transformers", 2103.17239).
+
+    Args:
+        initial: value of the factors before training.
+    """
+
+    def __init__(self, initial: float, **kwargs):
+        super().__init__(**kwargs)
+        self.initial = initial
+
+    def build(self, input_shape):
+        initializer = _initial(keras.initializers.Constant(self.initial))
+        self.gamma = self.add_weight(name="gamma", shape=input_shape[-1:], initializer=initializer)
+
+    def call(self, tokens):
+        return tokens * ops.cast(self.gamma, tokens.dtype)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
 class _OnGrid(keras.layers.Layer):
     """Base of the layers that add position embeddings to the tokens of a patch grid.
 
     Args:
         grid: rows and columns of patches. Checkpoints are resized to it on loading.
-        num_prefix_tokens: number of tokens before the patches, 1 with a class token.
+        num_prefix_tokens: number of tokens with an embedding before the patches, 1 with a class token.
     """
 
     def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, **kwargs):
@@ -335,6 +390,46 @@ def sincos_2d(grid: tuple[int, int], width: int) -> np.ndarray:
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
+class RotaryPositions(keras.layers.Layer):
+    """Rotate queries or keys by the places of their patches: (B, N, D) -> (B, N, D). Tokens before the patches stay.
+
+    Rows and columns are mapped to (-1, 1) at the centers of the patches, so that nothing depends on the size of the
+    images. DINOv3 (arXiv 2508.10104), as in transformers' `modeling_dinov3_vit.py` at inference.
+
+    Args:
+        num_heads: H, a divisor of D; the width of a head is a multiple of 4.
+        grid: rows and columns of patches, the last tokens.
+    """
+
+    def __init__(self, num_heads: int, grid: tuple[int, int], **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.grid = tuple(grid)
+
+    def call(self, tokens):
+        _, num_tokens, width = tokens.shape
+        angles = rotary_angles(self.grid, width // self.num_heads)  # (h * w, d)
+        angles = np.pad(angles, ((num_tokens - len(angles), 0), (0, 0)))[:, None]  # (N, 1, d)
+        cosine, sine = (ops.convert_to_tensor(wave(angles), tokens.dtype) for wave in (np.cos, np.sin))
+        heads = ops.reshape(tokens, (-1, num_tokens, self.num_heads, width // self.num_heads))
+        first, second = ops.split(heads, 2, axis=-1)
+        rotated = heads * cosine + ops.concatenate([-second, first], axis=-1) * sine
+        return ops.reshape(rotated, (-1, num_tokens, width))
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def rotary_angles(grid: tuple[int, int], width: int) -> np.ndarray:
+    """Angles by row, then by column, at width / 4 frequencies from 1 towards 1 / 100, all twice: (h * w, width)."""
+    frequencies = 100.0 ** -(np.arange(width // 4) * 4.0 / width)
+    centers = [(np.arange(side) + 0.5) / side * 2.0 - 1.0 for side in grid]
+    places = np.stack(np.meshgrid(*centers, indexing="ij"), axis=-1).reshape(-1, 2, 1)  # (h * w, 2, 1)
+    angles = (2.0 * np.pi * places * frequencies).reshape(len(places), -1)  # (h * w, d / 2)
+    return np.tile(angles, 2).astype(np.float32)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
 class Probe(keras.layers.Layer):
     """The learned query of attention pooling (big_vision's MAPHead): (B, N, D) -> (B, 1, D), Glorot-uniform."""
 
@@ -351,14 +446,24 @@ class Probe(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class PoolTokens(keras.layers.Layer):
-    """Tokens (B, N, D) -> one vector (B, D): the first token ("token") or their mean ("gap")."""
+    """Tokens (B, N, D) -> one vector (B, D): see `kind`.
 
-    def __init__(self, kind: str, **kwargs):
+    Args:
+        kind: "token": the first token; "second": the second one; "gap": the mean of the patch tokens; "token+gap": the
+            first token and that mean, (B, 2 D).
+        num_prefix_tokens: tokens before the patches.
+    """
+
+    def __init__(self, kind: str, num_prefix_tokens: int = 0, **kwargs):
         super().__init__(**kwargs)
         self.kind = kind
+        self.num_prefix_tokens = num_prefix_tokens
 
     def call(self, tokens):
-        return tokens[:, 0] if self.kind == "token" else ops.mean(tokens, axis=1)  # (B, D)
+        if self.kind in ("token", "second"):
+            return tokens[:, int(self.kind == "second")]  # (B, D)
+        mean = ops.mean(tokens[:, self.num_prefix_tokens :], axis=1)  # (B, D)
+        return mean if self.kind == "gap" else ops.concatenate([tokens[:, 0], mean], axis=-1)
 
     def compute_output_shape(self, input_shape):
-        return input_shape[0], input_shape[2]
+        return input_shape[0], input_shape[2] * (2 if self.kind == "token+gap" else 1)

@@ -1,4 +1,4 @@
-"""The Vision Transformer, top to bottom: patches, class token, positions, encoder blocks, head.
+"""The Vision Transformer, top to bottom: patches, prefix tokens, positions, encoder blocks, head.
 
 Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 3.1, equations 1 to 4, and appendix B.1 for dropout.
 Agrees with vit_jax `models_vit.py` to float rounding; attention pooling is that of big_vision `models/vit.py`.
@@ -19,6 +19,8 @@ from keras_vit.models.hybrid_stem import resnet
 from keras_vit.models.layers import (
     CHANNELS_LAST,
     ClassToken,
+    InsertTokens,
+    LayerScale,
     ModelSpec,
     PoolTokens,
     PositionEmbedding,
@@ -42,22 +44,32 @@ def vision_transformer(
     images, x = patch_tokens(config, preprocessing)
     x = encoder(x, config, config.grid(preprocessing.image_size))  # (B, N, D)
     if config.norm_after_pooling:
-        x = PoolTokens("gap", name="pool")(x)  # (B, D)
-    x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
+        x = PoolTokens("gap", config.num_prefix_tokens, name="pool")(x)  # (B, D)
+    x = tokens = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
     if config.classifier == "none":
         return keras.Model(images, x, name=name)
 
     if config.classifier == "map":
         x = attention_pooling(x, config, "MAPHead_0")  # (B, 1, D)
     if config.classifier != "unpooled" and not config.norm_after_pooling:
-        x = PoolTokens("gap" if config.classifier == "gap" else "token", name="pool")(x)  # (B, D)
+        kind = "token" if config.classifier == "map" else config.classifier
+        x = PoolTokens(kind, config.num_prefix_tokens, name="pool")(x)  # (B, D), token+gap: (B, 2 D)
     if config.representation_size is not None:
         x = TokenDense(
             config.representation_size, activation="tanh", kernel_initializer="lecun_normal", name="pre_logits"
         )(x)
-    if num_classes:
-        x = TokenDense(num_classes, kernel_initializer="zeros", name="head")(x)  # (B, classes)
+    x = head(x, config, num_classes, "head")  # (B, classes)
+    if config.distillation == "head":
+        second = head(PoolTokens("second", name="pool_distillation")(tokens), config, num_classes, "head_distillation")
+        x = keras.layers.Average(name="mean_of_heads")([x, second])
     return keras.Model(images, x, name=name)
+
+
+def head(features, config: ViTConfig, num_classes: int | None, name: str):
+    """Features (..., D) -> logits (..., classes); the features themselves without classes."""
+    if not num_classes:
+        return features
+    return TokenDense(num_classes, kernel_initializer="zeros", use_bias=config.head_bias, name=name)(features)
 
 
 def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
@@ -78,6 +90,7 @@ def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
         config.patch,
         strides=config.patch,
         data_format=CHANNELS_LAST,
+        use_bias=config.patch_bias,
         kernel_initializer=kernel if isinstance(config.stem, ConvStem) else "lecun_normal",
         name="embedding",
     )(x)  # (B, h, w, D)
@@ -85,13 +98,22 @@ def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
 
 
 def encoder(x, config: ViTConfig, grid: tuple[int, int]):
-    """Class token, positions and all blocks, but not the last LayerNorm: (B, h * w, D) -> (B, N, D)."""
-    if config.num_prefix_tokens:
-        x = ClassToken(name="cls")(x)  # (B, 1 + h * w, D)
+    """Prefix tokens, positions and all blocks, but not the last LayerNorm: (B, h * w, D) -> (B, N, D)."""
     add_positions = position_adder(config, grid)
-    if config.position_injection == "input":
+    at_input = config.position_injection == "input"
+    if at_input and not config.prefix_positions:
         x = add_positions(x, "Transformer.posembed_input")
+    if config.distillation != "none":
+        x = InsertTokens(1, 0, name="distillation")(x)
+    if config.has_class_token:
+        x = ClassToken(name="cls")(x)  # (B, 1 + h * w, D), with a distillation token (B, 2 + h * w, D)
+    if at_input and config.prefix_positions:
+        x = add_positions(x, "Transformer.posembed_input")
+    if config.num_registers:
+        x = InsertTokens(config.num_registers, config.num_class_tokens, name="registers")(x)  # (B, N, D)
     x = dropout(x, config.dropout_rate, "Transformer.posembed_input.dropout")
+    if config.pre_norm:
+        x = layer_norm(x, config.layer_norm_epsilon, "Transformer.pre_norm")
 
     depth_rates = np.linspace(0.0, config.stochastic_depth_rate, config.num_layers)
     for layer, depth_rate in enumerate(depth_rates):
@@ -102,7 +124,7 @@ def encoder(x, config: ViTConfig, grid: tuple[int, int]):
             x = encoder_block(x, config, float(depth_rate), f"{block}.row", axis="row", grid=grid)
             x = encoder_block(x, config, float(depth_rate), f"{block}.column", axis="column", grid=grid)
         else:
-            x = encoder_block(x, config, float(depth_rate), block)
+            x = encoder_block(x, config, float(depth_rate), block, grid=grid)
     return x
 
 
@@ -133,8 +155,8 @@ def position_adder(config: ViTConfig, grid: tuple[int, int]):
         return lambda tokens, name: tokens
     layer_class = _POSITIONS[config.position_embedding]
     if config.position_injection != "shared":
-        return lambda tokens, name: layer_class(grid, config.num_prefix_tokens, name=name)(tokens)
-    layer = layer_class(grid, config.num_prefix_tokens, name="Transformer.posembed_input")
+        return lambda tokens, name: layer_class(grid, config.num_prefix_positions, name=name)(tokens)
+    layer = layer_class(grid, config.num_prefix_positions, name="Transformer.posembed_input")
     return lambda tokens, name: layer(tokens)
 
 
@@ -144,7 +166,8 @@ def encoder_block(
     stochastic_depth_rate: float,
     name: str,
     axis: str | None = None,
-    grid: tuple[int, int] | None = None,
+    *,
+    grid: tuple[int, int],
 ):
     """Equations 2 and 3: attention and MLP, each with a LayerNorm and a residual connection. (B, N, D) -> (B, N, D).
 
@@ -155,28 +178,38 @@ def encoder_block(
         "num_heads": config.num_heads,
         "dropout_rate": config.attention_dropout_rate,
         "bias": config.qkv_bias,
+        "key_bias": config.key_bias,
         "relative": config.position_embedding == "relative",
+        "rotary_grid": grid if config.position_embedding == "rotary" else None,
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }
-    if axis is None or grid is None:
+    if axis is None:
         y = attention(y, y, **options)
     else:
         y = axis_attention(y, axis, grid, **options)
+    y = layer_scale(y, config.layer_scale, f"{name}.LayerScale_0")
     y = dropout(y, config.dropout_rate, f"{name}.dropout")
     y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_0")
     x = keras.layers.Add(name=f"{name}.residual")([x, y])
 
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_2")
-    y = mlp(y, config.mlp_dim, config.gelu, config.dropout_rate, f"{name}.MlpBlock_3")
+    y = mlp(y, config.mlp_dim, config.gelu, config.dropout_rate, f"{name}.MlpBlock_3", gated=config.gated_mlp)
+    y = layer_scale(y, config.layer_scale, f"{name}.LayerScale_1")
     y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_1")
     return keras.layers.Add(name=name)([x, y])
 
 
-def mlp(x, mlp_dim: int, gelu: str, dropout_rate: float, name: str):
-    """Two dense layers with GELU between them, dropout after each: (B, N, D) -> (B, N, M) -> (B, N, D)."""
-    width = x.shape[-1]
-    x = TokenDense(mlp_dim, activation=f"gelu_{gelu}", bias_stddev=1e-6, name=f"{name}.Dense_0")(x)  # (B, N, M)
-    x = dropout(x, dropout_rate, f"{name}.dropout_0")
+def mlp(x, mlp_dim: int, gelu: str, dropout_rate: float, name: str, *, gated: bool = False):
+    """Two dense layers with GELU between them, dropout after each: (B, N, D) -> (B, N, M) -> (B, N, D).
+
+    With a gate, the hidden layer is GELU(gate) * value, of two dense layers.
+    """
+    width, activation = x.shape[-1], gelu if gelu == "silu" else f"gelu_{gelu}"
+    value = TokenDense(mlp_dim, None if gated else activation, bias_stddev=1e-6, name=f"{name}.Dense_0")(x)  # (B, N, M)
+    if gated:
+        gate = TokenDense(mlp_dim, activation, bias_stddev=1e-6, name=f"{name}.gate")(x)  # (B, N, M)
+        value = keras.layers.Multiply(name=f"{name}.gated")([gate, value])
+    x = dropout(value, dropout_rate, f"{name}.dropout_0")
     x = TokenDense(width, bias_stddev=1e-6, name=f"{name}.Dense_1")(x)  # (B, N, D)
     return dropout(x, dropout_rate, f"{name}.dropout_1")
 
@@ -193,6 +226,11 @@ def attention_pooling(tokens, config: ViTConfig, name: str):
 def layer_norm(x, epsilon: float, name: str):
     """LayerNorm over the width. flax adds 1e-6 to the variance; the Keras default of 1e-3 changes the logits."""
     return keras.layers.LayerNormalization(epsilon=epsilon, name=name)(x)
+
+
+def layer_scale(x, initial: float | None, name: str):
+    """A learned factor for each channel; no layer without an initial value."""
+    return x if initial is None else LayerScale(initial, name=name)(x)
 
 
 def dropout(x, rate: float, name: str):

@@ -87,7 +87,7 @@ EXPRESSIBLE = {
     "npz-linen": {"token", "pre_logits", "gap", "map", "hybrid"},
     "big_vision": {"token", "pre_logits", "gap", "map", "sincos"},
     "huggingface": {"token", "no bias", "hybrid", "bit", "resnet"},
-    "timm": {"token", "gap", "no bias", "norm after pooling", "hybrid", "bit"},
+    "timm": {"token", "gap", "map", "no bias", "norm after pooling", "hybrid", "bit"},
     "torchvision": {"token", "pre_logits", "early convolutions"},
 }
 
@@ -107,7 +107,7 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, tmp_path):
     keras_vit.save_checkpoint(model, path, layout=layout)
     options = {"num_heads": 3} if layout in ("timm", "torchvision") and kind != "bit" else {}
     options |= {"num_groups": 2} if kind in ("hybrid", "bit") and layout != "huggingface" else {}
-    options |= {"gelu": "erf"} if (kind, layout) == ("gap", "timm") else {}
+    options |= {"gelu": "erf"} if (kind, layout) in (("gap", "timm"), ("map", "timm")) else {}
     again = keras_vit.from_checkpoint(path, image_size=TINY_IMAGE, **options)
     same = ("gelu", "layer_norm_epsilon", "stem", "group_norm_epsilon", "variance_epsilon", "deviation_epsilon")
     first, second = (

@@ -59,8 +59,9 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
         ({"image_size": 30}, r"says image_size=\(30, 30\), but the arrays hold position embeddings for 16 patches"),
         ({"image_size": [64, 32]}, r"says image_size=\(64, 32\), but the arrays hold position embeddings for 16"),
         ({"patch_size": "x"}, "config.json should give 'patch_size' as one or two numbers of pixels, but gives 'x'"),
-        ({"model_type": "deit"}, "config.json has the unsupported model_type='deit'; supported are"),
-        ({"model_type": "vit_mae"}, "config.json has the unsupported model_type='vit_mae'"),
+        ({"model_type": "swin"}, "config.json has the unsupported model_type='swin'; supported are"),
+        ({"model_type": "deit"}, "says model_type='deit', but the arrays are those of vit"),
+        ({"model_type": "vit_mae"}, "says model_type='vit_mae', but the arrays are those of vit"),
         ({"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported activation 'relu'"),
     ],
 )
@@ -169,10 +170,8 @@ def test_arguments_of_load_checkpoint_are_checked(option):
 @pytest.mark.parametrize(
     ("key", "kind"),
     [
-        ("reg_token", r" \(it has register tokens\)"),
-        ("dist_token", r" \(it has a distillation token\)"),
-        ("attn_pool.q.weight", r" \(it has timm's attention pooling\)"),
-        ("blocks.0.ls1.gamma", r" \(it has layer scale\)"),
+        ("blocks.0.attn.q_norm.weight", r" \(it has norms of queries and keys\)"),
+        ("blocks.0.attn.rel_pos.table", r" \(it has relative positions of timm\)"),
         ("something.weight", ""),
     ],
 )
@@ -298,6 +297,9 @@ def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
         ("vit_giantopt_patch16_siglip_gap_384", {}, (16, "tanh")),
         ("vit_giantopt_patch16_siglip_gap_384", {"act_layer": "gelu"}, (16, "erf")),
         ("vit_base_patch16_224", {"act_layer": "gelu_tanh", "no_embed_class": False}, (12, "tanh")),
+        ("vit_base_patch16_224", {"act_layer": "quick_gelu", "no_embed_class": True}, (12, "quick")),
+        ("vit_giant_patch14_reg4_dinov2.lvd142m", {}, (24, "silu")),
+        ("vit_so400m_patch14_siglip_384.webli", {}, (16, "erf")),
         ("resnetv2_50x1_bit", {"width_factor": 2, "output_stride": 32}, (None, None)),
     ],
 )
@@ -310,15 +312,13 @@ def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architec
     ("architecture", "arguments", "name"),
     [
         ("vit_base_patch16_rpn_224", {}, "architecture='vit_base_patch16_rpn_224'"),
-        ("vit_base_patch16_clip_quickgelu_224", {}, "architecture="),
-        ("flexivit_small", {}, "architecture="),
+        ("vit_so150m_patch16_reg4_gap_256", {}, "architecture="),
+        ("aimv2_large_patch14_224", {}, "architecture="),
         (None, {}, "architecture=None"),
         (["vit_base_patch16_224"], {}, "architecture="),
         ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'"),
-        ("vit_base_patch16_224", {"act_layer": "quick_gelu"}, "act_layer='quick_gelu'"),
         ("vit_base_patch16_224", {"act_layer": ["gelu"]}, "act_layer="),
         ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer='rmsnorm'"),
-        ("vit_base_patch16_224", {"no_embed_class": True}, "no_embed_class=True"),
         ("vit_base_patch16_224", {"block_fn": "ResPostBlock"}, "block_fn='ResPostBlock'"),
         ("vit_base_patch16_224", {"mlp_layer": False}, "mlp_layer=False"),
         ("vit_tiny_r_s16_p8_224", {"padding_same": False}, "padding_same=False"),

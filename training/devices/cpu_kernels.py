@@ -7,6 +7,7 @@ Patches are embedded by a matrix product, because oneDNN's gradient of the convo
 bfloat16. Layers whose output is used only at the class token compute only the class token.
 """
 
+import functools
 from collections.abc import Callable
 
 import keras
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from keras_vit.models.attention import DotProductAttention, join_heads, split_heads
 from keras_vit.models.build import calling_class_token_only, class_token_only
-from keras_vit.models.layers import TokenDense, gelu_erf, gelu_tanh
+from keras_vit.models.layers import TokenDense, gelu_erf, gelu_quick, gelu_tanh
 
 # sqrt(2 / pi) and the cubic coefficient of the tanh approximation ("Gaussian Error Linear Units", arXiv 1606.08415).
 _TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
@@ -32,6 +33,8 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
         keras.activations.linear: _bias_add,
         gelu_tanh: _bias_gelu(_gelu_tanh),
         gelu_erf: _bias_gelu(_gelu_erf),
+        gelu_quick: _bias_gelu(functools.partial(_sigmoid_gated, 1.702)),
+        keras.activations.silu: _bias_gelu(functools.partial(_sigmoid_gated, 1.0)),
     }
     norm, probabilities = _layer_norm(), _attention_probabilities()
     class_token = class_token_only(network)
@@ -175,6 +178,12 @@ def _gelu_erf(x):
     """Value and derivative of x P(X < x), X normally distributed."""
     below = 0.5 * tf.math.erfc(-_INVERSE_SQRT_2 * x)
     return x * below, below + x * _INVERSE_SQRT_2_PI * tf.exp(-0.5 * x * x)
+
+
+def _sigmoid_gated(factor: float, x):
+    """Value and derivative of x sigmoid(factor x): SiLU, and CLIP's GELU."""
+    gate = tf.sigmoid(factor * x)
+    return x * gate, gate * (1.0 + factor * x * (1.0 - gate))
 
 
 def _layer_norm() -> Callable:

@@ -1,0 +1,253 @@
+"""Today's Vision Transformers: agreement with transformers and timm, and everything that a ViT here can do."""
+
+import dataclasses
+import functools
+import json
+
+import keras
+import numpy as np
+import pytest
+import safetensors.numpy
+import tensorflow as tf
+
+import keras_vit
+from export.saved_model.export import export_saved_model
+from export.tflite.export import export_tflite
+from keras_vit import UserError, ViTConfig
+from keras_vit.inspection import inspect
+from keras_vit.inspection.images import Image
+from keras_vit.models.complexity import costs
+from keras_vit.run_directory import Samples
+from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from training.devices.cpu_kernels import with_cpu_kernels
+
+MODERN = FIXTURES / "modern"
+GOLDEN = json.loads((MODERN / "index.json").read_text())["fixtures"]
+# What bare files of timm cannot tell.
+UNTOLD = {name: {"num_heads": 4} for name in GOLDEN if name.startswith("timm")}
+UNTOLD["timm_siglip"] = {"num_heads": 4, "gelu": "tanh"}
+UNTOLD["timm_clip"] = {"num_heads": 4, "gelu": "quick"}
+# The names here of what other codes recorded. CLIP's last hidden state is before the last norm, as are all of timm's
+# features where that norm follows the pooling.
+SAME_THING = {
+    "pooler_output": "pre_logits",
+    "hidden_0": "embedded",
+    "hidden_last": "block_2",
+    "image_embeds": "logits",
+    "last_hidden_state": "encoded",
+    "features": "encoded",
+}
+BEFORE_THE_NORM = {"hf_clip": "last_hidden_state", "hf_clip_gelu": "last_hidden_state", "timm_reg_gap": "features"}
+
+
+@functools.cache
+def golden_model(name: str, image_size: tuple[int, int] | None = None):
+    return keras_vit.from_checkpoint(MODERN / GOLDEN[name]["checkpoint"], image_size=image_size, **UNTOLD.get(name, {}))
+
+
+SIZES = [(name, "") for name in GOLDEN] + [(name, "_large") for name in GOLDEN if GOLDEN[name]["large_size"]]
+
+
+@pytest.mark.parametrize(("name", "suffix"), SIZES)
+def test_everything_recorded_agrees(name, suffix):
+    """At the size of the file and at another, rectangular one."""
+    entry, recorded = GOLDEN[name], np.load(MODERN / GOLDEN[name]["io"])
+    model = golden_model(name, tuple(entry["large_size"]) if suffix else None)
+    expected = {key: recorded[key] for key in recorded if key.endswith("_large") == bool(suffix)}
+    images = expected.pop(f"images{suffix}")
+    names = {}
+    for key in expected:
+        what = key.removesuffix("_large").removesuffix("_float64")
+        names[key] = "block_2" if what == BEFORE_THE_NORM.get(name) else SAME_THING.get(what, what)
+    if not any(layer.name == "head" for layer in model.layers):  # timm calls the features of a headless model logits
+        names = {key: "pre_logits" if ours == "logits" else ours for key, ours in names.items()}
+    inside = keras_vit.intermediates(model, sorted(set(names.values())))(images)
+    assert names
+    for key, ours in names.items():
+        np.testing.assert_allclose(inside[ours], expected[key], **entry["tolerance"], err_msg=key)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_reading_and_writing_gives_the_same_arrays(name, tmp_path):
+    model = golden_model(name)
+    source = MODERN / GOLDEN[name]["checkpoint"]
+    layout = "huggingface" if source.is_dir() else "timm"
+    keras_vit.save_checkpoint(model, written := tmp_path / source.name, layout=layout)
+    original, copy = (
+        safetensors.numpy.load_file(path / "model.safetensors" if path.is_dir() else path) for path in (source, written)
+    )
+    for arrays in (original, copy):  # unused outside of pretraining, not read; written where transformers misses it
+        arrays.pop("embeddings.mask_token", None), arrays.pop("dinov2.embeddings.mask_token", None)
+    assert copy.keys() == original.keys()
+    for key, array in original.items():
+        np.testing.assert_array_equal(copy[key], array, err_msg=key)
+    if layout == "huggingface":
+        assert keras_vit.config_of(keras_vit.from_checkpoint(written)) == keras_vit.config_of(model)
+
+
+# One tiny model of each family; the sizes are distinct.
+FAMILIES = {
+    "DeiT": {"distillation": "head"},
+    "DeiT III": {"prefix_positions": False, "layer_scale": 0.1},
+    "DINOv2": {"layer_scale": 0.1, "num_registers": 2},
+    "DINOv2 SwiGLU": {"layer_scale": 0.1, "gated_mlp": True, "gelu": "silu", "classifier": "token+gap"},
+    "DINOv3": {"position_embedding": "rotary", "key_bias": False, "num_registers": 2, "layer_scale": 0.1},
+    "CLIP": {"pre_norm": True, "patch_bias": False, "head_bias": False, "gelu": "quick"},
+    "SigLIP": {"classifier": "map"},
+    "registers and mean": {"classifier": "gap", "num_registers": 2, "norm_after_pooling": True},
+}
+family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@functools.cache
+def tiny(name: str) -> keras.Model:
+    return randomize(keras_vit.build(dataclasses.replace(TINY, **FAMILIES[name]), image_size=TINY_IMAGE, num_classes=7))
+
+
+@family
+def test_adapting_keeps_what_fits_and_replaces_the_head(name, tiny_images):
+    model = tiny(name)
+    same = keras_vit.adapt(model)
+    np.testing.assert_array_equal(same(tiny_images), model(tiny_images))
+    other = keras_vit.adapt(model, image_size=(20, 18), num_classes=3)
+    assert other(np.zeros((1, 20, 18, 3), np.float32)).shape == (1, 3)
+    for layer in other.layers:
+        if layer.name not in ("Transformer.posembed_input", "head", "head_distillation"):
+            for one, two in zip(layer.get_weights(), model.get_layer(layer.name).get_weights(), strict=True):
+                np.testing.assert_array_equal(one, two)
+
+
+@family
+def test_the_cpu_form_has_the_same_outputs_and_gradients(name, tiny_images):
+    model = tiny(name)
+    results = []
+    for network in (model, with_cpu_kernels(model)):
+        with tf.GradientTape() as tape:
+            logits = network(tf.constant(tiny_images), training=True)
+            loss = tf.reduce_mean(logits**2)
+        results.append((logits, tape.gradient(loss, model.trainable_weights)))
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-4, atol=1e-5)
+    for weight, one, two in zip(model.trainable_weights, results[0][1], results[1][1], strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4 * np.abs(one).max() + 1e-7, err_msg=weight.path)
+
+
+@family
+def test_the_parameters_are_counted(name):
+    model = tiny(name)
+    config = keras_vit.config_of(model)
+    assert costs(config, TINY_IMAGE, num_classes=7).parameters == model.count_params()
+
+
+@family
+def test_every_figure_is_drawn(name):
+    pictures = np.random.default_rng(5).integers(0, 256, (2, *TINY_IMAGE, 3)).astype(np.uint8)
+    images = [Image(str(number), picture) for number, picture in enumerate(pictures)]
+    inspection = inspect(tiny(name), images, checkpoint=name)
+    assert {"filters", "attention"} <= set(inspection.arrays)
+
+
+@family
+def test_feature_maps_are_the_patch_tokens_of_the_blocks(name, tiny_images):
+    model = tiny(name)
+    config = keras_vit.config_of(model)
+    inside = keras_vit.intermediates(model)(tiny_images)
+    maps = keras_vit.feature_maps(model, [-1, 0], norm=False)(tiny_images)
+    prefix = config.num_prefix_tokens
+    assert maps.keys() == {"block_0", "block_1"}
+    for key, values in maps.items():
+        assert values.shape == (5, 3, 5, 12)
+        np.testing.assert_array_equal(np.reshape(values, (5, 15, 12)), inside[key][:, prefix:])
+    if config.norm_after_pooling:
+        with pytest.raises(UserError, match="norm=False"):
+            keras_vit.feature_maps(model, [-1])
+    else:
+        normed = keras_vit.feature_maps(model, [1])(tiny_images)["block_1"]
+        np.testing.assert_allclose(np.reshape(normed, (5, 15, 12)), inside["encoded"][:, prefix:], atol=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [[], [2], [-3], ["last"], [True]])
+def test_blocks_that_do_not_exist_are_refused(blocks):
+    with pytest.raises(UserError, match="blocks must be numbers from -2 to 1"):
+        keras_vit.feature_maps(tiny("DINOv2"), blocks)
+
+
+@pytest.mark.slow
+@family
+def test_every_family_is_exported_to_saved_model_and_tflite(name, tmp_path):
+    """The exports compare themselves with the model."""
+    shades = np.random.default_rng(4).integers(0, 256, (6, *TINY_IMAGE, 3)).astype(np.uint8)
+    samples = Samples(tuple(tf.io.encode_png(shade).numpy() for shade in shades), np.arange(6) % 7)
+    labels = [f"class {number}" for number in range(7)]
+    export_saved_model(tiny(name), labels, samples, tmp_path / "served")
+    export_tflite(tiny(name), labels, samples, tmp_path / "phone", ["float32"])
+
+
+@pytest.mark.slow
+@family
+def test_every_family_trains(name, tiny_images):
+    model = keras_vit.adapt(tiny(name))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    labels = np.arange(5)
+    before = model.evaluate(tiny_images, labels, verbose=0)
+    model.fit(tiny_images, labels, epochs=20, verbose=0)
+    assert model.evaluate(tiny_images, labels, verbose=0) < before
+
+
+# Parameters of timm 1.0.31 (DeiT, DeiT III, FlexiViT) and transformers 5.23 without the [mask] token:
+# (image size, classes or width of the projection, parameters).
+COUNTS = {
+    "DeiT-Ti_16-distilled": (224, 1000, 5_910_800),
+    "DeiT-S_16-distilled": (224, 1000, 22_436_432),
+    "DeiT-B_16-distilled": (224, 1000, 87_338_192),
+    "DeiT3-S_16": (224, 1000, 22_059_496),
+    "DeiT3-M_16": (224, 1000, 38_849_512),
+    "DeiT3-B_16": (224, 1000, 86_585_320),
+    "DeiT3-L_16": (224, 1000, 304_374_760),
+    "DeiT3-H_14": (224, 1000, 632_126_440),
+    "DINOv2-S_14": (518, 0, 22_056_192),
+    "DINOv2-S_14-reg4": (518, 0, 22_057_728),
+    "DINOv2-B_14": (518, 0, 86_579_712),
+    "DINOv2-B_14-reg4": (518, 0, 86_582_784),
+    "DINOv2-L_14": (518, 0, 304_367_616),
+    "DINOv2-L_14-reg4": (518, 0, 304_371_712),
+    "DINOv2-g_14": (518, 0, 1_136_479_232),
+    "DINOv2-g_14-reg4": (518, 0, 1_136_485_376),
+    "DINOv3-S_16": (224, 0, 21_596_160),
+    "DINOv3-S+_16": (224, 0, 28_692_480),
+    "DINOv3-B_16": (224, 0, 85_659_648),
+    "DINOv3-L_16": (224, 0, 303_128_576),
+    "DINOv3-H+_16": (224, 0, 840_591_360),
+    "CLIP-B_32": (224, 512, 87_849_216),
+    "CLIP-B_16": (224, 512, 86_192_640),
+    "CLIP-L_14": (224, 768, 303_966_208),
+    "OpenCLIP-H_14": (224, 1024, 632_076_800),
+    "OpenCLIP-g_14": (224, 1024, 1_012_645_632),
+    "OpenCLIP-G_14": (224, 1280, 1_844_907_264),
+    "SigLIP-B_16": (224, 0, 92_884_224),
+    "SigLIP-L_16": (224, 0, 315_894_784),
+    "SigLIP-So400m_14": (224, 0, 427_680_704),
+    "MAE-B_16": (224, 0, 85_798_656),
+    "MAE-L_16": (224, 0, 303_301_632),
+    "MAE-H_14": (224, 0, 630_764_800),
+    "FlexiViT-S_16": (240, 1000, 22_061_416),
+    "FlexiViT-B_16": (240, 1000, 86_589_160),
+    "FlexiViT-L_16": (240, 1000, 304_355_304),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_named_model_has_the_parameters_of_the_original(name):
+    image_size, num_classes, parameters = COUNTS[name]
+    config = keras_vit.MODELS[name]
+    one, two = (_shallow(config, layers, image_size, num_classes) for layers in (1, 2))
+    assert one + (config.num_layers - 1) * (two - one) == parameters
+
+
+def _shallow(config: ViTConfig, num_layers: int, image_size: int, num_classes: int) -> int:
+    with keras.StatelessScope(initialize_variables=False):  # no memory for weights
+        model = keras_vit.build(
+            dataclasses.replace(config, num_layers=num_layers), image_size=image_size, num_classes=num_classes
+        )
+        count = model.count_params()
+    keras.utils.clear_session(free_memory=False)
+    return count
