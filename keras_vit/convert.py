@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from keras_vit import cli
+from keras_vit.models.config import Gelu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Arguments:
     """Width of a new head of zeros, 0 for none; default: the head of the file."""
     num_heads: int | None = None
     """Attention heads, if they are not in the file."""
+    gelu: Gelu | None = None
+    """GELU of the model, tanh or erf, if it is not in the file."""
     num_groups: int | None = None
     """Groups of GroupNorm, if they are not in the file."""
 
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         image_size=parsed.image_size,
         num_classes=parsed.num_classes,
         num_heads=parsed.num_heads,
+        gelu=parsed.gelu,
         num_groups=parsed.num_groups,
     )
 

@@ -172,6 +172,14 @@ def to_channels(image, channels: int, background: Background | None = None):
     return ops.cast(ops.round(gray), image.dtype)  # (H, W, 1)
 
 
+def is_uniform(image: np.ndarray) -> bool:
+    """Whether an image (H, W, C) uint8, 1 to 4 channels, has one color throughout once it is on white."""
+    if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
+        return False  # as nearly all are, at no cost
+    seen = np.asarray(to_channels(image, 3, "white"))
+    return bool((seen == seen[:1, :1]).all())
+
+
 def _on_white(image, rgb):
     """Blend an image (H, W, C) with colors `rgb` (H, W, 3) on white. Without alpha, return `rgb`.
 

@@ -44,6 +44,20 @@ found, again, expected = (inspection.features_and_gradients(m, images) for m in 
 for one, other, same in zip(found, again, expected):
     assert np.array_equal(one, other) and np.array_equal(one, same) and np.any(one)
 
+flash, one_operation = [], keras.ops.dot_product_attention
+keras.ops.dot_product_attention = lambda *heads, flash_attention: (
+    flash.append(flash_attention) or one_operation(*heads, flash_attention=flash_attention)
+)
+dropping(images), model(images)
+assert flash == 4 * [False]  # Keras' choice on a TPU would be a causal mask
+jax.default_backend = lambda: "gpu"
+expected = model(images)
+assert flash == 4 * [False] + 2 * [None]
+dropping(images, training=True)
+keras_vit.chunk_attention(model, 5)
+np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=1e-4)
+assert len(flash) == 6
+
 golden = keras_vit.from_checkpoint(sys.argv[1])
 recorded = np.load(sys.argv[2])
 np.save(sys.argv[3], golden(recorded["images"]))

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.save import save_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.models.build import config_of
-from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.models.config import Gelu, ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.run_directory import load_model
 
 
@@ -26,6 +27,7 @@ def convert(
     image_size: tuple[int, int] | None = None,
     num_classes: int | None = None,
     num_heads: int | None = None,
+    gelu: Gelu | None = None,
     num_groups: int | None = None,
 ) -> None:
     """Convert a checkpoint, read the new file, compare, and print the report.
@@ -36,7 +38,7 @@ def convert(
         layout: one of LAYOUTS.
         image_size: height and width in pixels to resize position embeddings to; None keeps their size.
         num_classes: width of a new head of zeros, 0 for none; None keeps the head as stored.
-        num_heads, num_groups: if they are not in the file.
+        num_heads, gelu, num_groups: if they are not in the file.
 
     Raises:
         UserError: for an unknown layout, an existing target, and a source that cannot be read or converted.
@@ -47,7 +49,9 @@ def convert(
         raise UserError(f"{target} already exists; give the name of a new file.")
     if not target.parent.is_dir():
         raise UserError(f"There is no folder {str(target.parent)!r} to write {target.name} into.")
-    model, checkpoint = _read(source, image_size, num_classes, num_heads, num_groups)
+    model, checkpoint = _read(
+        source, image_size, num_classes, {"num_heads": num_heads, "gelu": gelu, "num_groups": num_groups}
+    )
     save_checkpoint(model, target, layout=layout)
     written = open_checkpoint(target)
     old_weights = {} if checkpoint is None else checkpoint.weights
@@ -74,16 +78,13 @@ def _read(
     source: str | os.PathLike,
     image_size: tuple[int, int] | None,
     num_classes: int | None,
-    num_heads: int | None,
-    num_groups: int | None,
+    settings: dict[str, Any],
 ) -> tuple[keras.Model, Checkpoint | None]:
     """The model and its checkpoint; None for a Keras model."""
     path = find_checkpoint(source)
     if path.suffix == ".keras" or (path / "model.keras").is_file():
         return adapt(load_model(path), image_size=image_size, num_classes=num_classes), None
-    model = from_checkpoint(
-        path, image_size=image_size, num_classes=num_classes, num_heads=num_heads, num_groups=num_groups
-    )
+    model = from_checkpoint(path, image_size=image_size, num_classes=num_classes, **settings)
     return model, open_checkpoint(path)
 
 

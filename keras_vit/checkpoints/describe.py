@@ -61,6 +61,9 @@ class Description:
     other_resize: str | None = None
     """How the original resizes images, if the preprocessing of `from_checkpoint` does it otherwise."""
 
+    is_activation_known: bool = True
+    """Whether a config.json names the activation. Arrays do not contain it, so that a customized one goes unnoticed."""
+
     def __str__(self) -> str:
         lines = {
             "layout": self.layout,
@@ -78,6 +81,8 @@ class Description:
             lines["num_heads"] = _NOT_IN_FILE + (assumed or "")
         if "block" in self.ambiguous:
             lines["norms"] = f"{_NOT_IN_FILE}; default: before each branch, not after it (timm's residual post-norm)"
+        if "gelu" in self.fields and not self.is_activation_known:
+            lines["gelu"] = f"{_NOT_IN_FILE}; default: {self.fields['gelu']}, as in the original code"
         if "gelu" in self.ambiguous:
             lines["gelu"] = f"{_NOT_IN_FILE}; timm has models with these arrays and either form"
         if self.other_resize:
@@ -133,6 +138,7 @@ def describe(
         unused=checkpoint.unused,
         unexpected_keys=checkpoint.unexpected_keys,
         other_resize=file_config.other_resize,
+        is_activation_known=file_config.gelu is not None,
     )
 
 

@@ -5,6 +5,7 @@ an AugReg file: `vit_jax/train.py`. `keras.utils.get_file` is not used because i
 and follows redirects to http.
 """
 
+import base64
 import contextlib
 import csv
 import dataclasses
@@ -44,7 +45,8 @@ _LOCAL = {"localhost", "127.0.0.1"}
 def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = None) -> pathlib.Path:
     """The local path of a checkpoint; downloads it into `cache` if necessary.
 
-    A download is kept only if it begins like a file of its type, not like an HTML page. A cached file is used if its
+    A download is kept only if it begins like a file of its type, not like an HTML page, and has the MD5 or SHA-256 that
+    Google Cloud Storage or Hugging Face publishes of it. Other servers publish none. A cached file is used if its
     size and SHA-256 are those in the .json file beside it. Concurrent callers each download a complete file.
 
     Args:
@@ -304,7 +306,7 @@ def _download(address: str, path: pathlib.Path) -> str:
 def _attempt(address: str, path: pathlib.Path) -> str:
     import tqdm  # lazy: only downloads need it
 
-    sha256, received, head = hashlib.sha256(), 0, b""
+    sha256, md5, received, head = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0, b""
     with atomic_write(path) as temporary, open(temporary, "xb") as stream, _open(address) as response:
         size = response.length  # bytes of Content-Length
         if size is None and not response.chunked:  # chunked: Google's compressed files
@@ -322,12 +324,35 @@ def _attempt(address: str, path: pathlib.Path) -> str:
                 head = head or chunk[:_HEAD]
                 stream.write(chunk)
                 sha256.update(chunk)
+                md5.update(chunk)
                 progress.update(len(chunk))
         if size is not None and received != size:
             raise _TransferError(f"it ended after {received} of {size} bytes", retry=True)
+        for found, published in ((md5, _published_md5(response)), (sha256, _published_sha256(response))):
+            if published and published != found.hexdigest():
+                raise _TransferError(
+                    f"its {found.name} is {found.hexdigest()}, but the server states {published}", retry=True
+                )
         if not _begins_as(path.suffix, head):
             raise _TransferError(f"it is no {path.suffix} file, but begins with {head[:40]!r}", retry=False)
     return sha256.hexdigest()
+
+
+def _published_md5(response: http.client.HTTPResponse) -> str | None:
+    """The MD5 of a response of Google Cloud Storage, hexadecimal. It has none for composite objects."""
+    headers = response.headers
+    if headers.get("X-Goog-Stored-Content-Encoding", "identity") != "identity":
+        return None  # the hash is that of the compressed object
+    found = re.search(r"\bmd5=([\w+/]{22}==)", ",".join(headers.get_all("X-Goog-Hash", [])), re.ASCII)
+    return base64.b64decode(found[1]).hex() if found else None
+
+
+def _published_sha256(response: http.client.HTTPResponse) -> str | None:
+    """The SHA-256 of a large file of Hugging Face, hexadecimal. Its ETag of a small file is a Git hash."""
+    headers = response.headers
+    tag = headers.get("X-Linked-Etag") or (headers.get("ETag") if "X-Repo-Commit" in headers else None)
+    found = re.fullmatch(r'"?([0-9a-f]{64})"?', tag or "")
+    return found and found[1]
 
 
 def _begins_as(suffix: str, head: bytes) -> bool:
@@ -347,24 +372,31 @@ def _no_space(path: pathlib.Path, free: int) -> UserError:
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    linked_etag: str | None = None
+    """Hugging Face states the hash in the answer that redirects to the storage."""
+
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         stays_local = _is_local(req.full_url) and _is_local(newurl)
         if urllib.parse.urlsplit(newurl).scheme != "https" and not stays_local:
             fp.close()
             raise _TransferError(f"it redirects to {newurl[:200]!r}, which is not https", retry=False)
+        self.linked_etag = headers.get("X-Linked-Etag", self.linked_etag)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 @contextlib.contextmanager
 def _open(address: str) -> Iterator[http.client.HTTPResponse]:
+    redirects = _SafeRedirects()
     try:
-        response = urllib.request.build_opener(_SafeRedirects).open(address, timeout=_TIMEOUT)
+        response = urllib.request.build_opener(redirects).open(address, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
         retry = error.code in (408, 429) or error.code >= 500
         raise _TransferError(f"{error.code} {error.reason}", retry=retry) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _TransferError(_reason(error), retry=not isinstance(error, ValueError)) from error
+    if redirects.linked_etag:
+        response.headers["X-Linked-Etag"] = redirects.linked_etag
     with response:
         yield response
 

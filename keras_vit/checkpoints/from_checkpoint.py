@@ -103,7 +103,8 @@ def from_checkpoint(
         num_groups: of GroupNorm, likewise. Default: 32.
         conv_stem_strides: of early convolutions. Default: 2; with more than four, 1 for those that do not widen.
         gelu, layer_norm_epsilon: override those of the checkpoint: "tanh" and 1e-6 for JAX files; config.json's, else
-            "erf" and 1e-12, for transformers; "erf" and 1e-6 for timm and torchvision.
+            "erf" and 1e-12, for transformers; "erf" and 1e-6 for timm and torchvision. Arrays do not contain the
+            activation: a file without config.json from a model with another one loads and gives other outputs.
         dropout_rate, attention_dropout_rate, stochastic_depth_rate: for further training.
         keep_pre_logits: keep the tanh layer with a new head (vit_jax: an equal representation_size).
     """

@@ -137,10 +137,15 @@ def _is_image(path: pathlib.Path) -> bool:
 
 
 def _file(path: pathlib.Path, name: str) -> Image:
+    from keras_vit.preprocessing import is_uniform  # imported here: it imports Keras, which takes seconds
+
     data = path.read_bytes() if _small(path) else b""
+    image = decode(data, name)
     if orientation(data) != 1:
         print(f"Warning: {name} has an EXIF orientation, which is not applied: the model sees the image as stored.")
-    return decode(data, name)
+    if is_uniform(image.pixels):
+        print(f"Warning: {name} has one color throughout; transparent images are put on white.")
+    return image
 
 
 def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Image]:
@@ -164,11 +169,13 @@ def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
         done = subprocess.run(
             [*command, *(("--data-dir", data_dir) if data_dir else ())],
             env={**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(places)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
         )
         if done.returncode:
             complaint = (done.stderr.strip().splitlines() or ["no error message"])[-1]
             raise UserError(f"The data set {data!r} could not be read: {complaint}")
+        for line in done.stdout.splitlines():
+            if line.startswith("Warning: "):
+                print(line)
         return _samples(pathlib.Path(folder) / run_directory.SAMPLES, count, run_directory.load_labels(folder))

@@ -116,6 +116,9 @@ class DotProductAttention(keras.layers.Layer):
     `dropout_rate`, for every head and query by itself (flax: broadcast_dropout=False).
 
     `queries_at_a_time` is set by `chunk_attention` and is not saved.
+
+    On JAX, attention without dropout, relative positions and chunks is `keras.ops.dot_product_attention`: cuDNN's flash
+    attention on GPUs since Ampere, in bfloat16 and float16.
     """
 
     # Whether the query already includes the factor 1 / sqrt(d). Only exported inference models set it.
@@ -129,8 +132,12 @@ class DotProductAttention(keras.layers.Layer):
         self.queries_at_a_time: int | None = None
 
     def call(self, query, key, value, offset_logits=None, training=None):
+        in_chunks = self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]
+        drops = self.dropout is not None and training
+        if not in_chunks and not drops and offset_logits is None and keras.backend.backend() == "jax":
+            return self._in_one_operation(query, key, value)
         key, value = self.key_heads(key), split_heads(value, self.num_heads)
-        if self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]:
+        if in_chunks:
             return self._in_chunks(query, key, value)
         probabilities = self.probabilities(split_heads(query, self.num_heads), key, offset_logits)
         return join_heads(self.mixed(probabilities, value, training))
@@ -148,6 +155,17 @@ class DotProductAttention(keras.layers.Layer):
         if self.dropout is not None:
             probabilities = self.dropout(probabilities, training=training)
         return ops.matmul(probabilities, value)
+
+    def _in_one_operation(self, query, key, value):
+        """The same without dropout and offset_logits: (B, N, D), (B, M, D) and (B, M, D) -> (B, N, D)."""
+        import jax
+
+        heads = self.num_heads, query.shape[-1] // self.num_heads
+        query, key, value = (ops.reshape(x, (-1, x.shape[1], *heads)) for x in (query, key, value))
+        # On a TPU, Keras 3.15 would choose a kernel that applies a causal mask where none is given.
+        flash = None if jax.default_backend() == "gpu" else False
+        mixed = ops.dot_product_attention(query, key, value, flash_attention=flash)
+        return ops.reshape(mixed, (-1, query.shape[1], heads[0] * heads[1]))
 
     def _in_chunks(self, query, key, value):
         """The same, for c queries after the others, so that (B, H, c, M) are the most probabilities at a time.

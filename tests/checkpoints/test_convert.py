@@ -1,5 +1,9 @@
 """`python -m keras_vit.convert`: its report, its errors, and no files after a failure."""
 
+import dataclasses
+import errno
+import os
+
 import numpy as np
 import pytest
 
@@ -31,6 +35,30 @@ def test_resized_new_and_dropped_weights_are_reported(tmp_path, capsys):
     positions = "Transformer/posembed_input/pos_embedding"
     assert f"{positions}  ->  {positions}  (1, 37, 48)  resized" in lines
     assert {"pre_logits/bias  ->  dropped", "pre_logits/kernel  ->  dropped"} <= set(lines)
+
+
+@pytest.mark.parametrize("gelu", ["erf", "tanh"])
+def test_heads_and_gelu_that_a_file_lacks_are_options(gelu, tmp_path, capsys):
+    config = dataclasses.replace(TINY, patch_size=4, classifier="gap")
+    model = randomize(keras_vit.build(config, image_size=12, num_classes=3))
+    keras_vit.save_checkpoint(model, tmp_path / "gap.safetensors", layout="timm")
+    arguments = [str(tmp_path / "gap.safetensors"), str(tmp_path / "x.npz"), "--layout", "npz", "--num-heads", "3"]
+    with pytest.raises(UserError, match="give gelu, or put the config.json beside"):
+        convert.main(arguments)
+    convert.main([*arguments, "--gelu", gelu])
+    differs = "GELU: erf in this model, tanh in the code of npz files; set it there." in capsys.readouterr().out
+    assert differs == (gelu == "erf")
+
+
+def test_a_full_disk_leaves_no_converted_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for name, layout in (("x.npz", "npz"), ("x.safetensors", "timm"), ("hf", "huggingface")):
+        with pytest.raises(OSError, match="No space left on device"):
+            convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / name), "--layout", layout])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_keras_model_is_adapted_and_converted(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """find_checkpoint: names, addresses, the cache and failed downloads. No network but 127.0.0.1."""
 
+import base64
 import collections
 import contextlib
 import hashlib
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 import types
+import urllib.parse
 
 import pytest
 
@@ -72,6 +74,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             threading.Event().wait(2)
         elif path == "/busy-once.npz":
             self.answer(*((503, b"later") if first else (200, CONTENT)))
+        elif path.startswith("/hashed/"):  # the hashes stand in the query
+            self.answer(200, CONTENT, **dict(urllib.parse.parse_qsl(self.path.partition("?")[2])))
+        elif path == "/linked.npz":
+            self.answer(302, Location="/complete/model.npz", X_Linked_Etag=self.path.partition("?")[2])
         elif path == "/near.npz":
             self.answer(302, Location="/complete/model.npz")
         elif path == "/far.npz":
@@ -460,6 +466,39 @@ def test_a_redirect_to_a_safe_address_is_followed(server):
 
 def test_a_chunked_transfer_is_complete(server):
     assert find_checkpoint(server.address("/chunked.npz")).read_bytes() == CONTENT
+
+
+SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), base64.b64encode(hashlib.md5(CONTENT).digest()).decode()
+OTHER_SHA256, OTHER_MD5 = "0" * 64, base64.b64encode(bytes(16)).decode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_kept"),
+    [
+        ({"X-Goog-Hash": f"crc32c=AAAAAA==,md5={MD5}"}, True),
+        ({"X-Goog-Hash": f"crc32c=AAAAAA==,md5={OTHER_MD5}"}, False),
+        ({"X-Goog-Hash": "crc32c=AAAAAA=="}, True),
+        ({"X-Goog-Hash": f"md5={OTHER_MD5}", "X-Goog-Stored-Content-Encoding": "gzip"}, True),  # of other bytes
+        ({"X-Linked-Etag": f'"{SHA256}"'}, True),
+        ({"X-Linked-Etag": f'"{OTHER_SHA256}"'}, False),
+        ({"ETag": f'"{OTHER_SHA256}"', "X-Repo-Commit": "ab"}, False),
+        ({"ETag": f'"{"0" * 40}"', "X-Repo-Commit": "ab"}, True),  # a Git hash
+        ({"ETag": f'"{OTHER_SHA256}"'}, True),  # of a server whose ETags mean anything
+    ],
+)
+def test_a_file_without_the_hash_that_its_server_publishes_is_not_kept(headers, is_kept, server, cache):
+    address = server.address(f"/hashed/model.npz?{urllib.parse.urlencode(headers)}")
+    if is_kept:
+        assert find_checkpoint(address).read_bytes() == CONTENT
+        return
+    assert re.search(r"its (md5|sha256) is \w+, but the server states 0+\)", error_message(address))
+    assert server.requests["/hashed/model.npz"] == 3  # the transfer may have failed
+    assert cached_files(cache) == []
+
+
+def test_the_hash_in_a_redirect_is_compared_with_what_arrives(server, cache):
+    assert find_checkpoint(server.address(f"/linked.npz?{SHA256}")).read_bytes() == CONTENT
+    assert "but the server states" in error_message(server.address(f"/linked.npz?{OTHER_SHA256}"))
 
 
 def test_concurrent_callers_each_get_the_complete_file(server, cache):

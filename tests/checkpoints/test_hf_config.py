@@ -45,6 +45,8 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
     assert bit.image_size is None
     official = keras_vit.build("ViT-Ti_16", image_size=32, num_classes=0)
     keras_vit.save_checkpoint(official, tmp_path / "x.safetensors", layout="timm")
+    assert "gelu not in the file; default: erf, as in the original code" in lines_of(timm)
+    assert "gelu erf" in lines_of(keras_vit.describe(FIXTURES / "hf_vit"))
     assumed = "num_heads not in the file; default: the 3 of the official model of this width"
     assert assumed in lines_of(keras_vit.describe(tmp_path / "x.safetensors"))
 

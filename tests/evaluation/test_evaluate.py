@@ -337,7 +337,7 @@ def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
         assert unnamed == (name == "weights.npz")
 
 
-def test_a_saved_model_of_numbers_alone_is_given_numbers(made, few_digits, tmp_path):
+def test_a_saved_model_of_numbers_alone_is_given_numbers(made, few_digits, tmp_path, capsys):
     loaded = tf.saved_model.load(made / "served" / "1")
     served = loaded.signatures["image_tensor"]
 
@@ -347,7 +347,10 @@ def test_a_saved_model_of_numbers_alone_is_given_numbers(made, few_digits, tmp_p
 
     tf.saved_model.save(loaded, tmp_path / "numbers", signatures=of_numbers)
     expected, _ = _evaluated(made / "run", tmp_path / "run")
+    background = "does not say what transparent images are put on; here it is white"
+    assert background not in capsys.readouterr().out
     found, _ = _evaluated(tmp_path / "numbers", tmp_path / "report")
+    assert background in capsys.readouterr().out
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
     other, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", overrides=InputOptions(value_range=(0.0, 1.0)))
     assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)

@@ -95,6 +95,27 @@ def test_of_a_folder_evenly_spaced_images_are_taken_and_hidden_ones_left(tmp_pat
     assert names == ["class0/0.png", "class0/3.png", "class1/6.png", "class1/9.png"]
 
 
+def test_a_turned_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp_path, capfd):
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "ant").mkdir()
+    (tmp_path / "bee").mkdir()
+    for folder in ("ant", "bee"):
+        (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOUR, "JPEG", exif=exif))
+        (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOUR, 0 * GREY])))
+        (tmp_path / folder / "seen.png").write_bytes(FILES["alpha.png"])
+    inspection.read_images(tmp_path, 9)
+    inspection.read_images(tmp_path / "ant" / "clear.png", 1)
+    printed = capfd.readouterr().out
+    assert printed.count("Warning: ant/turned.jpg has an EXIF orientation, which is not applied") == 1
+    assert printed.count("clear.png has one color throughout; transparent images are put on white") == 3
+    assert "seen" not in printed
+    inspection.read_images(f"folder:{tmp_path}", 9)
+    printed = capfd.readouterr().out
+    assert "EXIF orientation, which is not applied" in printed
+    assert "of one colour throughout" in printed
+
+
 def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
     images = inspection.read_images("digits", 3)
     assert [picture.pixels.shape for picture in images] == [(8, 8, 1)] * 3

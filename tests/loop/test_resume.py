@@ -219,3 +219,14 @@ def test_sigterm_to_one_worker_stops_all_at_the_same_step(undisturbed_workers, t
     assert output.count("Training was interrupted and its checkpoint is saved") == 2
     finish(tmp_path / "run", launcher=LAUNCHER)
     assert_ended_alike(tmp_path / "run", undisturbed_workers)
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_start_in_one_workdir_one_trains_and_the_other_says_who_does(tmp_path):
+    processes = [start(tmp_path / "run") for _ in range(2)]
+    outputs = [process.communicate(timeout=900)[0] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 2], outputs
+    (refused,) = (output for process, output in zip(processes, outputs, strict=True) if process.returncode == 2)
+    assert "Another process, " in refused.splitlines()[-1]
+    finish(tmp_path / "undisturbed")
+    assert_ended_alike(tmp_path / "run", tmp_path / "undisturbed")

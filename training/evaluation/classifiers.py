@@ -23,6 +23,7 @@ from training.options.common import InputOptions, StrategyOptions
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 _SAVED_MODEL = "saved_model.pb"
+_ON_WHITE = "The model takes numbers and does not say what transparent images are put on; here it is white."
 _FROM_BYTES, _FROM_TENSOR = "image_bytes", "image_tensor"
 
 
@@ -223,6 +224,7 @@ def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
             return _of_files(compute, split, batch_size)
 
     else:
+        print(_ON_WHITE)
         preprocessing = given.preprocessing(Preprocessing(tuple(spec.shape[1:3]), spec.shape[3]))
 
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -277,6 +279,7 @@ def _tflite(path: pathlib.Path, given: InputOptions) -> Classifier:
     if kind == np.uint8:
         given.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
+    print(_ON_WHITE)
     preprocessing = given.preprocessing(own)
 
     def compute(images: tf.Tensor) -> np.ndarray:

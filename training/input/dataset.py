@@ -23,7 +23,7 @@ from keras_vit import UserError
 from keras_vit.files import image_formats
 from keras_vit.files.image_formats import format_list
 from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.preprocessing import to_channels
+from keras_vit.preprocessing import is_uniform
 from training.input import image_header
 
 # How a graph says that a stored label is no class; `bad_examples_reported` makes a UserError of it.
@@ -243,7 +243,7 @@ class Oddities:
 
     def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
         """Look at an image (H, W, C) uint8, and at the bytes of its file."""
-        if _is_uniform(image.numpy()):
+        if is_uniform(image.numpy()):
             self.uniform.append(name)
         if content is not None and image_formats.orientation(content) != 1:
             self.turned.append(name)
@@ -273,14 +273,6 @@ def warn_of_oddities(*splits: Split) -> None:
         oddities.warn(
             f"{len(chosen)} images looked at" if len(chosen) < split.num_examples else f"{len(chosen)} images"
         )
-
-
-def _is_uniform(image: np.ndarray) -> bool:
-    """Whether an image (H, W, C) uint8 is of one colour on white."""
-    if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
-        return False  # as nearly all are, at no cost
-    seen = np.asarray(to_channels(image, 3, "white"))
-    return bool((seen == seen[:1, :1]).all())
 
 
 def reason(error: tf.errors.OpError) -> str:

@@ -135,8 +135,19 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> Source:
             f"The TFRecord files must lie in one folder with {LABELS}, a class in each line, but "
             + (f"there is no {names_file}." if len(folders) == 1 else f"they lie in {', '.join(folders)}.")
         )
-    names = read_labels(names_file)
+    names = _class_names(names_file)
     return Source(names, *(_record_split(split, names, on_bad_image) for split in splits))
+
+
+def _class_names(file: str) -> tuple[str, ...]:
+    """The names in labels.txt. Raises UserError if one comes twice or is empty, since reports name classes by them."""
+    names = read_labels(file)
+    empty = sum(not name.strip() for name in names)
+    if empty or len(set(names)) < len(names):
+        twice = next((name for name in names if names.count(name) > 1), "")
+        found = f"{empty} of its {len(names)} lines are empty" if empty else f"{twice!r} comes twice"
+        raise UserError(f"{file} must name each class once, one in each line, but {found}; correct it.")
+    return names
 
 
 def _shard_kind(file: str) -> str | None:
