@@ -183,7 +183,7 @@ def is_uniform(image: np.ndarray) -> bool:
 def _on_white(image, rgb):
     """Blend an image (H, W, C) with colors `rgb` (H, W, 3) on white. Without alpha, return `rgb`.
 
-    For integer pixels no result lies halfway between two integers (255 is odd), so all backends round alike.
+    Of integer pixels, no result is halfway between two integers (255 is odd), so all backends round alike.
     """
 
     def blended():

@@ -1,4 +1,4 @@
-"""Memory while a checkpoint is loaded: that of the model, whatever stands in the file and in whatever order."""
+"""Memory while a checkpoint is loaded: that of the model, for any dtype and order of the arrays."""
 
 import json
 import pathlib

@@ -77,14 +77,14 @@ def test_the_lock_of_a_killed_process_is_released(held):
     assert {path.name for path in run.iterdir()} == {"config.json", "labels.txt", "checkpoints"}
 
 
-def test_a_process_of_another_machine_that_left_its_name_is_told(tmp_path, capsys):
+def test_a_process_of_another_machine_is_named(tmp_path, capsys):
     (tmp_path / ".lock").write_text("7 on elsewhere")
     with locked(tmp_path):
         pass
     assert f"Process 7 on elsewhere did not remove its lock of {tmp_path}; if it still runs," in capsys.readouterr().out
 
 
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch, capsys):
     def flock(stream, operation):
         raise OSError(run_module.errno.ENOLCK, "No locks available")
 

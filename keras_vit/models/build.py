@@ -132,8 +132,8 @@ def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.M
         BiT has "root", "stage1" ... (B, h, w, C), "pre_logits" (B, C), "logits".
 
     Args:
-        model: built by `keras_vit.build`, whatever happened to it since.
-        names: those wanted; None gives all that the model has.
+        model: built by `keras_vit.build`, also after saving and loading.
+        names: names of the outputs; None for all that the model has.
     """
     config = config_of(model)
     layers = {layer.name: layer for layer in model.layers}

@@ -23,8 +23,8 @@ from keras_vit.models.layers import (
     no_init_weights,
 )
 
-# Further numbers that GELU, a chain of products and a tanh, keeps for its gradient where nothing is fused: told by the
-# memory that TensorFlow takes for one image more.
+# Further numbers that GELU, a chain of products and a tanh, keeps for its gradient where nothing is fused: measured
+# as the memory that TensorFlow takes for one more image.
 _GELU_KEEPS = 5
 # A sigmoid and its argument.
 _SIGMOID_KEEPS = 2

@@ -12,9 +12,9 @@ from keras_vit.models.layers import TokenDense
 from keras_vit.models.vit import encoder, layer_norm, patch_tokens
 from keras_vit.preprocessing import Preprocessing
 
-# Of the corrupted patches: the learned [mask] in the place of 80 %, another patch in that of 10 %, 10 % as they are.
+# Of the corrupted patches, 80 % are replaced by the learned [mask], 10 % by another patch, and 10 % are unchanged.
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
-# Outside training every image is corrupted in the same places, whatever the batches and replicas.
+# Outside training, the same patches of every image are corrupted, in any batch and on any replica.
 _FIXED_SEED = 1
 
 

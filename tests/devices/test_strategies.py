@@ -253,14 +253,14 @@ def test_workers_meet():
     assert met([(workers, here, 60) for here in workers]) == [None] * 3
 
 
-def test_workers_that_were_given_other_ports_are_told_so_on_both_sides():
+def test_workers_with_different_ports_report_it_on_both_sides():
     chief, right, wrong = free_addresses(3)
     chiefs, others = met([([chief, right], chief, 1), ([chief, wrong], wrong, 1)])
     assert f"The worker at {wrong} was started with the addresses {chief}, {wrong}, unlike this one" in chiefs
     assert f"The worker at {chief} was started with the addresses {chief}, {right}, unlike this one" in others
 
 
-def test_another_server_at_the_port_of_a_worker_is_told():
+def test_another_server_at_the_port_of_a_worker_is_reported():
     here = free_addresses(1)[0]
     with socket.create_server(("127.0.0.1", 0)) as other:
         there = f"127.0.0.1:{other.getsockname()[1]}"

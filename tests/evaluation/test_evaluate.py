@@ -73,7 +73,7 @@ def _no_data(monkeypatch):
 
 
 @pytest.mark.parametrize("batch_size", [1000, 7])
-def test_every_image_counts_once_whatever_the_batch(run, batch_size):
+def test_every_image_counts_once_with_any_batch_size(run, batch_size):
     metrics = evaluation.evaluate(str(run.path), DataOptions("digits"), batch_size=batch_size)
     assert metrics["num_examples"] == 360
     split = digits().evaluation
@@ -337,7 +337,7 @@ def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
         assert unnamed == (name == "weights.npz")
 
 
-def test_a_saved_model_of_numbers_alone_is_given_numbers(made, few_digits, tmp_path, capsys):
+def test_a_saved_model_that_takes_tensors_is_evaluated(made, few_digits, tmp_path, capsys):
     loaded = tf.saved_model.load(made / "served" / "1")
     served = loaded.signatures["image_tensor"]
 
@@ -356,7 +356,7 @@ def test_a_saved_model_of_numbers_alone_is_given_numbers(made, few_digits, tmp_p
     assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
 
 
-def test_what_an_exported_model_cannot_be_told_is_refused(made, few_digits, tmp_path):
+def test_overrides_that_an_exported_model_does_not_support_are_refused(made, few_digits, tmp_path):
     served, phone = made / "served", made / "phone" / "model-float32.tflite"
     for model, options, complaint in (
         (

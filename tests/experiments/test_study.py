@@ -123,7 +123,7 @@ def test_a_study_leaves_runs_numbers_table_and_figure(done):
 
 
 @pytest.mark.slow
-def test_a_finished_study_is_told_again_without_training(done, capsys, monkeypatch):
+def test_a_finished_study_is_reported_again_without_training(done, capsys, monkeypatch):
     before = (done / "results.json").read_text()
     monkeypatch.setattr(runner, "_run_all", None)
     study.main(["head", "--data", "digits", *TINY, "--seeds", "1", "--workdir", str(done)])
@@ -178,7 +178,7 @@ def test_sizes_are_taken_from_the_data():
     assert [point.train_images for point in data_size(BASE, 60_000, [500, 1000])] == [500, 1000] * 3
 
 
-def test_each_run_has_a_process_of_its_own_whatever_the_version_of_python(monkeypatch):
+def test_each_run_has_its_own_process_on_every_version_of_python(monkeypatch):
     monkeypatch.setattr(runner, "run_trial", divmod)
     assert runner._in_own_process(17, 5) == (3, 2)
 

@@ -152,7 +152,7 @@ def test_a_label_outside_the_classes_is_named_when_it_is_read(monkeypatch):
     split = sources._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
     examples = tf.data.Dataset.range(50).map(split.example)
     with (
-        pytest.raises(UserError, match=r"from 0, but one of the images read has the label [2-9]; mend"),
+        pytest.raises(UserError, match=r"from 0, but one of the images read has the label [2-9]; correct"),
         sources.bad_examples_reported(),
     ):
         list(examples)

@@ -165,7 +165,7 @@ def test_a_label_that_is_no_line_of_labels_txt_is_named(tmp_path):
     write(tmp_path / "val.tfrecord", [(GOOD, 0)])
     source = open_source(DataOptions(f"tfrecord:{tmp_path}/*.tfrecord"))
     with (
-        pytest.raises(UserError, match="one of the images read has the label 2; mend"),
+        pytest.raises(UserError, match="one of the images read has the label 2; correct"),
         bad_examples_reported(source.train),
     ):
         list(tf.data.Dataset.range(2).map(source.train.example))
@@ -184,7 +184,7 @@ def test_what_are_no_records_of_images_is_refused(tmp_path):
     write(tmp_path / "eval.tfrecord", [(GOOD, 0)], image="image/raw")
     opened(f"must be tf.train.Examples with {IMAGE} and {LABEL}")
     write(tmp_path / "eval.tfrecord", [(GOOD, 7)])
-    opened("has the label 7; mend")
+    opened("has the label 7; correct")
     write(tmp_path / "eval.tfrecord", [(GOOD, 1)])
     (tmp_path / "labels.txt").unlink()
     opened("must lie in one folder with labels.txt, a class in each line, but there is no")

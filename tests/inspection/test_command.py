@@ -176,7 +176,7 @@ def _bytes(address: str) -> bytes:
     return base64.b64decode(address.removeprefix("data:image/png;base64,"))
 
 
-def test_every_figure_is_written_whatever_the_names_are(tmp_path):
+def test_every_figure_is_written_with_any_file_names(tmp_path):
     names = inspection.write(tiny_result(), tmp_path / "out")
     figures = {"figure_06_attention", "figure_07_inside", "figure_10_positions", "figure_11_distances"}
     figures |= {"filters", "maps", "heads_0", "heads_1"}

@@ -180,7 +180,7 @@ def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tm
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
-def test_a_config_that_is_none_is_refused(content, tmp_path):
+def test_an_invalid_config_is_refused(content, tmp_path):
     config = tmp_path / "config.json"
     config.write_bytes(content)
     with pytest.raises(UserError, match="config.json is damaged or not written by this program; give another"):
@@ -211,7 +211,7 @@ def test_another_seed_gives_another_model(finished, tmp_path):
     assert run.metrics()[-1]["loss"] != finished.metrics()[-1]["loss"]
 
 
-def test_a_finished_run_is_left_alone(finished, capsys):
+def test_a_finished_run_is_not_changed(finished, capsys):
     before = finished.model_file.stat().st_mtime_ns
     pretraining.pretrain(arguments(finished.path), "tiny")
     assert finished.model_file.stat().st_mtime_ns == before
@@ -226,7 +226,7 @@ def test_the_directory_of_another_run_is_refused_with_the_differences(finished):
     assert "recipe.model.mlp_dim (there 20, here 24)" in str(caught.value)
 
 
-def test_a_directory_that_is_no_run_is_refused_untouched(tmp_path):
+def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="exists and is not a run directory"):
         pretraining.pretrain(arguments(tmp_path), "tiny")
@@ -299,7 +299,7 @@ def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_
     assert keras_vit.preprocessing_of(model).resize == resize
 
 
-def test_a_diverged_run_is_no_finished_run(tmp_path):
+def test_a_diverged_run_is_not_finished(tmp_path):
     with pytest.raises(UserError, match="loss or a weight is not finite at step [1-7], so training stopped"):
         recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, schedule=Schedule(warmup_steps=0))
         pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
@@ -307,7 +307,7 @@ def test_a_diverged_run_is_no_finished_run(tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (14, 2)])
-def test_steps_can_be_given_instead_of_epochs_and_are_kept_exactly(steps, epochs, tmp_path):
+def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
     recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert len(run.metrics()) == epochs
@@ -484,7 +484,7 @@ def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     assert trainer.evaluate(weighted, verbose=0, return_dict=True)["loss"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_tiny_model_learns_one_batch_by_heart():
+def test_a_tiny_model_fits_one_batch():
     rng = np.random.default_rng(0)
     split = array_split(rng.integers(0, 256, (16, 8, 8, 1), dtype=np.uint8), np.arange(16) % 4, tuple("abcd"))
     recipe = dataclasses.replace(
@@ -559,7 +559,7 @@ assert not {name for name in sys.modules if name.split(".")[0] == "training"}
 """
 
 
-def test_the_model_of_a_run_is_loaded_by_whoever_has_keras_vit_alone(tmp_path):
+def test_the_model_of_a_run_is_loaded_with_keras_vit_alone(tmp_path):
     run = pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
     root = pathlib.Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -1,4 +1,4 @@
-"""What only the class token is read of: told by the config, computed of that token alone, with the same numbers."""
+"""Layers of which only the class token is read: derived from the config, computed for that token alone, equal outputs."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Masked patch prediction: what is hidden, what is told of it, and the run that is fine-tuned from it."""
+"""Masked patch prediction: which patches are hidden, the targets, and fine-tuning from such a run."""
 
 import dataclasses
 import itertools
@@ -95,7 +95,7 @@ def test_the_reduced_patch_has_sixteen_colours_of_equal_areas():
     np.testing.assert_array_equal(targets[1, 4], expected)
 
 
-def test_pixels_are_told_row_by_row():
+def test_pixels_are_predicted_row_by_row():
     pixels, ours = images(), objective("patch-pixels")
     targets = ours.targets(shown(pixels)).numpy()
     assert ours.num_outputs == 4 * 6 * 3

@@ -40,16 +40,16 @@ class Classifier:
     """Split, batch size -> logits (n, K) float32 and labels (n,) of every example, in order."""
 
 
-def open_classifier(path: str, given: InputOptions, place: StrategyOptions) -> Classifier:
+def open_classifier(path: str, overrides: InputOptions, devices: StrategyOptions) -> Classifier:
     """Open a run directory, .keras, .tflite, SavedModel or checkpoint. Raises UserError when it is none of these."""
     local = to_path(path)
     exported = _saved_model_directory(local)
     if exported is None and local.suffix != ".tflite":
-        return _keras_classifier(path, given, place)
-    if place != StrategyOptions("single"):
+        return _keras_classifier(path, overrides, devices)
+    if devices != StrategyOptions("single"):
         raise UserError("An exported model runs on this machine's CPU alone; leave --strategy and --replicas out.")
-    given.refuse(("image_size", "num_heads"), "an exported model, which is of one size")
-    return _tflite(local, given) if exported is None else _saved_model(exported, given)
+    overrides.refuse(("image_size", "num_heads"), "an exported model, which is of one size")
+    return _tflite(local, overrides) if exported is None else _saved_model(exported, overrides)
 
 
 # Keras models and checkpoints
@@ -79,17 +79,17 @@ def _is_ours(path: pathlib.Path) -> bool:
     return path.suffix == ".keras" or (path.is_dir() and not any(path.glob("*.safetensors")))
 
 
-def _keras_classifier(path: str, given: InputOptions, place: StrategyOptions) -> Classifier:
-    strategy = _open_strategy(place)
+def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptions) -> Classifier:
+    strategy = _open_strategy(devices)
     with strategy.scope():
-        model = load_model(path, image_size=given.image_size, num_heads=given.num_heads)
+        model = load_model(path, image_size=overrides.image_size, num_heads=overrides.num_heads)
     names = _names_beside(path)
     if names is not None:
         run_directory.check_classes(model, names)
     shape = model.output_shape
     if len(shape) != 2 or "logits" not in keras_vit.intermediates(model).output:
         raise UserError(f"{path} has no head: it ends with features of shape {shape}; probe them by training.fewshot.")
-    preprocessing, replicas = given.preprocessing(preprocessing_of(model)), strategy.num_replicas_in_sync
+    preprocessing, replicas = overrides.preprocessing(preprocessing_of(model)), strategy.num_replicas_in_sync
 
     def compute(images: tf.Tensor) -> np.ndarray:
         return model.predict_on_batch(images)
@@ -118,8 +118,8 @@ def _keras_classifier(path: str, given: InputOptions, place: StrategyOptions) ->
     return Classifier("Keras model", shape[1], names, predict)
 
 
-def _open_strategy(place: StrategyOptions) -> tf.distribute.Strategy:
-    strategy = None if place.strategy == "multi-worker" else open_strategy(place)
+def _open_strategy(devices: StrategyOptions) -> tf.distribute.Strategy:
+    strategy = None if devices.strategy == "multi-worker" else open_strategy(devices)
     if strategy is None or isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise UserError("Evaluation runs on one machine; give --strategy single, mirrored or tpu.")
     return strategy
@@ -185,7 +185,7 @@ def _tensor_specs(path: pathlib.Path, names) -> dict[str, tuple[dict[str, tf.Ten
     return {name: (specs(definitions[name].inputs), specs(definitions[name].outputs)) for name in names}
 
 
-def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
+def _saved_model(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     """By the signature that takes encoded images, unless there is only one that takes numbers."""
     try:
         loaded = tf.saved_model.load(str(path))
@@ -218,14 +218,14 @@ def _saved_model(path: pathlib.Path, given: InputOptions) -> Classifier:
         return (tf.math.log(value) if output == "probabilities" else value).numpy()
 
     if kind == _FROM_BYTES:
-        given.refuse(("resize", "crop_from", "value_range"), "a SavedModel that takes image files")
+        overrides.refuse(("resize", "crop_from", "value_range"), "a SavedModel that takes image files")
 
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
             return _of_files(compute, split, batch_size)
 
     else:
         print(_ON_WHITE)
-        preprocessing = given.preprocessing(Preprocessing(tuple(spec.shape[1:3]), spec.shape[3]))
+        preprocessing = overrides.preprocessing(Preprocessing(tuple(spec.shape[1:3]), spec.shape[3]))
 
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
             return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
@@ -253,7 +253,7 @@ def _of_files(
     return np.concatenate(found), np.concatenate(labels)
 
 
-def _tflite(path: pathlib.Path, given: InputOptions) -> Classifier:
+def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
     from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
 
@@ -266,29 +266,29 @@ def _tflite(path: pathlib.Path, given: InputOptions) -> Classifier:
     except (ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot be loaded as a TFLite model ({reason}); it may be damaged.") from error
-    taken, given_back = interpreter.get_input_details(), interpreter.get_output_details()
-    shapes = [tuple(int(side) for side in tensor["shape"]) for tensor in (*taken, *given_back)]
-    fits = len(taken) == len(given_back) == 1 and len(shapes[0]) == 4 and shapes[0][0] == 1 and len(shapes[1]) == 2
+    taken, returned = interpreter.get_input_details(), interpreter.get_output_details()
+    shapes = [tuple(int(side) for side in tensor["shape"]) for tensor in (*taken, *returned)]
+    fits = len(taken) == len(returned) == 1 and len(shapes[0]) == 4 and shapes[0][0] == 1 and len(shapes[1]) == 2
     kind = taken[0]["dtype"]
-    if not fits or kind not in (np.float32, np.uint8) or given_back[0]["dtype"] != np.float32:
+    if not fits or kind not in (np.float32, np.uint8) or returned[0]["dtype"] != np.float32:
         raise UserError(
             f"{path} should take one image (1, H, W, C), float32 or uint8, and give float32 logits (1, K), but its "
             f"tensors have shapes {', '.join(map(str, shapes))}; export the model by python -m export.tflite."
         )
     own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
     if kind == np.uint8:
-        given.refuse(("value_range",), "a TFLite file of uint8 images")
+        overrides.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
     print(_ON_WHITE)
-    preprocessing = given.preprocessing(own)
+    preprocessing = overrides.preprocessing(own)
 
     def compute(images: tf.Tensor) -> np.ndarray:
         found = []
         for image in images.numpy():
-            given_image = image if kind == np.float32 else np.round(image).astype(np.uint8)
-            interpreter.set_tensor(taken[0]["index"], given_image[None])
+            values = image if kind == np.float32 else np.round(image).astype(np.uint8)
+            interpreter.set_tensor(taken[0]["index"], values[None])
             interpreter.invoke()
-            found.append(interpreter.get_tensor(given_back[0]["index"]))
+            found.append(interpreter.get_tensor(returned[0]["index"]))
         return np.concatenate(found)
 
     def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

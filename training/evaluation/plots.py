@@ -66,9 +66,9 @@ def draw_mistakes(
     names: Sequence[str],
     path: pathlib.Path,
 ) -> None:
-    """The images as they are stored, each with its label and what the model said, with the probabilities.
+    """Plot images as they are stored, each with its label, its predicted class and their probabilities.
 
-    Transparent ones lie on the white of the page. In the place of one that cannot be shown stands the reason.
+    Transparent images are shown on white. An image that cannot be shown is replaced by the reason.
     """
     rows = -(-len(mistakes) // _GALLERY[1])
     figure = matplotlib.figure.Figure(figsize=(2.1 * _GALLERY[1], 2.5 * rows + 0.5), layout="constrained")
@@ -79,12 +79,12 @@ def draw_mistakes(
         try:
             image = split.example(tf.constant(index, tf.int64))[0].numpy()
             axes.imshow(_as_colours(image), vmin=0, vmax=255)
-        except Exception as error:  # whatever it is: one picture is not worth the others
+        except Exception as error:  # of any kind: one picture must not cost the others
             reason = textwrap.fill(f"cannot be shown: {error}"[:120], _LONGEST_NAME)
             axes.text(0.5, 0.5, reason, ha="center", va="center", fontsize=6, parse_math=False)
-        said = int(np.argmax(probabilities[index]))
-        told = [f"{_short(names[k])} {probabilities[index, k]:.2g}" for k in (labels[index], said)]
-        axes.set_title(f"is {told[0]}\nsaid {told[1]}", fontsize=8, parse_math=False)
+        predicted = int(np.argmax(probabilities[index]))
+        texts = [f"{_short(names[k])} {probabilities[index, k]:.2g}" for k in (labels[index], predicted)]
+        axes.set_title(f"label {texts[0]}\npredicted {texts[1]}", fontsize=8, parse_math=False)
     figure.suptitle("The worst mistakes, with probabilities")
     figure.savefig(path, dpi=110)
 

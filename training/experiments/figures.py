@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import matplotlib.figure
 
-# Colours and marks that are told apart without seeing red or green (Okabe and Ito).
+# Colors and marks that can be distinguished without seeing red or green (Okabe and Ito).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKS = "osD^vPX"
 
@@ -118,9 +118,9 @@ def _lines(axes, rows, x: str, measure: str) -> None:
     lines = list(dict.fromkeys(row["line"] for row in rows))
     for line, colour, mark in zip(lines, _COLOURS, _MARKS, strict=False):
         own = sorted((row for row in rows if row["line"] == line), key=lambda row: row[x])
-        told = [_percent(row[measure]) for row in own]
-        errors = None if told[0][1] is None else [error for _, error in told]
-        means = [mean for mean, _ in told]
+        points = [_percent(row[measure]) for row in own]
+        errors = None if points[0][1] is None else [error for _, error in points]
+        means = [mean for mean, _ in points]
         axes.errorbar([row[x] for row in own], means, errors, color=colour, marker=mark, capsize=3, label=line)
     axes.set_xscale("log")
     axes.grid(alpha=0.3)

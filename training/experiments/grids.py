@@ -21,16 +21,16 @@ class Point:
     """One setting of a study, trained once for each seed."""
 
     name: str
-    """Directory of its runs, but for the seed."""
+    """Directory of its runs, without the seed."""
     line: str
-    """What it is compared as: a family of models, a dimension, a kind of position embedding."""
+    """The line of the figure: a family of models, a dimension, a kind of position embedding."""
     setting: str
-    """Where it stands on that line, in words."""
+    """Its place on that line, as text."""
     recipe: PretrainRecipe
     train_images: int
-    """Of the training split, drawn at random by the seed; smaller draws of a seed are parts of its larger ones."""
+    """Number of random training images. For one seed, smaller sets are subsets of larger ones."""
     evaluations: int = 1
-    """Evenly over the run, the last at its end."""
+    """Number of evaluations, evenly spaced, the last at the end."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,8 +108,8 @@ def _result(done: concurrent.futures.Future, trial: Trial) -> dict:
         return done.result()
     except concurrent.futures.BrokenExecutor:
         raise UserError(
-            f"The process of {trial.folder.name} was killed, by want of memory perhaps; its last "
-            f"words are in {log}: repeat the command to go on, with fewer --jobs."
+            f"The process of {trial.folder.name} was killed, perhaps because memory ran out; its "
+            f"log is {log}: repeat the command to continue, with fewer --jobs."
         ) from None
     except UserError as mistake:
         raise UserError(f"{trial.folder.name}: {mistake}") from mistake
@@ -144,8 +144,13 @@ def _summary(values: list[float]) -> dict:
 
 def _report(name: str, arguments: StudyOptions, rows: list[dict]) -> None:
     definition, workdir = STUDIES[name], pathlib.Path(arguments.workdir)
-    told = {"study": name, "data": arguments.source.data, "recipe": dataclasses.asdict(arguments.recipe), "rows": rows}
-    write_text(workdir / "results.json", json.dumps(told, indent=2) + "\n")
+    results = {
+        "study": name,
+        "data": arguments.source.data,
+        "recipe": dataclasses.asdict(arguments.recipe),
+        "rows": rows,
+    }
+    write_text(workdir / "results.json", json.dumps(results, indent=2) + "\n")
     with atomic_write(workdir / "figure.png") as temporary:
         draw(name, definition.title, arguments.source.data, arguments.shots, rows, temporary)
     header = ("", "setting", "parameters", "forward FLOPs", "accuracy, %", f"{arguments.shots}-shot, %")

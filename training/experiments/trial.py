@@ -46,9 +46,9 @@ class Trial:
 
     @property
     def settings(self) -> dict:
-        """What decides its numbers, as JSON gives it back."""
-        told = {name: value for name, value in dataclasses.asdict(self).items() if name != "folder"}
-        return json.loads(json.dumps(told))
+        """What decides its numbers, as read from JSON."""
+        settings = {name: value for name, value in dataclasses.asdict(self).items() if name != "folder"}
+        return json.loads(json.dumps(settings))
 
     def measured(self) -> dict | None:
         """What was measured, or None where it is yet to be. Raises UserError where it is that of another trial."""

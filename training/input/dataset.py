@@ -157,10 +157,10 @@ def bad_examples_reported(*splits: Split) -> Iterator[None]:
             if damage := split.damage(error.message):
                 raise UserError(damage) from error
         if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", str(error)):
-            raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; mend the data, or give splits without it.") from error
+            raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; correct the data, or give splits without it.") from error
         for split in splits:
             if bad := _undecodable(split):
-                raise UserError(f"{_bad_images(split, bad)}; mend or remove them.") from error
+                raise UserError(f"{_bad_images(split, bad)}; repair or remove them.") from error
         raise
 
 

@@ -79,7 +79,7 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
         named = listed({_shown(file): why for file, why in bad.items()})
         count = f"{len(bad)} of {sum(map(len, found.values()))} files in {path} are no readable images: {named}"
         if on_bad_image == "stop":
-            raise UserError(f"{count}; mend or remove them, or give --on-bad-image skip.")
+            raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
         print(f"Skipped: {count}.")
     images = {name: [file for file in files if file not in bad] for name, files in found.items()}
     for name, files in images.items():

@@ -49,7 +49,7 @@ def autoaugment(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _amount(name: str, level: float, pixels: tuple[int, int], shape: tf.TensorShape) -> float:
-    """What an operation is told at a level, in its own unit."""
+    """The magnitude of an operation at a level, in its own unit."""
     share, (translation, cutout_half) = level / 10.0, pixels
     if name in ("Color", "Contrast", "Brightness", "Sharpness"):
         return share * 1.8 + 0.1

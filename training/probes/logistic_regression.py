@@ -51,15 +51,15 @@ def linear_probe(
 def _fitted(
     values: np.ndarray, labels: np.ndarray, c: float, max_iterations: int
 ) -> tuple[sklearn.pipeline.Pipeline, bool]:
-    """Standardisation and logistic regression, and whether its solver came to an end."""
+    """Return standardization with logistic regression, fitted, and whether its solver converged."""
     probe = sklearn.pipeline.make_pipeline(
         sklearn.preprocessing.StandardScaler(),
         sklearn.linear_model.LogisticRegression(C=c, max_iter=max_iterations),
     )
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", sklearn.exceptions.ConvergenceWarning)
         probe.fit(values.astype(np.float64), labels)
-    return probe, not any(issubclass(warning.category, sklearn.exceptions.ConvergenceWarning) for warning in told)
+    return probe, not any(issubclass(warning.category, sklearn.exceptions.ConvergenceWarning) for warning in caught)
 
 
 def probe(

@@ -27,7 +27,7 @@ def write_report(
     """
     model = f"{arguments.run} with random weights" if arguments.random_weights else arguments.run
     train, evaluation = features.train, features.evaluation
-    told = {
+    document = {
         "model": model,
         "data": arguments.source.data,
         "classes": len(features.names),
@@ -44,7 +44,7 @@ def write_report(
     text = markdown_table(header, table)
     page = [f"# {title}: {model} on {arguments.source.data}", "", sentence, "", text, ""]
     with staged(features.output) as stage:
-        (stage / f"{name}.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        (stage / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         (stage / f"{name}.md").write_text("\n".join(page), encoding="utf-8")
     print(text)
     print(f"{sentence[:-1]}; report in {features.output / f'{name}.md'}.")
