@@ -1,4 +1,4 @@
-"""Layers of which only the class token is read: derived from the config, computed for that token alone, equal outputs."""
+"""Layers of which only the class token is read: derived from the config, computed for it alone, equal outputs."""
 
 import dataclasses
 
