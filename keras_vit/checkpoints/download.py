@@ -10,6 +10,7 @@ import contextlib
 import csv
 import dataclasses
 import datetime
+import errno
 import hashlib
 import http.client
 import io
@@ -28,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from keras_vit.errors import UserError, nearest
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.remote import is_remote, local_copy, to_path
+from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
 
@@ -63,7 +64,11 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
     if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
-        return _from_bucket(source)
+        try:
+            return _from_bucket(source)
+        except RemoteError as error:
+            if error.errno != errno.ENOSYS:  # else the scheme is not known, as is said below
+                raise
     try:
         return _fetch(_address(source, folder), folder)
     except UserError as error:

@@ -52,8 +52,9 @@ _BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
 
 def num_classes_of(weights: Mapping) -> int:
     """Width of the head among weights (anything with a shape) by name; 0 without a head."""
-    kernel = next((weights[key] for key in ("head/kernel", "resnet/head/conv2d/kernel") if key in weights), None)
-    return kernel.shape[-1] if kernel is not None and kernel.shape else 0
+    leaves = ("head/bias", "resnet/head/conv2d/bias", "head/kernel")  # a projection has no bias
+    found = next((weights[key] for key in leaves if key in weights), None)
+    return 0 if found is None else found.shape[-1] if found.shape else 1
 
 
 def _bit_norm(name: str, key: str) -> tuple[Rule, Rule]:
@@ -260,11 +261,13 @@ def _timm(
 
 def _timm_of(arrays: Mapping[str, LazyArray]) -> Layout:
     hidden, output = (arrays.get(f"blocks.0.mlp.{part}.weight") for part in ("fc1", "fc2"))
-    shapes = hidden is not None and output is not None and len(hidden.shape) == len(output.shape) == 2
+    gated = False
+    if hidden is not None and output is not None and len(hidden.shape) == len(output.shape) == 2:
+        gated = hidden.shape[0] == 2 * output.shape[1]
     return _timm(
         root_only="patch_embed.backbone.conv.weight" in arrays,
         after_pooling="fc_norm.weight" in arrays,
-        gated=shapes and hidden.shape[0] == 2 * output.shape[1],
+        gated=gated,
         pre_norm="norm_pre.weight" in arrays,
         distillation="head" if "dist_token" in arrays else "none",  # without heads, features are the tokens' mean
     )
@@ -407,7 +410,7 @@ def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
     return layouts[layout]
 
 
-_OF_FEW = ("key_bias", "patch_bias", "head_bias", "pre_norm", "gated_mlp", "layer_scale")
+_OF_FEW: tuple[str, ...] = ("key_bias", "patch_bias", "head_bias", "pre_norm", "gated_mlp", "layer_scale")
 _OF_FEW += ("num_registers", "distillation", "prefix_positions")
 _ANY_HEAD = ("token", "gap", "map", "unpooled", "none")
 # Values by field; None for any.

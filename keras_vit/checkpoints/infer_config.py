@@ -210,11 +210,13 @@ def _with_prefix_positions(
     """
     if checkpoint.layout_name != "timm" or POSITIONS not in checkpoint.weights or not config.has_class_token:
         return config
+    if config.stem is not None:  # all hybrids of timm have them
+        return config
     rows = checkpoint.weights[POSITIONS].shape[1]
     sizes = [size for size in (checkpoint.file_config.image_size, image_size) if size is not None]
     patches = [math.prod(stored_grid)] if stored_grid is not None else []
     patches += [math.prod(side // stride for side, stride in zip(size, config.patch, strict=True)) for size in sizes]
-    for number in patches if config.stem is None else ():
+    for number in patches:
         if number in (rows, rows - config.num_class_tokens):
             return dataclasses.replace(config, prefix_positions=number != rows)
     without = square_grid(rows) is not None and square_grid(rows - config.num_class_tokens) is None

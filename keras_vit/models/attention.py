@@ -158,12 +158,10 @@ class DotProductAttention(keras.layers.Layer):
 
     def _in_one_operation(self, query, key, value):
         """The same without dropout and offset_logits: (B, N, D), (B, M, D) and (B, M, D) -> (B, N, D)."""
-        import jax
-
         heads = self.num_heads, query.shape[-1] // self.num_heads
         query, key, value = (ops.reshape(x, (-1, x.shape[1], *heads)) for x in (query, key, value))
-        # On a TPU, Keras 3.15 would choose a kernel that applies a causal mask where none is given.
-        flash = None if jax.default_backend() == "gpu" else False
+        # On a TPU, Keras 3.15 would choose a kernel with a causal mask, although none is given.
+        flash = False if keras.distribution.list_devices()[0].startswith("tpu") else None  # None: Keras chooses
         mixed = ops.dot_product_attention(query, key, value, flash_attention=flash)
         return ops.reshape(mixed, (-1, query.shape[1], heads[0] * heads[1]))
 

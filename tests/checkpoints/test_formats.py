@@ -470,7 +470,7 @@ def test_an_unsupported_operator_in_config_json_is_refused(name, change, sentenc
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"global_pool": "max"}, "global_pool='max'; supported are token and avg"),
+        ({"global_pool": "max"}, "global_pool='max'; supported are token, avg and map"),
         ({"global_pool": "avg"}, "the classifier 'gap', but the arrays are those of 'token'"),
         ({"model_args": {"no_embed_class": True}}, "no_embed_class"),
     ],

@@ -19,6 +19,9 @@ def encoded(kind: str, mode: str = "L", **options) -> bytes:
     return stream.getvalue()
 
 
+SIGNATURE = [tf.TensorSpec((), tf.string)]  # so that they are traced once
+supported = tf.function(image_header.is_supported, SIGNATURE, autograph=False)
+keyed = tf.function(image_header.has_color_key, SIGNATURE, autograph=False)
 ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GREY[::-1])]}
 FILES = {
     "gray PNG": encoded("PNG"),
@@ -42,8 +45,6 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_graph_and_python_judge_files_alike(name):
-    supported = tf.function(image_header.is_supported, autograph=False)
-    keyed = tf.function(image_header.has_color_key, autograph=False)
     rng, data = np.random.default_rng(1), FILES[name]
     files = [data, *(data[:length] for length in rng.integers(0, len(data) + 1, 15))]
     for position in rng.integers(0, min(len(data), 90) or 1, 60 if data else 0):

@@ -172,7 +172,6 @@ def write_image(path: pathlib.Path, value: int, size: tuple[int, int] = (9, 7), 
 
 
 def _pillow(image: np.ndarray, suffix: str) -> bytes:
-    import PIL.Image  # comes with matplotlib
 
     stream = io.BytesIO()
     PIL.Image.fromarray(image).save(stream, format={".gif": "GIF", ".bmp": "BMP"}[suffix])
@@ -206,8 +205,6 @@ def test_a_folder_gives_its_classes_by_name_and_every_tenth_image_for_evaluation
 
 def odd_images() -> dict[str, bytes]:
     """An image with an EXIF orientation, ones of one color on white, and ones with nothing to warn of."""
-    import PIL.Image
-
     rng = np.random.default_rng(2)
     colors, clear = rng.integers(0, 256, (9, 7, 4), dtype=np.uint8), rng.integers(0, 256, (9, 7, 4), dtype=np.uint8)
     clear[..., 3] = 0
@@ -274,7 +271,6 @@ def test_odd_images_in_records_are_counted(odd_folder, tmp_path, capsys):
 
 
 def test_the_first_frame_of_an_animation_is_taken(tmp_path):
-    import PIL.Image
 
     frames = [PIL.Image.fromarray(np.full((4, 5, 3), value, np.uint8)) for value in (30, 200)]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
@@ -283,7 +279,6 @@ def test_the_first_frame_of_an_animation_is_taken(tmp_path):
 
 
 def test_a_palette_is_expanded(tmp_path):
-    import PIL.Image
 
     PIL.Image.fromarray(np.full((4, 5, 3), (250, 10, 80), np.uint8)).convert("P", palette=1).save(tmp_path / "x.png")
     image = examples.decode_image(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
@@ -358,7 +353,6 @@ def test_bad_images_are_skipped_and_counted_on_request(folder, capsys):
 
 
 def _bmp(mode: str, palette: list[int] | None = None) -> bytes:
-    import PIL.Image
 
     image = PIL.Image.fromarray(np.arange(63, dtype=np.uint8).reshape(9, 7)).convert(mode)
     if palette:
@@ -468,21 +462,3 @@ def test_a_picture_that_vanishes_is_named(tmp_path):
         tf.function(lambda: next(iter(tf.data.Dataset.range(2).map(train.example).batch(2))))()
     with pytest.raises(UserError, match=words), bad_examples_reported(train):
         train.example(tf.constant(1, tf.int64))
-
-
-def test_images_with_an_orientation_or_of_one_color_are_counted_and_named_in_a_warning(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    exif = PIL.Image.Exif()
-    exif[0x0112] = 6  # lies on its side
-    hidden = np.dstack([rng.integers(0, 256, (5, 6, 3), np.uint8), np.zeros((5, 6), np.uint8)])  # colors nobody sees
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        for number in range(3):
-            PIL.Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).save(tmp_path / name / f"{number}.png")
-    PIL.Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).save(tmp_path / "a" / "turned.jpg", exif=exif)
-    PIL.Image.fromarray(hidden).save(tmp_path / "b" / "hidden.png")
-    open_source(DataOptions(f"folder:{tmp_path}"))
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning")]
-    assert len(warnings) == 2
-    assert re.match(rf"Warning: 1 of 8 images in .* one colou?r .*: {tmp_path}/b/hidden.png$", warnings[0])
-    assert re.match(rf"Warning: 1 of 8 images in .* EXIF orientation, .*: {tmp_path}/a/turned.jpg$", warnings[1])

@@ -73,7 +73,7 @@ def test_a_trained_model_in_int8_is_as_accurate_within_one_percent(source, tmp_p
     size, patch = ((8, 8), 4) if source.data == "digits" else ((28, 28), 7)
     config = dataclasses.replace(RECIPE.model, patch_size=patch, hidden_size=48)
     recipe = dataclasses.replace(
-        RECIPE, model=config, image_size=size, epochs=None, steps=500, batch_size=64, learning_rate=5e-3, shift=0
+        RECIPE, model=config, image_size=size, epochs=None, steps=300, batch_size=64, learning_rate=5e-3, shift=0
     )
     run = pretrain(PretrainOptions(source=source, workdir=str(tmp_path / "run"), recipe=recipe), "tiny")
     model = load_model(run.path)

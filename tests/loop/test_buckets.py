@@ -12,7 +12,7 @@ from keras_vit import UserError
 from keras_vit.files import remote
 from keras_vit.files.remote import to_path
 from training import evaluate, pretrain, shard
-from training.loop import checkpoints
+from training.loop import checkpoints, setup
 from training.loop.run import Run
 
 COMMAND = [
@@ -133,6 +133,20 @@ def test_a_checkpoint_file_in_a_bucket_is_read(tmp_path):
     assert keras_vit.find_checkpoint("ram://models/x.npz").read_bytes() == b"content"
     with pytest.raises(UserError, match="There is no file or folder ram://models/y.npz; check the path"):
         keras_vit.find_checkpoint("ram://models/y.npz")
+
+
+def test_workers_compare_the_images_of_their_data(monkeypatch):
+    compared = {}
+
+    def note(strategy, values):
+        compared.update(values)
+        raise Interrupted
+
+    monkeypatch.setattr(setup, "check_equal_on_workers", note)
+    with pytest.raises(Interrupted):
+        train("ram://runs/compared", "digits")
+    assert compared["the images of their data, by its files or by the index of its records"] is not None
+    assert len(compared) == 2
 
 
 ARRAYS = {"weight": np.arange(5.0)}

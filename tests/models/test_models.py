@@ -412,7 +412,7 @@ def test_an_axial_resnet_has_attention_where_the_3x3_convolutions_were():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"position_embedding": "rotary"}, "position_embedding must be one of learned, learned-2d"),
+        ({"position_embedding": "fourier"}, "position_embedding must be one of learned, learned-2d"),
         ({"position_embedding": "sincos-2d", "hidden_size": 18}, "multiple of 4, but it is 18"),
         ({"position_embedding": "relative", "position_injection": "shared"}, "Only learned position embeddings"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be between 0 and 1, but is nan"),
