@@ -51,6 +51,8 @@ else:
         },
     )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "MODELS",
     "ConvStem",

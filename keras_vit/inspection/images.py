@@ -168,7 +168,12 @@ def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
         command = [sys.executable, "-m", "training.samples", "--data", data, "--count", str(count), "--output", folder]
         done = subprocess.run(
             [*command, *(("--data-dir", data_dir) if data_dir else ())],
-            env={**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONPATH": os.pathsep.join(places)},
+            env={
+                **os.environ,
+                "KERAS_BACKEND": "tensorflow",
+                "PYTHONPATH": os.pathsep.join(places),
+                "PYTHONSAFEPATH": "1",  # a training.py in the working directory is not ours; since Python 3.11
+            },
             capture_output=True,
             text=True,
         )

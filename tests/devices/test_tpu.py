@@ -154,13 +154,22 @@ def test_webp_is_refused_with_the_tensorflow_of_a_tpu(monkeypatch):
 
 
 def test_the_requirements_of_a_tpu_vm_name_what_those_of_other_machines_do():
-    """But for exports other than SavedModel, other backends and linters."""
+    """But for exports other than SavedModel, other backends, linters, and TensorFlow without a CPU build."""
 
     def names(file: str) -> set[str]:
         lines = (ROOT / file).read_text().splitlines()
         return {line.split("==")[0] for line in lines if line and not line.startswith("#")}
 
-    left_out = {"tensorflow-cpu", "ai-edge-litert", "ai-edge-quantizer", "flatbuffers", "ruff", "mypy", "jax"}
+    left_out = {
+        "tensorflow-cpu",
+        "tensorflow",
+        "ai-edge-litert",
+        "ai-edge-quantizer",
+        "flatbuffers",
+        "ruff",
+        "mypy",
+        "jax",
+    }
     assert names("requirements.txt") - names("requirements-tpu.txt") == left_out
     added = {"tensorflow-tpu", "libtpu", "tensorflow-metadata"}
     assert names("requirements-tpu.txt") - names("requirements.txt") == added

@@ -1,0 +1,83 @@
+"""The console command `keras-vit`, and the wheel that installs it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import sysconfig
+import venv
+
+import pytest
+
+import keras_vit
+from keras_vit import UserError
+from keras_vit.commands import COMMANDS, run_command
+from tests.test_cli import COMMANDS as MODULES
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_every_module_with_a_command_has_one_name():
+    modules = [module.removesuffix(".__main__") for module in COMMANDS.values()]
+    assert sorted(modules) == sorted(name for name in MODULES if not name.startswith("benchmarks"))
+
+
+def test_the_list_of_commands_names_each(capsys):
+    run_command([])
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert listed == list(COMMANDS)
+
+
+def test_a_command_gets_the_remaining_arguments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="There is no recipe named 'digts'"):
+        run_command(["pretrain", "digts"])
+
+
+def test_an_unknown_command_is_one_sentence():
+    with pytest.raises(UserError, match="There is no command 'fine-tune'; .* finetune"):
+        run_command(["fine-tune"])
+
+
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    with pytest.raises(UserError, match=r"keras-vit convert needs the Python package tyro, .* pip install"):
+        run_command(["convert", "a", "b"])
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_its_own_environment_beside_a_training_py_of_the_user(tmp_path):
+    """The environment borrows the libraries of this one through a .pth file, and has its own keras_vit."""
+    source = tmp_path / "source"  # a build writes into the folder of its source
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    for file in filter(None, files):
+        if file.startswith(("keras_vit/", "training/", "export/")) or file in ("pyproject.toml", "README.md"):
+            (source / file).parent.mkdir(parents=True, exist_ok=True)
+            (source / file).write_bytes((ROOT / file).read_bytes())
+    venv.create(tmp_path / "env", with_pip=True, symlinks=True)
+    scripts = tmp_path / "env" / "bin"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command, **options):
+        folder = tmp_path / "elsewhere"
+        return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)
+
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "training.py").write_text("raise SystemExit('the module of the user was imported')\n")
+    run(scripts / "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, source, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    run(scripts / "pip", "install", "--no-deps", wheel, check=True)
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    version = run(scripts / "python", "-c", "import keras_vit; print(keras_vit.__version__, keras_vit.__file__)")
+    assert version.stdout.split() == [keras_vit.__version__, str(packages / "keras_vit" / "__init__.py")]
+    for name in COMMANDS:
+        shown = run(scripts / "keras-vit", name, "--help")
+        assert shown.returncode == 0, (name, shown.stderr)
+        assert "usage" in shown.stdout
+    mistake = run(scripts / "keras-vit", "evaluate", "--run", "nowhere", "--data", "digits")
+    assert mistake.returncode == 2
+    assert mistake.stderr.startswith("There is no")
+    samples = run(scripts / "keras-vit", "samples", "--data", "digits", "--count", "2", "--output", "pictures")
+    assert samples.returncode == 0, samples.stderr
