@@ -13,6 +13,7 @@ from keras_vit.errors import UserError, nearest
 COMMANDS = {
     "pretrain": "training.pretrain",
     "finetune": "training.finetune",
+    "predict": "training.predict",
     "evaluate": "training.evaluate",
     "fewshot": "training.fewshot",
     "linear-probe": "training.linear_probe",

@@ -40,6 +40,7 @@ FLOORS = (
     "training.loop",
     "training.evaluation",
     "training.probes",
+    "training.prediction",
     "training.experiments",
     "export.options",
     "export",  # parity, report, source, inference_model, fingerprint

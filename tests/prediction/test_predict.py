@@ -1,0 +1,160 @@
+"""Classifying image files: the table, the files of results, the page, and the mistakes."""
+
+import csv
+import json
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import keras_vit
+from keras_vit import UserError
+from tests.support import TINY, TINY_IMAGE, randomize
+from training import predict as command
+from training.prediction.page import open_page
+from training.prediction.pictures import find_pictures
+from training.prediction.predict import open_classifier
+
+NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
+
+
+@pytest.fixture(name="place", scope="module")
+def _place(tmp_path_factory):
+    """A model, its class names, a folder of pictures with one inside another, and a broken one."""
+    place = tmp_path_factory.mktemp("predict")
+    randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)).save(place / "model.keras")
+    (place / "names.txt").write_text("\n".join(NAMES) + "\n")
+    (place / "pictures" / "more").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in ("a.png", "b.jpg", "more/c.webp", "more/.hidden.png"):
+        PIL.Image.fromarray(rng.integers(0, 256, (20, 31, 3), np.uint8)).save(place / "pictures" / name)
+    (place / "pictures" / "notes.txt").write_text("no picture")
+    (place / "broken.png").write_bytes((place / "pictures" / "a.png").read_bytes()[:60])
+    return place
+
+
+@pytest.fixture(name="arguments")
+def _arguments(place, monkeypatch) -> list[str]:
+    monkeypatch.chdir(place)
+    return ["--run", "model.keras", "--labels", "names.txt"]
+
+
+def expected(place, picture: str) -> list[tuple[str, float]]:
+    """The five most likely classes, by the model and its preprocessing alone."""
+    model = keras_vit.run_directory.load_model(place / "model.keras")
+    with PIL.Image.open(place / "pictures" / picture) as image:
+        pixels = np.asarray(image)
+    logits = np.asarray(model(np.asarray(keras_vit.preprocessing_of(model)(pixels))[None]))[0]
+    shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    return [(NAMES[number], shares[number]) for number in np.argsort(-shares)[:5]]
+
+
+def test_the_five_most_likely_classes_of_each_picture_are_printed(place, arguments, capsys):
+    command.main([*arguments, "pictures"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| pictures/")]
+    assert [row.split()[1] for row in rows] == ["pictures/a.png", "pictures/b.jpg", "pictures/more/c.webp"]
+    cells = [cell.strip() for cell in rows[0].split("|")[2:7]]
+    assert [cell.split()[0] for cell in cells] == [name for name, _ in expected(place, "a.png")]
+    assert cells[0].split()[1] == f"{expected(place, 'a.png')[0][1]:.1%}"
+
+
+def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
+    with pytest.raises(UserError, match="Some pictures could not be read"):
+        command.main([*arguments, "broken.png", "pictures/*.png", "--output", "found.json"])
+    assert "Not classified: broken.png cannot be read" in capsys.readouterr().out
+    broken, good = json.loads((place / "found.json").read_text())
+    assert broken["picture"] == "broken.png"
+    assert "cannot be read" in broken["problem"]
+    wanted = expected(place, "a.png")
+    assert [entry["class"] for entry in good["classes"]] == [name for name, _ in wanted]
+    np.testing.assert_allclose([entry["probability"] for entry in good["classes"]], [s for _, s in wanted], atol=1e-5)
+
+
+def test_results_are_written_as_csv(place, arguments):
+    command.main([*arguments, "pictures/a.png", "--output", "found.csv"])
+    with (place / "found.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["picture"], row["rank"], row["class"]) for row in rows] == [
+        ("pictures/a.png", str(rank), name) for rank, (name, _) in enumerate(expected(place, "a.png"), 1)
+    ]
+
+
+@pytest.mark.parametrize(("explain", "title"), [("rollout", "rollout"), ("relevance", "relevance"), (None, "")])
+def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, explain, title):
+    options = ["--explain", explain] if explain else []
+    command.main([*arguments, "pictures", "--output", "found.html", *options])
+    page = (place / "found.html").read_text()
+    assert page.count("<article>") == 3
+    assert page.count("<meter") == 15
+    assert ("<figcaption>attention rollout" in page) == (explain == "rollout")
+    assert ("<figcaption>relevance" in page) == (explain == "relevance")
+    assert title in page
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "Give the pictures to classify"),
+        (["pictures", "--serve"], "not both"),
+        (["nowhere"], "There is no picture 'nowhere'"),
+        (["pictures/*.gif"], "There is no picture"),
+        (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html, but is 'found.txt'"),
+        (["pictures", "--output", "gone/found.csv"], "There is no folder 'gone'"),
+        (["pictures", "--explain", "rollout"], "needs --output FILE.html"),
+        (["pictures", "--output", "x.html", "--explain", "dreams"], "invalid choice 'dreams'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_writes_nothing(place, arguments, options, words):
+    before = sorted(place.rglob("*"))
+    with pytest.raises(UserError, match=words):
+        command.main([*arguments, *options])
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_picture_is_taken_once(place, monkeypatch):
+    monkeypatch.chdir(place)
+    assert [str(file) for file in find_pictures(["pictures/a.png", "pictures"])] == [
+        "pictures/a.png", "pictures/b.jpg", "pictures/more/c.webp"
+    ]  # fmt: skip
+
+
+def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
+    keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=None).save(tmp_path / "features.keras")
+    with pytest.raises(UserError, match="has no head that classifies images"):
+        open_classifier(str(tmp_path / "features.keras"), None)
+    (tmp_path / "two.txt").write_text("ant\nbee\n")
+    with pytest.raises(UserError, match="there are 2 labels"):
+        open_classifier(str(place / "model.keras"), str(tmp_path / "two.txt"))
+
+
+def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
+    classifier = open_classifier(str(place / "model.keras"), str(place / "names.txt"))
+    with open_page(classifier, 0, "rollout") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}/"
+
+            def answer(data=None, **headers) -> str:
+                request = urllib.request.Request(address, data, headers)
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    return response.read().decode()
+
+            def status_of(*arguments, **headers) -> int:
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    answer(*arguments, **headers)
+                refused.value.close()
+                return refused.value.code
+
+            assert "Drop a picture here" in answer()
+            page = answer((place / "pictures" / "a.png").read_bytes(), **{"X-Name": "my%20cat.png"})
+            assert "my cat.png" in page
+            assert page.index(expected(place, "a.png")[0][0]) < page.index(expected(place, "a.png")[1][0])
+            assert status_of(b"no picture") == 422
+            assert status_of(Host="elsewhere.example") == 403
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,52 @@
+"""Options of `training.predict`, and what can be checked of them before TensorFlow is imported."""
+
+import dataclasses
+import pathlib
+from typing import Annotated, Literal
+
+import tyro
+
+from keras_vit import UserError
+
+Explanation = Literal["rollout", "relevance"]
+OUTPUTS = (".csv", ".json", ".html")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """Classify image files."""
+
+    pictures: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
+    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
+    labels: str | None = None
+    """Text file with one class name per line; default the run's labels.txt, else the class numbers."""
+    output: str | None = None
+    """File for the results, which ends in .csv, .json or .html."""
+    explain: Explanation | None = None
+    """Show beside each picture, in the page, which parts count: attention rollout, or relevance (Grad-CAM)."""
+    serve: bool = False
+    """Open a page on 127.0.0.1 that classifies one picture after the other."""
+    port: int = 8000
+    """Port of the page."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the model's input to; default its own."""
+    num_heads: int | None = None
+    """Attention heads, if the checkpoint does not specify them."""
+
+    def __post_init__(self) -> None:
+        if self.serve == bool(self.pictures):
+            raise UserError("Give the pictures to classify, such as pictures/ or cat.jpg, or --serve, but not both.")
+        if self.serve and self.output is not None:
+            raise UserError("--serve shows its results in the browser; leave --output out.")
+        if self.output is not None and pathlib.Path(self.output).suffix not in OUTPUTS:
+            raise UserError(f"--output takes a file that ends in {', '.join(OUTPUTS)}, but is {self.output!r}.")
+        if self.output is not None and not pathlib.Path(self.output).absolute().parent.is_dir():
+            raise UserError(f"There is no folder {str(pathlib.Path(self.output).parent)!r} for --output; create it.")
+        if self.explain is not None and not (self.serve or (self.output or "").endswith(".html")):
+            raise UserError("--explain draws maps, so it needs --output FILE.html or --serve.")
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
+        if self.labels is not None and not pathlib.Path(self.labels).is_file():
+            raise UserError(f"There is no file {self.labels!r}; --labels takes a text file with one class per line.")

@@ -1,0 +1,40 @@
+"""Classify image files with a run or a checkpoint.
+
+    python -m training.predict --run runs/pictures new/ cat.jpg
+    python -m training.predict --checkpoint augreg:B_16 --labels imagenet.txt new/ --output new.html --explain rollout
+    python -m training.predict --run runs/pictures --serve
+
+prints the five most likely classes of each picture. A file that cannot be read is named, the others are classified, and
+the exit code is 2.
+"""
+
+from collections.abc import Sequence
+
+from keras_vit import UserError, cli
+from training.options.predict import PredictOptions
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--run DIR | --checkpoint NAME PICTURES…`"""
+    options = cli.parse(PredictOptions, arguments, prog="python -m training.predict")
+
+    from training.prediction.pictures import find_pictures
+
+    files = find_pictures(options.pictures)
+    cli.require_tensorflow()
+
+    from training.prediction.predict import open_classifier, predict
+
+    classifier = open_classifier(options.run, options.labels, options.image_size, options.num_heads)
+    if options.serve:
+        from training.prediction.page import open_page
+
+        with open_page(classifier, options.port, options.explain) as server:
+            print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
+            server.serve_forever()
+    elif not predict(classifier, files, output=options.output, explain=options.explain):
+        raise UserError("Some pictures could not be read; they are named above, and the others were classified.")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,98 @@
+"""A page on 127.0.0.1 that classifies the picture that is dropped on it. Only this machine can reach it."""
+
+import http.server
+import threading
+import urllib.parse
+
+from keras_vit import UserError, inspection
+from keras_vit.inspection.html_report import html_report
+from training.options.predict import Explanation
+from training.prediction.predict import Classifier
+
+# Largest request in bytes.
+_LARGEST = 64 * 2**20
+_HOSTS = ("127.0.0.1", "localhost")
+
+
+def open_page(classifier: Classifier, port: int, explain: Explanation | None) -> http.server.ThreadingHTTPServer:
+    """Return the server of the page; `serve_forever` answers requests. With port 0 the system chooses one.
+
+    Raises UserError if the port is in use.
+    """
+    one_at_a_time = threading.Lock()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/":
+                self._answer(404, "There is one page, at /.")
+            else:
+                self._answer(200, _PAGE)
+
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "")
+            if not length.isdigit() or int(length) > _LARGEST:
+                self._answer(413, f"A picture has at most {_LARGEST // 2**20} MB.")
+                return
+            data = self.rfile.read(int(length))
+            name = urllib.parse.unquote(self.headers.get("X-Name", "picture"))
+            try:
+                with one_at_a_time:
+                    self._answer(200, html_report(classifier.inspect([inspection.decode(data, name)], explain)))
+            except UserError as error:
+                self._answer(422, str(error))
+
+        def _answer(self, status: int, text: str) -> None:
+            # Another page cannot send requests here under a name of its own.
+            if self.headers.get("Host", "").rsplit(":", 1)[0] not in _HOSTS:
+                status, text = 403, "Open this page as http://127.0.0.1."
+            content = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args) -> None:
+            """Print nothing for each request."""
+
+    try:
+        return http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise UserError(f"Port {port} cannot be used ({error.strerror}); give another --port, or 0 for any.") from error
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Classify a picture</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+label { display: block; border: 2px dashed #888; border-radius: 8px; padding: 2rem; text-align: center; }
+label:focus-within, label.over { border-color: #3355cc; }
+iframe { width: 100%; height: 75vh; border: 0; margin-top: 1rem; }
+</style>
+<h1>Classify a picture</h1>
+<label id="drop">Drop a picture here, or choose one: <input type="file" accept="image/*"></label>
+<p role="status" id="status"></p>
+<iframe id="result" title="Classes of the picture" hidden></iframe>
+<script>
+const drop = document.getElementById("drop"), status = document.getElementById("status");
+const result = document.getElementById("result");
+async function classify(file) {
+  if (!file) return;
+  status.textContent = "Classifying " + file.name + " …";
+  const answer = await fetch("/", {method: "POST", body: file, headers: {"X-Name": encodeURIComponent(file.name)}});
+  const text = await answer.text();
+  status.textContent = answer.ok ? "" : text;
+  result.hidden = !answer.ok;
+  if (answer.ok) result.srcdoc = text;
+}
+drop.querySelector("input").addEventListener("change", event => classify(event.target.files[0]));
+drop.addEventListener("dragover", event => { event.preventDefault(); drop.classList.add("over"); });
+drop.addEventListener("dragleave", () => drop.classList.remove("over"));
+drop.addEventListener("drop", event => {
+  event.preventDefault(); drop.classList.remove("over"); classify(event.dataTransfer.files[0]);
+});
+</script>
+</html>
+"""

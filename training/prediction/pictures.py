@@ -1,0 +1,40 @@
+"""Find image files by the names of files and folders and by patterns. Imports neither TensorFlow nor Keras."""
+
+import glob
+import pathlib
+from collections.abc import Sequence
+
+from keras_vit import UserError
+from keras_vit.files.image_formats import format_list, image_format
+
+
+def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
+    """Return the files, each once: those of a folder in alphabetical order, without hidden ones and other formats.
+
+    Raises UserError for a name without files. Whether a file can be decoded is not checked.
+    """
+    found: dict[pathlib.Path, None] = {}
+    for name in names:
+        files = _files(name)
+        if not files:
+            raise UserError(
+                f"There is no picture {name!r}; give files, folders that contain {format_list()}, or patterns such as "
+                "'pictures/*.png'."
+            )
+        found |= dict.fromkeys(files)
+    return list(found)
+
+
+def _files(name: str) -> list[pathlib.Path]:
+    path = pathlib.Path(name)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        visible = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
+        return sorted(file for file in visible if file.is_file() and _is_image(file))
+    return sorted(pathlib.Path(match) for match in glob.glob(name, recursive=True) if pathlib.Path(match).is_file())
+
+
+def _is_image(path: pathlib.Path) -> bool:
+    with path.open("rb") as stream:
+        return image_format(stream.read(12)) is not None

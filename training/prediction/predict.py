@@ -1,0 +1,169 @@
+"""Classify images with a run or a checkpoint, and write the results as CSV, JSON or a page."""
+
+import csv
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import keras
+import tqdm
+
+from keras_vit import UserError, inspection, run_directory
+from keras_vit.files.atomic import atomic_write
+from keras_vit.files.labels import read_labels
+from keras_vit.files.tables import markdown_table
+from keras_vit.inspection.html_report import html_report
+from training.evaluation.classifiers import load_model
+from training.options.predict import Explanation
+
+# Images of one forward pass.
+_BATCH = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """A model with its class names."""
+
+    model: keras.Model
+    name: str
+    """The run or checkpoint."""
+    labels: tuple[str, ...]
+    """In the order of the logits; empty for class numbers."""
+
+    def inspect(
+        self, images: Sequence[inspection.Image], explain: Explanation | None = None
+    ) -> inspection.InspectionResult:
+        """Return the five most likely classes of each image, and the maps of `explain`."""
+        return inspection.inspect(
+            self.model,
+            images,
+            checkpoint=self.name,
+            labels=self.labels,
+            figures=() if explain is None else (explain,),
+            shown=len(images),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The classes of one file, or why it cannot be read."""
+
+    file: pathlib.Path
+    classes: tuple[tuple[str, float], ...] = ()
+    """Up to five classes with their probabilities, the most likely first."""
+    problem: str | None = None
+
+
+def open_classifier(
+    run: str, labels: str | None, image_size: tuple[int, int] | None = None, num_heads: int | None = None
+) -> Classifier:
+    """Load a model of a run or checkpoint with its class names.
+
+    Raises UserError if the model has no head, or another number of classes than `labels` or the run.
+    """
+    model = load_model(run, image_size=image_size, num_heads=num_heads)
+    names: tuple[str, ...] = ()
+    if labels is not None:
+        names = read_labels(labels)
+    elif (pathlib.Path(run) / run_directory.LABELS).is_file():
+        names = run_directory.load_labels(run)
+    if names:
+        run_directory.check_classes(model, names)
+    if "relevance" not in inspection.available_figures(model):
+        raise UserError(f"{run} has no head that classifies images; add one with python -m training.finetune.")
+    return Classifier(model, run, names)
+
+
+def predict(
+    classifier: Classifier, files: Sequence[pathlib.Path], *, output: str | None, explain: Explanation | None
+) -> bool:
+    """Classify files, print a table, and write `output`. Return whether every file could be read.
+
+    A file that cannot be read is named in the results, and the others are classified.
+    """
+    images: list[inspection.Image] = []
+    predictions: list[Prediction] = []
+    is_page = output is not None and output.endswith(".html")
+    progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
+    for batch in _batches(files):
+        good = [image for _, image, _ in batch if image is not None]
+        classes = iter(classifier.inspect(good).predictions if good else ())
+        predictions += [
+            Prediction(file, problem=problem) if problem else Prediction(file, next(classes))
+            for file, _, problem in batch
+        ]
+        images += good if is_page else []
+        progress.update(len(batch))
+    progress.close()
+    print(_table(predictions))
+    for prediction in predictions:
+        if prediction.problem:
+            print(f"Not classified: {prediction.problem}")
+    if output is not None:
+        _write(pathlib.Path(output), predictions, classifier, images, explain)
+    return not any(prediction.problem for prediction in predictions)
+
+
+def _batches(
+    files: Sequence[pathlib.Path],
+) -> Iterator[list[tuple[pathlib.Path, inspection.Image | None, str | None]]]:
+    for begin in range(0, len(files), _BATCH):
+        yield [(file, *_read(file)) for file in files[begin : begin + _BATCH]]
+
+
+def _read(file: pathlib.Path) -> tuple[inspection.Image | None, str | None]:
+    try:
+        return inspection.read_images(file, 1)[0], None
+    except (UserError, OSError) as error:
+        return None, str(error)
+
+
+def _table(predictions: Sequence[Prediction]) -> str:
+    best = max((len(prediction.classes) for prediction in predictions), default=0)
+    rows = [
+        [str(prediction.file), *(f"{name} {_percent(share)}" for name, share in prediction.classes)]
+        for prediction in predictions
+        if not prediction.problem
+    ]
+    header = ["picture", *("most likely", "second", "third", "fourth", "fifth")[:best]]
+    return markdown_table(header, rows, num_text_columns=len(header)) if rows else "No picture could be read."
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 else "< 0.1%"
+
+
+def _write(
+    output: pathlib.Path,
+    predictions: Sequence[Prediction],
+    classifier: Classifier,
+    images: Sequence[inspection.Image],
+    explain: Explanation | None,
+) -> None:
+    with atomic_write(output) as temporary:
+        if output.suffix == ".csv":
+            with temporary.open("w", newline="", encoding="utf-8") as stream:
+                writer = csv.writer(stream)
+                writer.writerow(["picture", "rank", "class", "probability", "problem"])
+                for prediction in predictions:
+                    for rank, (name, share) in enumerate(prediction.classes, 1):
+                        writer.writerow([prediction.file, rank, name, f"{share:.6f}", ""])
+                    if prediction.problem:
+                        writer.writerow([prediction.file, "", "", "", prediction.problem])
+        elif output.suffix == ".json":
+            document = [
+                {"picture": str(prediction.file), "problem": prediction.problem}
+                if prediction.problem
+                else {
+                    "picture": str(prediction.file),
+                    "classes": [{"class": name, "probability": share} for name, share in prediction.classes],
+                }
+                for prediction in predictions
+            ]
+            temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        elif not images:
+            raise UserError("No picture could be read, so there is no page to write.")
+        else:
+            temporary.write_text(html_report(classifier.inspect(images, explain)), encoding="utf-8")
+    print(f"Results are in {output}.")
