@@ -20,15 +20,17 @@ from keras_vit.models.complexity import costs
 TINY = Case("inference", "testing", 2, size=32, threads=1)
 
 
-def test_peers_run_in_turn_and_a_missing_library_is_reported():
-    ours, missing, limit = compare(TINY, ["keras_vit", "keras_hub", "matrix_product"], rounds=3)
-    assert (len(ours.seconds), len(limit.seconds)) == (3, 3)
-    assert ours.failure is limit.failure is None
-    assert min(*ours.seconds, ours.first_call, ours.prepare) > 0
-    assert ours.peak_bytes > 50e6
+# The second peer also builds a model, which takes a process with TensorFlow.
+@pytest.mark.parametrize("peer", ["matrix_product", pytest.param("keras_vit", marks=pytest.mark.slow)])
+def test_peers_run_in_turn_and_a_missing_library_is_reported(peer):
+    present, missing, limit = compare(TINY, [peer, "keras_hub", "matrix_product"], rounds=3)
+    assert (len(present.seconds), len(limit.seconds)) == (3, 3)
+    assert present.failure is limit.failure is None
+    assert min(*present.seconds, present.first_call, present.prepare) > 0
+    assert present.peak_bytes > 50e6
     assert "keras_hub" in missing.failure
     assert not missing.seconds
-    text = "\n".join(command.table(TINY, [ours, missing, limit]))
+    text = "\n".join(command.table(TINY, [present, missing, limit]))
     assert "| keras_hub | failed: ModuleNotFoundError" in text
     assert "| 100% |" in text
 
