@@ -30,9 +30,8 @@ from training.input import image_header
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
 # Of images at fault, how many are named in a message, and how many different reasons are counted.
 _NAMED, _REASONS = 10, 5
-
-# Images that a warning names, and images of each split that are looked at where not all of them are read beforehand.
-_NAMED, _LOOKED_AT = 10, 64
+# Images of each split that are checked for a warning if not all of them are read beforehand.
+_LOOKED_AT = 64
 
 
 @dataclasses.dataclass(frozen=True)
