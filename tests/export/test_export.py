@@ -222,10 +222,10 @@ def test_a_concurrent_export_takes_the_next_version(samples, tmp_path, monkeypat
 
 def test_two_exports_never_take_the_same_version(tmp_path, monkeypatch):
     """The number is chosen and taken in two steps; here, the other one comes in between every time."""
-    listing, late = pathlib.Path.iterdir, [1, 2]
+    listing, late = pathlib.Path.glob, [1, 2]
 
-    def slow(path):
-        entries = list(listing(path))
+    def slow(path, pattern):
+        entries = list(listing(path, pattern))
         if late:
             (path / str(late[0])).mkdir()
             (path / str(late.pop(0)) / "saved_model.pb").touch()
@@ -234,7 +234,7 @@ def test_two_exports_never_take_the_same_version(tmp_path, monkeypatch):
     (tmp_path / "stage").mkdir()
     (tmp_path / "stage" / "mine").touch()
     (tmp_path / "served").mkdir()
-    monkeypatch.setattr(pathlib.Path, "iterdir", slow)
+    monkeypatch.setattr(pathlib.Path, "glob", slow)
     path = saved_model_export._put_as_next_version(tmp_path / "stage", tmp_path / "served")
     assert path.name == "3"
     assert [entry.name for entry in listing(path)] == ["mine"]
