@@ -237,7 +237,7 @@ def test_two_exports_never_take_the_same_version(tmp_path, monkeypatch):
     monkeypatch.setattr(pathlib.Path, "glob", slow)
     path = saved_model_export._put_as_next_version(tmp_path / "stage", tmp_path / "served")
     assert path.name == "3"
-    assert [entry.name for entry in listing(path)] == ["mine"]
+    assert [entry.name for entry in path.iterdir()] == ["mine"]
 
 
 def test_nan_is_a_difference(samples):
