@@ -1,6 +1,7 @@
 """Strategies: the same numbers on one device, two replicas and two workers; what is asked for and not there."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -8,6 +9,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -251,6 +253,23 @@ def met(calls: list[tuple]) -> list[str | None]:
 def test_workers_meet():
     workers = free_addresses(3)
     assert met([(workers, here, 60) for here in workers]) == [None] * 3
+
+
+def test_a_worker_that_ends_after_its_answer_is_not_taken_for_another_program():
+    here, other = free_addresses(2)
+    host, port = other.split(":")
+    with socket.create_server((host, int(port))) as server:
+
+        def answer_once_and_end() -> None:
+            for number in range(5):
+                with contextlib.suppress(OSError), server.accept()[0] as connection:
+                    connection.recv(2**16)
+                    if number == 0:
+                        connection.sendall(json.dumps({"from": other, "workers": [other, "gone:1"]}).encode() + b"\n")
+
+        threading.Thread(target=answer_once_and_end, daemon=True).start()
+        with pytest.raises(UserError, match=f"The worker at {other} was started with the addresses {other}, gone:1"):
+            rendezvous.wait_for_workers([here, other], here, 0.4)
 
 
 def test_workers_with_different_ports_report_it_on_both_sides():

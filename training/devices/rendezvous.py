@@ -44,7 +44,8 @@ def wait_for_workers(workers: Sequence[str], here: str, timeout: float) -> None:
                     called.add(address)
                     wrong.pop(address, None)
                 elif answer is not None:
-                    wrong[address] = answer.get("workers", [])
+                    # A worker that is about to end answers nothing; what it said before counts.
+                    wrong[address] = answer.get("workers") or wrong.get(address, [])
             waited = time.monotonic() - begin
             if waited > timeout or (wrong and waited > _TOLERANCE):
                 raise UserError(_failure(missing, called, wrong, timeout))
