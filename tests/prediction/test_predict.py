@@ -2,6 +2,7 @@
 
 import csv
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -64,7 +65,7 @@ def test_the_five_most_likely_classes_of_each_picture_are_printed(place, argumen
 def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
     with pytest.raises(UserError, match="Some pictures could not be read"):
         command.main([*arguments, "broken.png", "pictures/*.png", "--output", "found.json"])
-    assert "Not classified: broken.png cannot be read" in capsys.readouterr().out
+    assert "Not classified: broken.png: broken.png cannot be read" in capsys.readouterr().out
     broken, good = json.loads((place / "found.json").read_text())
     assert broken["picture"] == "broken.png"
     assert "cannot be read" in broken["problem"]
@@ -158,3 +159,25 @@ def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeypatch):
+    pages = []
+    for batch in (2, 8):
+        monkeypatch.setattr("training.prediction.predict._BATCH", batch)
+        command.main([*arguments, "pictures", "--output", f"{batch}.html", "--explain", "rollout"])
+        pages.append((place / f"{batch}.html").read_text())
+    assert "pictures/more/c.webp" in pages[0]
+    assert [page.count("data:image/png") for page in pages] == [6, 6]  # three pictures and their maps
+
+
+@pytest.mark.parametrize("length", ["²", "-1", "x", str(2**40)])
+def test_a_request_of_no_or_too_great_a_length_is_refused(place, length):
+    classifier = open_classifier(str(place / "model.keras"), None)
+    with open_page(classifier, 0, None) as server:
+        threading.Thread(target=server.handle_request).start()
+        with socket.create_connection(server.server_address[:2], timeout=60) as connection:
+            connection.sendall(
+                f"POST / HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")
+            )
+            assert b" 413 " in connection.recv(100)

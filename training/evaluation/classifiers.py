@@ -83,7 +83,7 @@ def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptio
     strategy = _open_strategy(devices)
     with strategy.scope():
         model = load_model(path, image_size=overrides.image_size, num_heads=overrides.num_heads)
-    names = _names_beside(path)
+    names = names_beside(path)
     if names is not None:
         run_directory.check_classes(model, names)
     shape = model.output_shape
@@ -125,7 +125,7 @@ def _open_strategy(devices: StrategyOptions) -> tf.distribute.Strategy:
     return strategy
 
 
-def _names_beside(path: str | os.PathLike) -> tuple[str, ...] | None:
+def names_beside(path: str | os.PathLike) -> tuple[str, ...] | None:
     """The names in the labels.txt of a run directory, or beside a file."""
     path = to_path(path)
     folder = path if path.is_dir() else path.parent
@@ -230,7 +230,7 @@ def _saved_model(path: pathlib.Path, overrides: InputOptions) -> Classifier:
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
             return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
 
-    return Classifier(f"SavedModel by {kind}", num_classes, _names_beside(path / "assets"), predict)
+    return Classifier(f"SavedModel by {kind}", num_classes, names_beside(path / "assets"), predict)
 
 
 def _of_files(
@@ -294,4 +294,4 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         return outputs(compute, split, preprocessing, num_classes=shapes[1][1], batch_size=batch_size)
 
-    return Classifier("TFLite file", shapes[1][1], _names_beside(path), predict)
+    return Classifier("TFLite file", shapes[1][1], names_beside(path), predict)

@@ -23,14 +23,19 @@ def open_page(classifier: Classifier, port: int, explain: Explanation | None) ->
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path != "/":
+            if self._is_from_elsewhere():
+                self._answer(403, "Open this page as http://127.0.0.1.")
+            elif self.path != "/":
                 self._answer(404, "There is one page, at /.")
             else:
                 self._answer(200, _PAGE)
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
-            if not length.isdigit() or int(length) > _LARGEST:
+            if self._is_from_elsewhere():
+                self._answer(403, "Open this page as http://127.0.0.1.")
+                return
+            if not length.isdecimal() or int(length) > _LARGEST:
                 self._answer(413, f"A picture has at most {_LARGEST // 2**20} MB.")
                 return
             data = self.rfile.read(int(length))
@@ -41,10 +46,11 @@ def open_page(classifier: Classifier, port: int, explain: Explanation | None) ->
             except UserError as error:
                 self._answer(422, str(error))
 
+        def _is_from_elsewhere(self) -> bool:
+            """Whether the request uses another name for this machine, as a foreign page in the browser might."""
+            return self.headers.get("Host", "").rsplit(":", 1)[0] not in _HOSTS
+
         def _answer(self, status: int, text: str) -> None:
-            # Another page cannot send requests here under a name of its own.
-            if self.headers.get("Host", "").rsplit(":", 1)[0] not in _HOSTS:
-                status, text = 403, "Open this page as http://127.0.0.1."
             content = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")

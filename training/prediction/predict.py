@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 import keras
+import numpy as np
 import tqdm
 
 from keras_vit import UserError, inspection, run_directory
@@ -14,11 +15,11 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import read_labels
 from keras_vit.files.tables import markdown_table
 from keras_vit.inspection.html_report import html_report
-from training.evaluation.classifiers import load_model
+from training.evaluation.classifiers import load_model, names_beside
 from training.options.predict import Explanation
 
-# Images of one forward pass.
-_BATCH = 32
+# Images of one forward pass; with relevance, their activations are kept for the gradient.
+_BATCH = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +64,7 @@ def open_classifier(
     Raises UserError if the model has no head, or another number of classes than `labels` or the run.
     """
     model = load_model(run, image_size=image_size, num_heads=num_heads)
-    names: tuple[str, ...] = ()
-    if labels is not None:
-        names = read_labels(labels)
-    elif (pathlib.Path(run) / run_directory.LABELS).is_file():
-        names = run_directory.load_labels(run)
+    names = (names_beside(run) or ()) if labels is None else read_labels(labels)
     if names:
         run_directory.check_classes(model, names)
     if "relevance" not in inspection.available_figures(model):
@@ -82,26 +79,30 @@ def predict(
 
     A file that cannot be read is named in the results, and the others are classified.
     """
-    images: list[inspection.Image] = []
     predictions: list[Prediction] = []
-    is_page = output is not None and output.endswith(".html")
+    results: list[inspection.InspectionResult] = []
     progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
     for batch in _batches(files):
         good = [image for _, image, _ in batch if image is not None]
-        classes = iter(classifier.inspect(good).predictions if good else ())
+        classes: Iterator[tuple[tuple[str, float], ...]] = iter(())
+        if good:
+            result = classifier.inspect(good, explain)
+            classes = iter(result.predictions)
+            # The page shows the fitted images; those of the files may be large.
+            small = tuple(dataclasses.replace(image, pixels=image.pixels[:1, :1]) for image in good)
+            results.append(dataclasses.replace(result, images=small))
         predictions += [
             Prediction(file, problem=problem) if problem else Prediction(file, next(classes))
             for file, _, problem in batch
         ]
-        images += good if is_page else []
         progress.update(len(batch))
     progress.close()
     print(_table(predictions))
     for prediction in predictions:
         if prediction.problem:
-            print(f"Not classified: {prediction.problem}")
+            print(f"Not classified: {prediction.file}: {prediction.problem}")
     if output is not None:
-        _write(pathlib.Path(output), predictions, classifier, images, explain)
+        _write(pathlib.Path(output), predictions, results)
     return not any(prediction.problem for prediction in predictions)
 
 
@@ -114,9 +115,21 @@ def _batches(
 
 def _read(file: pathlib.Path) -> tuple[inspection.Image | None, str | None]:
     try:
-        return inspection.read_images(file, 1)[0], None
+        return dataclasses.replace(inspection.read_images(file, 1)[0], name=str(file)), None
     except (UserError, OSError) as error:
         return None, str(error)
+
+
+def _joined(results: Sequence[inspection.InspectionResult]) -> inspection.InspectionResult:
+    """Return one result for the images of all batches, without the averages over a batch."""
+    keys = [key for key in ("images", "rollout", "relevance", "logits") if key in results[0].arrays]
+    return dataclasses.replace(
+        results[0],
+        images=tuple(image for result in results for image in result.images),
+        predictions=tuple(classes for result in results for classes in result.predictions),
+        arrays={key: np.concatenate([result.arrays[key] for result in results]) for key in keys},
+        measures={},
+    )
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
@@ -135,11 +148,7 @@ def _percent(share: float) -> str:
 
 
 def _write(
-    output: pathlib.Path,
-    predictions: Sequence[Prediction],
-    classifier: Classifier,
-    images: Sequence[inspection.Image],
-    explain: Explanation | None,
+    output: pathlib.Path, predictions: Sequence[Prediction], results: Sequence[inspection.InspectionResult]
 ) -> None:
     with atomic_write(output) as temporary:
         if output.suffix == ".csv":
@@ -162,8 +171,8 @@ def _write(
                 for prediction in predictions
             ]
             temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        elif not images:
+        elif not results:
             raise UserError("No picture could be read, so there is no page to write.")
         else:
-            temporary.write_text(html_report(classifier.inspect(images, explain)), encoding="utf-8")
+            temporary.write_text(html_report(_joined(results)), encoding="utf-8")
     print(f"Results are in {output}.")
