@@ -37,6 +37,7 @@ FLOORS = (
     "training.options",
     "training.input",
     "training.devices",
+    "training.techniques",
     "training.loop",
     "training.evaluation",
     "training.probes",
