@@ -18,6 +18,7 @@ COMMANDS = {
     "fewshot": "training.fewshot",
     "linear-probe": "training.linear_probe",
     "knn": "training.knn",
+    "soup": "training.soup",
     "study": "training.study",
     "vtab": "training.vtab",
     "shard": "training.shard",
