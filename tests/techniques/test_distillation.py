@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -55,7 +56,7 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
     assert float(logs["loss"]) == pytest.approx(np.mean(losses), rel=1e-4)
 
 
-@pytest.mark.parametrize("more", [["--temperature", "2"], HARD])
+@pytest.mark.parametrize("more", [HARD, pytest.param(["--temperature", "2"], marks=pytest.mark.slow)])
 def test_a_distilled_run_resumes_exactly_and_keeps_no_teacher(more, upstream, tmp_path, assert_resumes_exactly):
     def command(workdir):
         pretrain.main([*COMMAND, "--teacher", str(upstream.path), *more, "--workdir", str(workdir)])
@@ -88,12 +89,19 @@ def other_size(upstream, tmp_path) -> str:
     return str(tmp_path / "wide.keras")
 
 
+def unfinished(upstream, tmp_path) -> str:
+    (tmp_path / "unfinished").mkdir()
+    shutil.copy(upstream.labels_file, tmp_path / "unfinished")
+    return str(tmp_path / "unfinished")
+
+
 @pytest.mark.parametrize(
     ("teacher", "words"),
     [
         (other_classes, "knows 10 classes, but the data have 10, of which 0, 1, 2, 3, 4 differ"),
         (other_count, r"must have a head of 10 classes, but its output has the shape \(None, 7\)"),
         (other_size, "sees images of 8x12 pixels in 1 channels, but this model those of 8x8 pixels in 1 channels"),
+        (unfinished, "unfinished is not a finished run: it has no model.keras"),
         (lambda *_: "nowhere", "no file, folder or official checkpoint"),
     ],
 )

@@ -128,7 +128,7 @@ def _sums(losses, logits, labels, weights) -> list[tf.Tensor]:
 
 def _load(teacher: str) -> keras.Model:
     path = to_path(teacher) if is_remote(teacher) else find_checkpoint(teacher)
-    if path.suffix == ".keras" or (path / run_directory.MODEL).is_file():
+    if path.suffix == ".keras" or (path / run_directory.LABELS).is_file():
         return run_directory.load_model(path)
     return keras_vit.from_checkpoint(path)
 
