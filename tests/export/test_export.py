@@ -124,7 +124,7 @@ def test_a_served_model_uses_fused_operators(dtype, samples, tmp_path):
     path, _ = saved_model_export.export_saved_model(model, LABELS, samples, tmp_path, dtype=dtype, max_disagreement=1.0)
     found = _operators_on_the_device(path)
     if "_MklSoftmax" not in found:
-        pytest.skip("TensorFlow has no oneDNN on this processor, or was told not to use it")
+        pytest.skip("TensorFlow has no oneDNN on this processor, or is set not to use it")
     blocks = sum(layer.name.endswith(".query") for layer in model.layers)
     assert found["_MklLayerNorm"] == sum(isinstance(layer, keras.layers.LayerNormalization) for layer in model.layers)
     assert found["_MklNativeFusedMatMul+BiasAdd+GeluApproximate"] == blocks
