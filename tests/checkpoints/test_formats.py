@@ -323,10 +323,10 @@ def test_another_patch_size_keeps_the_embedding_of_enlarged_images():
 def test_the_number_of_channels_can_be_changed(name):
     grey = keras_vit.from_checkpoint(FIXTURES / name, channels=1, **FILES[name][0])
     assert grey.input_shape[-1] == 1
-    colour = keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0])
+    color = keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0])
     if name == "vit_token.npz":
         images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 1)).astype(np.float32)
-        np.testing.assert_allclose(grey(images), colour(np.repeat(images, 3, axis=-1)), atol=1e-5)
+        np.testing.assert_allclose(grey(images), color(np.repeat(images, 3, axis=-1)), atol=1e-5)
 
 
 def test_an_unknown_number_of_heads_is_refused():

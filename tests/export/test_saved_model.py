@@ -322,10 +322,10 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def raw_png(rows: np.ndarray, bits: int, colour_type: int, key: bytes = b"") -> bytes:
-    """A PNG of rows (H, bytes) as they are stored: Pillow writes no transparent colour of any depth, no deep alpha."""
-    width = rows.shape[1] * 8 // bits // {0: 1, 2: 3, 4: 2, 6: 4}[colour_type]
-    parts = [b"IHDR" + struct.pack(">IIBBBBB", width, len(rows), bits, colour_type, 0, 0, 0)]
+def raw_png(rows: np.ndarray, bits: int, color_type: int, key: bytes = b"") -> bytes:
+    """A PNG of rows (H, bytes) as they are stored: Pillow writes no transparent color of any depth, no deep alpha."""
+    width = rows.shape[1] * 8 // bits // {0: 1, 2: 3, 4: 2, 6: 4}[color_type]
+    parts = [b"IHDR" + struct.pack(">IIBBBBB", width, len(rows), bits, color_type, 0, 0, 0)]
     parts += [b"tRNS" + key] if key else []
     parts += [b"IDAT" + zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)), b"IEND"]
     packed = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
@@ -343,7 +343,7 @@ def drawings(number: int) -> dict[str, bytes]:
     deep = rng.integers(0, 256, (height, width * 8), dtype=np.uint8)
     palette = Image.fromarray(soft[..., :3]).quantize(16)
     keyed = rng.integers(0, 4, (height, width), dtype=np.uint8) * 70
-    colours = np.stack([keyed, keyed[::-1], 255 - keyed], axis=-1)
+    colors = np.stack([keyed, keyed[::-1], 255 - keyed], axis=-1)
     files = {
         "black on nothing.png": encoded(np.dstack([black, black, black, alpha]), "PNG"),
         "nested/deeper/grey on nothing.PNG": encoded(np.dstack([black, alpha]), "PNG"),
@@ -355,12 +355,12 @@ def drawings(number: int) -> dict[str, bytes]:
         "bits.png": encoded(ink, "PNG"),
         "16 bits.png": encoded(deep[:, : 2 * width].copy().view(np.uint16), "PNG"),
         "16 bits of grey and alpha.png": raw_png(deep[:, : 4 * width], 16, 4),
-        "16 bits of colour and alpha.png": raw_png(deep, 16, 6),
+        "16 bits of color and alpha.png": raw_png(deep, 16, 6),
         "grey key.png": raw_png(keyed, 8, 0, key=b"\0\x46"),
         "4 bits and a key.png": raw_png(deep[:, : width // 2], 4, 0, key=b"\0\5"),
         "1 bit and a key.png": raw_png(np.packbits(ink[:, : width // 8 * 8], axis=1), 1, 0, key=b"\0\1"),
         "16 bits and a key.png": raw_png(np.repeat(keyed, 2, axis=1), 16, 0, key=b"\x46\x46"),
-        "colour key.png": raw_png(colours.reshape(height, -1), 8, 2, key=struct.pack(">3H", *colours[3, 4])),
+        "color key.png": raw_png(colors.reshape(height, -1), 8, 2, key=struct.pack(">3H", *colors[3, 4])),
         "32 bits.bmp": encoded(soft, "BMP"),
         "seen through.gif": encoded(palette, "GIF", transparency=3),
         "upright.webp.png": encoded(soft, "WEBP", lossless=True, exact=True)

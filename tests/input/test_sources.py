@@ -238,7 +238,7 @@ def _odd_folder(tmp_path) -> pathlib.Path:
 def assert_warned_of_oddities(printed: str) -> None:
     """Of training and evaluation images, each split by itself."""
     turned = [line for line in printed.splitlines() if "EXIF orientation, which is not applied" in line]
-    uniform = [line for line in printed.splitlines() if "of one colour throughout" in line]
+    uniform = [line for line in printed.splitlines() if "of one color throughout" in line]
     assert (len(turned), len(uniform)) == (2, 2)
     for line in (*turned, *uniform):
         assert line.startswith("Warning: 4 of 12 images")
@@ -369,7 +369,7 @@ COLOURS = np.random.default_rng(0).permutation(RAMP).tolist()
 @pytest.mark.parametrize(
     "content",
     [_bmp("P", COLOURS), _bmp("P", RAMP[::-1]), _bmp("1"), _bmp("L")[:30] + bytes([1]) + _bmp("L")[31:]],
-    ids=["colours", "inverted", "black and white", "run lengths"],
+    ids=["colors", "inverted", "black and white", "run lengths"],
 )
 def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
     (folder / "ant" / "indexed.bmp").write_bytes(content)
@@ -377,8 +377,8 @@ def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, 
         open_source(DataOptions(f"folder:{folder}"))
 
 
-@pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["grey", "ramp", "colour"])
-def test_a_bmp_of_grey_values_or_colours_is_read(content, folder):
+@pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["grey", "ramp", "color"])
+def test_a_bmp_of_grey_values_or_colors_is_read(content, folder):
     (folder / "ant" / "plain.bmp").write_bytes(content)
     open_source(DataOptions(f"folder:{folder}"))
     image = examples.decode_image(tf.constant(content)).numpy()

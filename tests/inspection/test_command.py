@@ -41,7 +41,7 @@ RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)
 GREY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
 FILES = {
-    "colour.png": encoded(COLOUR),
+    "color.png": encoded(COLOUR),
     "alpha.png": encoded(np.dstack([COLOUR, GREY])),
     "grey.png": encoded(GREY),
     "grey.bmp": encoded(GREY, "BMP"),
@@ -73,7 +73,7 @@ def claiming(width: int, height: int) -> bytes:
         (b"", rf"bad.png cannot be read as a {format_list()} \(not {format_list()}\); repair or remove it"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", f"bad.png cannot be read as a {format_list()}"),
         (FILES["photo.jpg"][:-200], f"bad.png cannot be read as a {format_list()}"),
-        (FILES["colour.png"][:100], f"bad.png cannot be read as a {format_list()}"),
+        (FILES["color.png"][:100], f"bad.png cannot be read as a {format_list()}"),
         (claiming(10_000, 10_000), r"bad.png cannot be read .*100000000 pixels.*decompression bomb"),
         (claiming(60_000, 60_000), r"bad.png cannot be read .*decompression bomb"),
     ],
@@ -113,7 +113,7 @@ def test_a_turned_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp
     inspection.read_images(f"folder:{tmp_path}", 9)
     printed = capfd.readouterr().out
     assert "EXIF orientation, which is not applied" in printed
-    assert "of one colour throughout" in printed
+    assert "of one color throughout" in printed
 
 
 def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
@@ -196,10 +196,10 @@ def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_pa
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     (output / "gone.png").write_bytes(b"of a model with more images")
-    told = json.loads((output / "measures.json").read_text())
-    told["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
-    told["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
-    (output / "measures.json").write_text(json.dumps(told))
+    measures = json.loads((output / "measures.json").read_text())
+    measures["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
+    measures["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
+    (output / "measures.json").write_text(json.dumps(measures))
     names = inspection.write(tiny_result(), output)
     assert {path.name for path in output.iterdir()} == {*names, "inner", "folder.png", "thesis.tex"}
     assert all(path.read_text() == "mine" for path in mine)
@@ -280,7 +280,7 @@ main(sys.argv[1:])
 @pytest.mark.slow
 def test_the_command_runs_on_jax_with_tensorflow_blocked_and_finds_the_same(tmp_path):
     (tmp_path / "images").mkdir()
-    for name in ("colour.png", "photo.jpg"):
+    for name in ("color.png", "photo.jpg"):
         (tmp_path / "images" / name).write_bytes(FILES[name])
     arguments = ["--checkpoint", str(FIXTURES / "vit_nonsquare.npz"), "--images", str(tmp_path / "images")]
     arguments += ["--image-size", "32", "48", "--figures", "rollout", "relevance", "distance"]

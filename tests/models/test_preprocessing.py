@@ -95,14 +95,14 @@ def test_transparent_pictures_are_put_on_white(channels, wanted):
     image = picture(5, 7, channels)
     image[0, :3, -1] = (0, 255, 128)
     alpha = image[..., -1:].astype(float) / 255
-    colours = image[..., :3] if channels == 4 else np.repeat(image[..., :1], 3, axis=-1)
-    seen = np.round(colours * alpha + 255 * (1 - alpha)).astype(np.uint8)
+    colors = image[..., :3] if channels == 4 else np.repeat(image[..., :1], 3, axis=-1)
+    seen = np.round(colors * alpha + 255 * (1 - alpha)).astype(np.uint8)
     preprocessing = Preprocessing((5, 7), channels=wanted)
     np.testing.assert_array_equal(np.asarray(preprocessing.to_channels(image)), to_channels(seen, wanted))
     graph = tf.function(preprocessing.to_channels, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
     np.testing.assert_array_equal(graph(image), to_channels(seen, wanted))
     dropped = Preprocessing((5, 7), channels=wanted, background=None).to_channels(image)
-    np.testing.assert_array_equal(dropped, to_channels(colours, wanted))
+    np.testing.assert_array_equal(dropped, to_channels(colors, wanted))
 
 
 def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():

@@ -118,7 +118,7 @@ def test_a_teacher_of_other_classes_or_size_is_refused_and_leaves_nothing(teache
         (["--teacher", "x", "--loss", "sigmoid"], "leave --loss sigmoid out"),
         (["--distillation", "hard"], "distillation and temperature need a teacher"),
         (["--teacher", "x", "--temperature", "0"], "temperature must be positive"),
-        (["--teacher", "x", "--target", "patch-colour", "--label-smoothing", "0"], "leave --teacher out"),
+        (["--teacher", "x", "--target", "patch-color", "--label-smoothing", "0"], "leave --teacher out"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused(options, words, tmp_path):

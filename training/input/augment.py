@@ -49,7 +49,7 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: P
         window = tf.concat([begin[:2], size[:2]], axis=0)
         if (
             preprocessing.channels == 3
-        ):  # libjpeg repeats grey as we do, at no cost; its grey of colours is not quite ours
+        ):  # libjpeg repeats grey as we do, at no cost; its grey of colors is not quite ours
             return tf.io.decode_and_crop_jpeg(data, window, channels=3)
         return preprocessing.to_channels(tf.io.decode_and_crop_jpeg(data, window))
 

@@ -38,7 +38,7 @@ class MaskedPatches:
 
     The three targets of "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2 are:
 
-    * "patch-colour": the mean color of the patch, 3 bits per channel, as one class (512 for RGB, 8 for grayscale);
+    * "patch-color": the mean color of the patch, 3 bits per channel, as one class (512 for RGB, 8 for grayscale);
     * "patch-4x4": the mean colors of the patch downsampled to 4x4, as 16 classes, top row first;
     * "patch-pixels": all pixels of the patch, row by row with the channels innermost, with the squared error.
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 OptimizerKind = Literal["adamw", "sgd"]
 Loss = Literal["softmax", "sigmoid"]
 Distillation = Literal["soft", "hard"]
-Target = Literal["classes", "patch-colour", "patch-4x4", "patch-pixels"]
+Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels"]
 MixupPartner = Literal["next", "opposite"]
 
 # Masked patch prediction: levels per channel (3 bits); rows and columns of the downsampled patch that is predicted.
 COLOUR_LEVELS = 8
-PATCH_CELLS = {"patch-colour": 1, "patch-4x4": 4}
+PATCH_CELLS = {"patch-color": 1, "patch-4x4": 4}
 
 # The fields for the duration of a run; the first one that is not None counts.
 DURATIONS = ("steps", "examples", "epochs")
@@ -204,7 +204,7 @@ class PretrainRecipe(Recipe):
     channels: int = 3
     """1 for grayscale images, 3 for RGB."""
     target: Target = "classes"
-    """What the model predicts: the classes of the images; or, for masked patches, the mean color (patch-colour), the 16
+    """What the model predicts: the classes of the images; or, for masked patches, the mean color (patch-color), the 16
     colors of the patch downsampled to 4x4 (patch-4x4), or all pixels (patch-pixels)."""
     corruption: float = 0.5
     """Fraction of the patches of an image that are masked and predicted, for the targets of patches."""
