@@ -19,6 +19,7 @@ COMMANDS = {
     "linear-probe": "training.linear_probe",
     "knn": "training.knn",
     "soup": "training.soup",
+    "segment": "training.segment",
     "study": "training.study",
     "vtab": "training.vtab",
     "shard": "training.shard",

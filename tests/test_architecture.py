@@ -41,6 +41,7 @@ FLOORS = (
     "training.loop",
     "training.evaluation",
     "training.probes",
+    "training.segmentation",
     "training.prediction",
     "training.experiments",
     "export.options",
