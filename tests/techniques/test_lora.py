@@ -22,6 +22,7 @@ def test_adapters_of_the_chosen_layers_and_the_head_are_trained_and_merged(upstr
             assert np.linalg.matrix_rank(change, tol=1e-6) == 2
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_resumes_exactly(upstream, assert_resumes_exactly):
     def command(workdir):
         more = ["--evaluate-every", "2", "--ema-decay", "0.5", "--workdir", str(workdir)]
