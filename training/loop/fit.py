@@ -31,6 +31,7 @@ from training.loop.trainer import Trainer
 from training.options.common import Execution
 from training.recipes.recipe import Recipe
 from training.techniques.distillation import two_headed
+from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
 
 # Evaluation computes no gradients, so its batches may be larger than those of training.
@@ -134,10 +135,23 @@ def compile_trainer(
         stop_requested=stop_requested,
         strategy=strategy,
         validation=objective,
-        training_form=two_headed if recipe.teacher and recipe.distillation == "hard" else None,
+        training_form=_training_form(model, recipe, seed, execution),
     )
     trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
     return trainer
+
+
+def _training_form(
+    model: keras.Model, recipe: Recipe, seed: int, execution: Execution
+) -> Callable[[keras.Model, keras.Variable], keras.Model | FlexiblePatches] | None:
+    """Return the trainer's `training_form`; None if training computes what evaluation does."""
+    if recipe.patch_sizes:
+        if execution.remat:
+            raise UserError("--patch-sizes do not support rematerialization; leave --remat out.")
+        return lambda trained, step: FlexiblePatches(model, trained, step, recipe.patch_sizes, seed)
+    if recipe.teacher and recipe.distillation == "hard":
+        return lambda trained, step: two_headed(trained)
+    return None
 
 
 def _freeze(model: keras.Model, prefixes: tuple[str, ...]) -> None:

@@ -20,6 +20,7 @@ from keras_vit import UserError
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.devices.rematerialization import check_segments, rematerialized, segments
 from training.loop.objectives import Objective
+from training.techniques.flexible_patches import FlexiblePatches
 
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
@@ -40,7 +41,7 @@ class Trainer(keras.Model):
         stop_requested: tf.Variable | None = None,
         strategy: tf.distribute.Strategy | None = None,
         validation: Objective | None = None,
-        training_form: Callable[[keras.Model], keras.Model] | None = None,
+        training_form: Callable[[keras.Model, keras.Variable], keras.Model | FlexiblePatches] | None = None,
     ):
         """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
         the model, which is already built, and fail (keras#20585).
@@ -57,7 +58,8 @@ class Trainer(keras.Model):
                 `any_stop_requested` is true in all of them if one set it.
             strategy: under whose scope the network was created; None for one device.
             validation: objective of the evaluation, from the outputs of the network; None for that of the training.
-            training_form: makes the model that is computed in training, of the same weights; None for the network.
+            training_form: takes the network, perhaps with faster kernels, and the step; returns what is computed in
+                training: a model of the same weights, or FlexiblePatches; None for the network.
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
@@ -72,11 +74,12 @@ class Trainer(keras.Model):
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
         if remat:
             check_segments(network)
-        trained = training_form(network) if training_form else network
-        self._trained = with_cpu_kernels(trained) if on_cpu() else trained
-        self._segments = segments(self._trained) if remat else []
+        self._trained = with_cpu_kernels(network) if on_cpu() else network
         with self._strategy.scope():
             self._make_variables()
+            if training_form is not None:
+                self._trained = training_form(self._trained, self.step)
+        self._segments = segments(self._trained) if remat else []
         # Set by the caller of `fit`, whose dataset is longer: the last execution of several steps stops there.
         self.epoch_steps: int | None = None
         self.evaluation_steps: int | None = None
@@ -216,11 +219,17 @@ class Trainer(keras.Model):
 
         The loss is the sum over its examples divided by the batch size of the full step.
         """
+        if isinstance(self._trained, FlexiblePatches):
+            return self._trained.switch(lambda network: self._gradients(network, images, labels, micro, statistics))
+        return self._gradients(self._trained, images, labels, micro, statistics)
+
+    def _gradients(self, trained: Callable, images, labels, micro, statistics):
+        """As `_backward`, for a function from images to the inputs of the objective."""
         values = [*zip(self._random, self.draw(micro), strict=True), *zip(self._statistics, statistics, strict=True)]
         variables = self.network.trainable_variables
         with tf.GradientTape() as tape:
             with keras.StatelessScope(values) as scope:
-                network = rematerialized(self._segments, values) if self._segments else self._trained
+                network = rematerialized(self._segments, values) if self._segments else trained
                 outputs = network(images, training=True)
             losses, sums = self._objective.measure(images, labels, outputs, tf.ones(images.shape[:1]))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)

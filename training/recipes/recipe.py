@@ -75,6 +75,9 @@ class Recipe:
     """Initial bias of the head; for the sigmoid loss about minus the logarithm of the number of classes."""
     label_smoothing: float = 0.0
     """Probability mass that is moved from the label to all classes."""
+    patch_sizes: tuple[int, ...] = ()
+    """FlexiViT: train with patches of one of these sizes in pixels, another one in each step; none for the model's own.
+    Evaluated and saved is the model's own size; keras_vit.adapt makes the others."""
     teacher: str | None = None
     """Model to learn from instead of the labels: run directory, .keras file, checkpoint or official name, of the same
     classes and image size. It sees the same crops and mixtures."""
@@ -118,6 +121,7 @@ class Recipe:
         object.__setattr__(self, "image_size", tuple(self.image_size))
         object.__setattr__(self, "freeze", tuple(self.freeze))
         object.__setattr__(self, "lora_on", tuple(self.lora_on))
+        object.__setattr__(self, "patch_sizes", tuple(self.patch_sizes))
         for field, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"The recipe's {field} must be a finite number, but is {value}.")
@@ -128,6 +132,8 @@ class Recipe:
             raise UserError(
                 f"The recipe's accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}."
             )
+        if any(size < 1 for size in self.patch_sizes) or len(set(self.patch_sizes)) < len(self.patch_sizes):
+            raise UserError(f"The recipe's patch_sizes must be different pixels, but are {self.patch_sizes}.")
         if "" in self.freeze:
             raise UserError("The recipe's freeze must be prefixes of layer names, but one is empty.")
         if "" in self.lora_on or not self.lora_on:
@@ -179,6 +185,8 @@ class Recipe:
             )
         if self.teacher is not None and self.loss != "softmax":
             raise UserError(f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.")
+        if self.patch_sizes and self.distillation == "hard":
+            raise UserError("Hard distillation needs both heads in training, which --patch-sizes do not compute.")
 
     def preprocessing(self, channels: int, value_range=(-1.0, 1.0)) -> "keras_vit.Preprocessing":
         """Return the preprocessing of the trained model."""
@@ -215,6 +223,9 @@ class PretrainRecipe(Recipe):
             raise UserError("LoRA adapts a trained model; give --lora to training.finetune, or leave it out.")
         if self.target != "classes":
             self._check_masked()
+        for size in self.patch_sizes:
+            if isinstance(self.model, ViTConfig):
+                dataclasses.replace(self.model, patch_size=size).grid(self.image_size)  # raises if it does not divide
         if self.channels not in (1, 3):
             raise UserError(f"The recipe's channels must be 1 for grayscale or 3 for RGB, but are {self.channels}.")
         if isinstance(self.model, ViTConfig) and self.model.classifier in ("none", "unpooled"):
@@ -228,6 +239,8 @@ class PretrainRecipe(Recipe):
             )
         if not 0.0 < self.corruption <= 1.0:
             raise UserError(f"The recipe's corruption must be in (0, 1], but is {self.corruption}.")
+        if self.patch_sizes:
+            raise UserError(f"The target {self.target} has patches of one size; leave --patch-sizes out.")
         if self.teacher is not None:
             raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
         rows, columns = self.model.grid(self.image_size)
