@@ -27,12 +27,13 @@ from training.loop.inspect_callback import InspectEpochs
 from training.loop.objectives import distillation_objective, make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.run import Run
-from training.loop.trainer import Trainer
+from training.loop.trainer import Trainer, TrainingForm
 from training.options.common import Execution
 from training.recipes.recipe import Recipe
 from training.techniques.distillation import two_headed
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
+from training.techniques.patch_dropout import PatchDropout
 
 # Evaluation computes no gradients, so its batches may be larger than those of training.
 _EVALUATION_BATCH = 500
@@ -131,6 +132,7 @@ def compile_trainer(
         accumulation=recipe.accumulation,
         ema_decay=recipe.ema_decay,
         seed=seed,
+        sharpness_radius=recipe.sharpness_radius,
         remat=execution.remat,
         stop_requested=stop_requested,
         strategy=strategy,
@@ -143,11 +145,13 @@ def compile_trainer(
 
 def _training_form(
     model: keras.Model, recipe: Recipe, seed: int, execution: Execution
-) -> Callable[[keras.Model, keras.Variable], keras.Model | FlexiblePatches] | None:
+) -> Callable[[keras.Model, keras.Variable], TrainingForm] | None:
     """Return the trainer's `training_form`; None if training computes what evaluation does."""
+    if execution.remat and (recipe.patch_sizes or recipe.patch_dropout):
+        raise UserError("--patch-sizes and --patch-dropout do not support rematerialization; leave --remat out.")
+    if recipe.patch_dropout:
+        return lambda trained, step: PatchDropout(model, trained, recipe.patch_dropout)
     if recipe.patch_sizes:
-        if execution.remat:
-            raise UserError("--patch-sizes do not support rematerialization; leave --remat out.")
         return lambda trained, step: FlexiblePatches(model, trained, step, recipe.patch_sizes, seed)
     if recipe.teacher and recipe.distillation == "hard":
         return lambda trained, step: two_headed(trained)

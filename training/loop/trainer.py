@@ -21,7 +21,9 @@ from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.devices.rematerialization import check_segments, rematerialized, segments
 from training.loop.objectives import Objective
 from training.techniques.flexible_patches import FlexiblePatches
+from training.techniques.patch_dropout import PatchDropout
 
+TrainingForm = keras.Model | FlexiblePatches | PatchDropout
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
@@ -36,12 +38,13 @@ class Trainer(keras.Model):
         objective: Objective,
         accumulation: int = 1,
         ema_decay: float | None = None,
+        sharpness_radius: float = 0.0,
         seed: int = 0,
         remat: bool = False,
         stop_requested: tf.Variable | None = None,
         strategy: tf.distribute.Strategy | None = None,
         validation: Objective | None = None,
-        training_form: Callable[[keras.Model, keras.Variable], keras.Model | FlexiblePatches] | None = None,
+        training_form: Callable[[keras.Model, keras.Variable], TrainingForm] | None = None,
     ):
         """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
         the model, which is already built, and fail (keras#20585).
@@ -52,6 +55,7 @@ class Trainer(keras.Model):
             objective: computes the loss and the metrics from the outputs of the network in training.
             accumulation: micro-batches per step, whose gradients are summed.
             ema_decay: of the moving average of the weights, which is then evaluated; None for no average.
+            sharpness_radius: SAM's rho, see `_gradients`; 0 for the gradient at the weights themselves.
             seed: of dropout and stochastic depth.
             remat: keep only the outputs of the blocks, and compute their activations again for the gradient.
             stop_requested: for several workers, a variable of this one, created outside the scope. After the same step
@@ -59,13 +63,14 @@ class Trainer(keras.Model):
             strategy: under whose scope the network was created; None for one device.
             validation: objective of the evaluation, from the outputs of the network; None for that of the training.
             training_form: takes the network, perhaps with faster kernels, and the step; returns what is computed in
-                training: a model of the same weights, or FlexiblePatches; None for the network.
+                training, on the same weights; None for the network.
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
         self.network = network
         self._batch_size, self._objective, self._validation = batch_size, objective, validation or objective
         self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
+        self._sharpness_radius = sharpness_radius
         self._stop_requested = stop_requested
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
         # Moving statistics; only torchvision's convolutional stem has them. Other variables that are not trained, such
@@ -79,6 +84,8 @@ class Trainer(keras.Model):
             self._make_variables()
             if training_form is not None:
                 self._trained = training_form(self._trained, self.step)
+        if isinstance(self._trained, PatchDropout):
+            self._random.append(self._trained.seed)
         self._segments = segments(self._trained) if remat else []
         # Set by the caller of `fit`, whose dataset is longer: the last execution of several steps stops there.
         self.epoch_steps: int | None = None
@@ -224,18 +231,34 @@ class Trainer(keras.Model):
         return self._gradients(self._trained, images, labels, micro, statistics)
 
     def _gradients(self, trained: Callable, images, labels, micro, statistics):
-        """As `_backward`, for a function from images to the inputs of the objective."""
+        """As `_backward`, for a function from images to the inputs of the objective.
+
+        With a sharpness radius, the gradient is that of weights which are this far uphill ("Sharpness-Aware
+        Minimization", arXiv 2010.01412), by the gradient of this micro-batch on this replica. A ViT-B/16 trained so on
+        ImageNet without strong augmentation has 79.9 instead of 74.6 % ("When Vision Transformers Outperform ResNets",
+        2106.01548).
+        """
+        here = [variable.value for variable in self.network.trainable_variables]
+        gradients, sums, statistics_after = self._gradients_at(here, trained, images, labels, micro, statistics)
+        if self._sharpness_radius:
+            scale = self._sharpness_radius / (tf.linalg.global_norm(gradients) + 1e-12)
+            uphill = [tf.convert_to_tensor(w) + scale * g for w, g in zip(here, gradients, strict=True)]
+            gradients = self._gradients_at(uphill, trained, images, labels, micro, statistics)[0]
+        return gradients, sums, statistics_after
+
+    def _gradients_at(self, weights, trained: Callable, images, labels, micro, statistics):
+        """As `_gradients`, at weights that are the values of the variables or other tensors."""
         values = [*zip(self._random, self.draw(micro), strict=True), *zip(self._statistics, statistics, strict=True)]
-        variables = self.network.trainable_variables
         with tf.GradientTape() as tape:
+            if any(isinstance(weight, tf.Tensor) for weight in weights):
+                tape.watch(weights)
+                values += zip(self.network.trainable_variables, weights, strict=True)
             with keras.StatelessScope(values) as scope:
                 network = rematerialized(self._segments, values) if self._segments else trained
                 outputs = network(images, training=True)
             losses, sums = self._objective.measure(images, labels, outputs, tf.ones(images.shape[:1]))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
-        gradients = tape.gradient(
-            loss, [v.value for v in variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
+        gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         statistics = [scope.get_current_value(variable) for variable in self._statistics]
         return gradients, sums, statistics
 

@@ -78,6 +78,11 @@ class Recipe:
     patch_sizes: tuple[int, ...] = ()
     """FlexiViT: train with patches of one of these sizes in pixels, another one in each step; none for the model's own.
     Evaluated and saved is the model's own size; keras_vit.adapt makes the others."""
+    patch_dropout: float = 0.0
+    """Share of the patches of each image, chosen at random, that training leaves out of all blocks (PatchDropout)."""
+    sharpness_radius: float = 0.0
+    """SAM: length of the step uphill at whose end the gradient is taken; 0.05 is the paper's, 0 for none. A training
+    step takes twice as long."""
     teacher: str | None = None
     """Model to learn from instead of the labels: run directory, .keras file, checkpoint or official name, of the same
     classes and image size. It sees the same crops and mixtures."""
@@ -148,13 +153,15 @@ class Recipe:
             value = getattr(self, field)
             if value is not None and value <= 0:
                 raise UserError(f"The recipe's {field} must be positive, but is {value}.")
-        for field in ("weight_decay", "lora", "shift", "randaugment_layers", "mixup", "cutmix"):
+        for field in ("weight_decay", "lora", "sharpness_radius", "shift", "randaugment_layers", "mixup", "cutmix"):
             if getattr(self, field) < 0:
                 raise UserError(f"The recipe's {field} must not be negative, but is {getattr(self, field)}.")
         if not 0.0 < self.layer_decay <= 1.0:
             raise UserError(f"The recipe's layer_decay must be in (0, 1], but is {self.layer_decay}.")
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
             raise UserError(f"The recipe's ema_decay must be in (0, 1), but is {self.ema_decay}.")
+        if not 0.0 <= self.patch_dropout < 1.0:
+            raise UserError(f"The recipe's patch_dropout must be in [0, 1), but is {self.patch_dropout}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise UserError(f"The recipe's label_smoothing must be in [0, 1), but is {self.label_smoothing}.")
         if not 0.0 <= self.random_erasing <= 1.0:
@@ -185,8 +192,10 @@ class Recipe:
             )
         if self.teacher is not None and self.loss != "softmax":
             raise UserError(f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.")
-        if self.patch_sizes and self.distillation == "hard":
-            raise UserError("Hard distillation needs both heads in training, which --patch-sizes do not compute.")
+        if (self.distillation == "hard") + bool(self.patch_sizes) + bool(self.patch_dropout) > 1:
+            raise UserError(
+                "Of --distillation hard, --patch-sizes and --patch-dropout, a run takes one; leave one out."
+            )
 
     def preprocessing(self, channels: int, value_range=(-1.0, 1.0)) -> "keras_vit.Preprocessing":
         """Return the preprocessing of the trained model."""
@@ -239,8 +248,8 @@ class PretrainRecipe(Recipe):
             )
         if not 0.0 < self.corruption <= 1.0:
             raise UserError(f"The recipe's corruption must be in (0, 1], but is {self.corruption}.")
-        if self.patch_sizes:
-            raise UserError(f"The target {self.target} has patches of one size; leave --patch-sizes out.")
+        if self.patch_sizes or self.patch_dropout:
+            raise UserError(f"The target {self.target} needs all patches; leave --patch-sizes and --patch-dropout out.")
         if self.teacher is not None:
             raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
         rows, columns = self.model.grid(self.image_size)
