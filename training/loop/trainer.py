@@ -12,6 +12,7 @@
 """
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -23,7 +24,7 @@ from training.loop.objectives import Objective
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.patch_dropout import PatchDropout
 
-TrainingForm = keras.Model | FlexiblePatches | PatchDropout
+TrainingForm: TypeAlias = keras.Model | FlexiblePatches | PatchDropout
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
@@ -230,7 +231,7 @@ class Trainer(keras.Model):
             return self._trained.switch(lambda network: self._gradients(network, images, labels, micro, statistics))
         return self._gradients(self._trained, images, labels, micro, statistics)
 
-    def _gradients(self, trained: Callable, images, labels, micro, statistics):
+    def _gradients(self, trained: Callable[..., Any], images, labels, micro, statistics):
         """As `_backward`, for a function from images to the inputs of the objective.
 
         With a sharpness radius, the gradient is that of weights which are this far uphill ("Sharpness-Aware
@@ -246,7 +247,7 @@ class Trainer(keras.Model):
             gradients = self._gradients_at(uphill, trained, images, labels, micro, statistics)[0]
         return gradients, sums, statistics_after
 
-    def _gradients_at(self, weights, trained: Callable, images, labels, micro, statistics):
+    def _gradients_at(self, weights, trained: Callable[..., Any], images, labels, micro, statistics):
         """As `_gradients`, at weights that are the values of the variables or other tensors."""
         values = [*zip(self._random, self.draw(micro), strict=True), *zip(self._statistics, statistics, strict=True)]
         with tf.GradientTape() as tape:
@@ -254,7 +255,9 @@ class Trainer(keras.Model):
                 tape.watch(weights)
                 values += zip(self.network.trainable_variables, weights, strict=True)
             with keras.StatelessScope(values) as scope:
-                network = rematerialized(self._segments, values) if self._segments else trained
+                network: Callable[..., Any] = trained
+                if self._segments:
+                    network = rematerialized(self._segments, values)
                 outputs = network(images, training=True)
             losses, sums = self._objective.measure(images, labels, outputs, tf.ones(images.shape[:1]))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)

@@ -74,20 +74,17 @@ class _Resized:
 
     def __init__(self, network: keras.Model, config: ViTConfig, patch_size: int):
         self._network, preprocessing = network, preprocessing_of(network)
+        resized = dataclasses.replace(config, patch_size=patch_size)
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(network.get_layer("embedding").dtype_policy)
         try:
             with no_init_weights():
-                model = keras_vit.build(
-                    dataclasses.replace(config, patch_size=patch_size),
-                    preprocessing=preprocessing,
-                    num_classes=network.output_shape[-1],
-                )
+                model = keras_vit.build(resized, preprocessing=preprocessing, num_classes=network.output_shape[-1])
         finally:
             keras.config.set_dtype_policy(policy)
         self._variables, self._seeds = weights_by_key(model), _seeds(model)
         self._model = with_cpu_kernels(model) if on_cpu() else model
-        old, new = config.grid(preprocessing.image_size), keras_vit.config_of(model).grid(preprocessing.image_size)
+        old, new = config.grid(preprocessing.image_size), resized.grid(preprocessing.image_size)
         self._matrices = {_KERNEL: _kernel_matrix(config.patch, patch_size)}
         prefix = config.num_prefix_positions
         if _POSITIONS in self._variables:
