@@ -65,7 +65,7 @@ def test_a_run_of_several_patch_sizes_resumes_exactly(assert_resumes_exactly):
     [
         (["--patch-sizes", "3"], "image height must be a multiple of the patch height"),
         (["--patch-sizes", "4", "4"], r"patch_sizes must be different pixels, but are \(4, 4\)"),
-        (["--remat"], "--patch-sizes do not support rematerialization"),
+        (["--remat"], "--patch-sizes and --patch-dropout do not support rematerialization"),
         (["--model.position-embedding", "relative"], "resize learned positions only, not .*relative"),
     ],
 )
