@@ -2,8 +2,7 @@
 
 soft: "Knowledge distillation: A good teacher is patient and consistent" (arXiv 2106.05237): nothing but the divergence
 from the teacher's probabilities; a ResNet-50 reaches 82.8 % on ImageNet. hard: DeiT (2012.12877), Table 3: a ViT-B/16
-reaches 81.8 % on ImageNet without a teacher, and 83.4 % with a second token that learns the teacher's classes. Here:
-`docs/results.md`.
+reaches 81.8 % on ImageNet without a teacher, and 83.4 % with a second token that learns the teacher's classes.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """FlexiViT: training with another patch size in each step, so that one model serves at any of them.
 
 "FlexiViT: One Model for All Patch Sizes" (arXiv 2212.08013): at patch sizes from 8 to 48, one FlexiViT-B is about as
-accurate as a ViT-B that was trained at this size, and better than one that was trained at another (its Figure 3). Here:
-`docs/results.md`. Kernel and position embeddings are resized as by `keras_vit.adapt(model, patch_size=…)`, which makes
+accurate as a ViT-B that was trained at this size, and better than one that was trained at another (its Figure 3).
+Kernel and position embeddings are resized as by `keras_vit.adapt(model, patch_size=…)`, which makes
 the model of another size from the trained one.
 """
 

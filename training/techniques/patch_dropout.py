@@ -1,7 +1,7 @@
 """PatchDropout: each image is trained with a random part of its patches.
 
 "PatchDropout: Economizing Vision Transformers Using Patch Dropout" (arXiv 2208.07220): keeping half of the patches
-saves about half of the computation and memory of training, at little cost in accuracy. Here: `docs/results.md`.
+saves about half of the computation and memory of training, at little cost in accuracy.
 """
 
 import keras
