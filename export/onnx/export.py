@@ -19,6 +19,7 @@ from export.source import Provenance, check_model
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
+from keras_vit.models.build import logits_model
 from keras_vit.run_directory import Samples
 
 # Further batch sizes to verify, on the first images.
@@ -45,6 +46,7 @@ def export_onnx(
         raise UserError(f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none.")
     runtimes.require_packages(formats)
     check_model(model, labels, output)
+    model = logits_model(model)
     for kind in formats:
         runtimes.check_size(kind, model)
     texts = fingerprint.claim(output, model, labels)

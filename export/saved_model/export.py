@@ -29,6 +29,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
+from keras_vit.models.build import logits_model
 from keras_vit.run_directory import Samples
 
 # Number of images for the C++ loader, and of timed calls.
@@ -55,6 +56,7 @@ def export_saved_model(
     """
     origin = origin or Provenance()
     check_model(model, labels, output)
+    model = logits_model(model)
     if attention:
         attention_names(model)
     if xla and dtype == "bfloat16":
@@ -108,7 +110,12 @@ def _write(
 ) -> None:
     """Write signatures, weights and labels. The function holds the last reference to the model."""
     servable = Servable(model, labels, str(labels_file))
-    save_module(servable, path, signatures(model, servable.labels, **options))
+    functions = signatures(model, servable.labels, **options)
+    servable.serve = tf.function(
+        lambda image: functions["image_tensor"](image=image)["logits"],
+        input_signature=[tf.TensorSpec(None, tf.float32)],
+    )
+    save_module(servable, path, functions)
     preprocessing = preprocessing_of(model)
     describe(path, (*preprocessing.image_size, preprocessing.channels))
 

@@ -38,7 +38,10 @@ ENCODED = "image/encoded"
 
 
 class Servable(tf.Module):
-    """The content of a SavedModel besides its signatures: variables, if any, and labels.
+    """The content of a SavedModel besides its signatures: variables, if any, labels, and `serve`.
+
+    `serve` is the endpoint of Keras' own exports: images (B, H, W, C) -> logits (B, K), as the Keras model is called.
+    `keras.layers.TFSMLayer(directory)` and `tf.saved_model.load(directory).serve(images)` use it.
 
     Tracking the Keras model too would store each weight twice.
     """

@@ -21,6 +21,7 @@ from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
+from keras_vit.models.build import logits_model
 from keras_vit.run_directory import CALIBRATION, Samples
 
 # Number of images for the comparison of layers, and of layers in the report.
@@ -51,6 +52,7 @@ def export_tflite(
     origin = origin or Provenance()
     _check_formats(formats, calibration, dynamic_batch)
     check_model(model, labels, output)
+    model = logits_model(model)
     texts = fingerprint.claim(output, model, labels)
     ending = ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = preprocessing_of(model)

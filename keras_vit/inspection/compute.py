@@ -13,7 +13,7 @@ from keras_vit.checkpoints.describe import official_name
 from keras_vit.errors import UserError
 from keras_vit.inspection import analysis, locality, relevance
 from keras_vit.inspection.images import Image
-from keras_vit.models.build import config_of, intermediates, preprocessing_of
+from keras_vit.models.build import config_of, intermediates, logits_model, preprocessing_of
 from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig
 from keras_vit.models.layers import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 
@@ -96,7 +96,7 @@ def inspect(
     Raises:
         UserError: if an argument does not fit the model, or if the model's outputs are not finite.
     """
-    figures = _chosen_figures(model, figures)
+    model, figures = logits_model(model), _chosen_figures(model, figures)
     config, preprocessing = config_of(model), preprocessing_of(model)
     if not images or shown < 1:
         raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -112,6 +113,15 @@ def test_examples_are_classified_under_the_names_that_the_classify_call_wants(se
     assert answer["classes"].numpy().tolist() == best["labels"].numpy().tolist()
     np.testing.assert_allclose(answer["scores"], best["scores"], atol=1e-6)
     assert saved_model_export._signature_definitions(served[1])["classify"].method_name == "tensorflow/serving/classify"
+
+
+def test_serve_is_the_keras_model(served):
+    images = np.random.default_rng(2).uniform(-1, 1, (3, *SIZE, 3)).astype(np.float32)
+    expected = served[0].predict(images, verbose=0)
+    np.testing.assert_allclose(served[2].serve(images), expected, atol=1e-5)
+    np.testing.assert_allclose(keras.layers.TFSMLayer(served[1])(images), expected, atol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        served[2].serve(images[0])
 
 
 def test_any_batch_is_served_even_an_empty_one(served):
