@@ -19,6 +19,7 @@ from export.source import Provenance, check_model
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
+from keras_vit.files.tables import short_name
 from keras_vit.models.build import logits_model
 from keras_vit.run_directory import Samples
 
@@ -152,7 +153,7 @@ def _report(
     report.write_formats(
         stage,
         "ONNX and OpenVINO",
-        f"{origin.name} as {' and '.join(rows)}",
+        f"{short_name(origin.name)} as {' and '.join(rows)}",
         origin,
         expected,
         rows,

@@ -29,6 +29,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
+from keras_vit.files.tables import short_name
 from keras_vit.models.build import logits_model
 from keras_vit.run_directory import Samples
 
@@ -85,7 +86,7 @@ def export_saved_model(
         }
         card = model_card(model, labels, origin, facts, _interface(version))
         (version / "README.md").write_text(card, encoding="utf-8")
-        report.write(version, f"{origin.name} as SavedModel", facts)
+        report.write(version, f"{short_name(origin.name)} as SavedModel", facts)
         path = _put_as_next_version(version, output)
     return path, found
 

@@ -21,6 +21,7 @@ from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
+from keras_vit.files.tables import short_name
 from keras_vit.models.build import logits_model
 from keras_vit.run_directory import CALIBRATION, Samples
 
@@ -204,7 +205,7 @@ def _report(
     report.write_formats(
         stage,
         "TFLite",
-        f"{origin.name} as TFLite",
+        f"{short_name(origin.name)} as TFLite",
         origin,
         expected,
         rows,

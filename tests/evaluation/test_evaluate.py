@@ -18,6 +18,7 @@ from export.saved_model import export as saved_model_export
 from export.tflite import export as tflite_export
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.files.npz import read_npz
+from keras_vit.files.tables import rounded
 from keras_vit.run_directory import Samples
 from tests.support import randomize
 from training.devices.strategies import StrategyOptions
@@ -93,7 +94,11 @@ def test_the_report_is_written_in_all_forms(run, tmp_path):
     gallery = tf.io.decode_png((output / "mistakes.png").read_bytes(), channels=1).numpy()
     assert np.mean(gallery < 128) > 0.1  # the digits are white on black
     numbers = json.loads((output / "evaluation.json").read_text())
-    assert re.search(rf"\| accuracy +\| +{numbers['accuracy']:.6g} \|", (output / "evaluation.md").read_text())
+    page = (output / "evaluation.md").read_text()
+    assert page.startswith(f"# {run.path.name} on digits\n")  # without the folders of this machine
+    accuracy, interval = rounded(numbers["accuracy"], numbers["intervals"]["accuracy"])
+    assert re.search(rf"\| accuracy +\| +{accuracy} \| {interval} \|", page)
+    assert not re.search(r"\| \w+_\w+ ", page)  # rows in words
 
 
 def _png(image: np.ndarray) -> bytes:

@@ -1,14 +1,17 @@
 """Write a run directory, which `keras_vit.run_directory` reads.
 
-It holds config.json, labels.txt, model.keras, samples.npz, calibration.npz, metrics.jsonl, tensorboard/, checkpoints/
-and curves.png. Files are written under a temporary name and renamed, so none is ever incomplete. config.json is written
-first and marks the directory as a run; model.keras is written last and marks the run as finished.
+It holds config.json, labels.txt, model.keras, samples.npz, calibration.npz, metrics.jsonl and metrics.csv,
+tensorboard/, checkpoints/ and curves.png. Files are written under a temporary name and renamed, so none is ever
+incomplete. config.json is written first and marks the directory as a run; model.keras is written last and marks the run
+as finished.
 """
 
 import contextlib
+import csv
 import dataclasses
 import errno
 import fcntl
+import io
 import json
 import os
 import pathlib
@@ -138,8 +141,14 @@ class Run:
             raise UserError(f"{self.metrics_file} is damaged; remove {self.path} to start again.") from None
 
     def write_metrics(self, records: list[dict]) -> None:
-        """Replace metrics.jsonl."""
+        """Replace metrics.jsonl, and metrics.csv with the same numbers for spreadsheets."""
         write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
+        columns = list(dict.fromkeys(name for record in records for name in record))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        write_text(self.metrics_file.with_suffix(".csv"), text.getvalue())
 
 
 @contextlib.contextmanager
