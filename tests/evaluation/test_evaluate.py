@@ -458,6 +458,7 @@ for name, batch_size, devices in (
 """
 
 
+@pytest.mark.slow
 def test_two_thousand_and_three_examples_count_once_in_any_batch_on_any_replicas(made, tmp_path):
     command = [sys.executable, "-c", _IN_REPLICAS, made / "run", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])

@@ -155,6 +155,7 @@ def _arguments(tmp_path, prepared) -> VtabOptions:
     )
 
 
+@pytest.mark.slow
 def test_what_is_prepared_is_run_and_the_rest_is_named(arguments, tmp_path, capsys):
     summary = vtab_runs.vtab(arguments)
     report = json.loads((tmp_path / "vtab" / "vtab.json").read_text())

@@ -397,7 +397,7 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     assert not np.array_equal(np.array(keras.models.load_model(run.model_file).trainable_weights[0]), last)
 
 
-@pytest.mark.parametrize("steps", [4, 50])
+@pytest.mark.parametrize("steps", [pytest.param(4, marks=pytest.mark.slow), 50])
 def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
     execution = fit.Execution(steps_per_execution=steps)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
@@ -563,6 +563,7 @@ assert not {name for name in sys.modules if name.split(".")[0] == "training"}
 """
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run_is_loaded_with_keras_vit_alone(tmp_path):
     run = pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
     root = pathlib.Path(__file__).parents[2]

@@ -92,7 +92,7 @@ def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undistur
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
     number, undisturbed, tmp_path, monkeypatch, capfd
 ):
