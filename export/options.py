@@ -29,6 +29,9 @@ class SourceOptions:
     """Number of attention heads, if the checkpoint does not contain it."""
     num_groups: int | None = None
     """Number of GroupNorm groups, if the checkpoint does not contain it."""
+    license: str | None = None
+    """License of the weights, for the files and reports. Default: what the checkpoint, or the one that the run was
+    fine-tuned from, states."""
 
 
 Dtype = Literal["float32", "bfloat16"]

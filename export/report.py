@@ -110,6 +110,8 @@ def write(
     if not tables:
         shown = [(_words(name), _text(value)) for name, value in facts.items() if name not in ("operators", "notes")]
         tables = [("", ("measure", "value"), shown)]
+    else:
+        tables = [("", ("", ""), [("weights", facts["weights"]), ("license", _text(facts["license"]))]), *tables]
     lines = [f"# {title}", ""]
     for heading, columns, rows in tables:
         lines += [f"## {heading}", ""] if heading else []
@@ -166,7 +168,7 @@ def write_formats(
     heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
     common = {
         "artifact": artifact,
-        "model": origin.name,
+        **origin.as_json(),
         "images_from": origin.images,
         "num_images": len(expected.logits),
         "keras_accuracy": expected.accuracy,

@@ -58,7 +58,8 @@ def export_onnx(
     with staged(output) as stage:
         for kind in dict.fromkeys(formats):
             started = time.perf_counter()
-            runtimes.write(network, kind, stage, labels)
+            about = {"weights": origin.weights, "license": origin.license_text}
+            runtimes.write(network, kind, stage, labels, about)
             file = stage / FILES[kind][0]
             found, batches = _verify(file, kind, expected)
             written[kind] = (output / file.name, found)

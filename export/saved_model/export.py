@@ -77,7 +77,7 @@ def export_saved_model(
             found, facts = _verify(version, expected, dtype, max_disagreement, constants)
         facts = {
             "artifact": "SavedModel",
-            "model": origin.name,
+            **origin.as_json(),
             "dtype": dtype,
             "xla": xla,
             "images_from": origin.images,

@@ -64,12 +64,13 @@ def model_card(
         "Architecture": f"{kind}: {_differing(config)}",
         "Parameters": f"{model.count_params():,}, stored as {facts['dtype']}",
         "Origin": origin.name,
+        "Weights": origin.weights,
         "Training": _training(settings),
         "Data": f"{_data(settings)}; {len(labels)} classes: {shown}",
         "Last metrics of training": _numbers(origin.metrics) or "unknown",
         "Measured on this artifact": f"{_measured(facts)} ({facts['num_images']:,} {origin.images})",
         "Preprocessing": _preprocessing(preprocessing),
-        "License": "not specified; add the license of the weights and of the data",
+        "License": origin.license_text,
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
     }
     lines = [f"# {model.name}: {len(labels)} classes", ""]

@@ -78,9 +78,11 @@ def export_tflite(
             float_file = float_files[all_tokens]
             content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind, inputs)
             file = stage / _file_name(kind, ending)
-            description = f"{origin.name}, {kind}"
+            description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
             file.write_bytes(
-                tflite_file.with_metadata(content, model.name, description, labels, preprocessing, uint8_input)
+                tflite_file.with_metadata(
+                    content, model.name, description, labels, preprocessing, uint8_input, origin.license_text
+                )
             )
             _check_weights(file, 4 * model.count_params(), WEIGHT_SHARE[kind])
             found = parity.compare(expected, run_tflite(file, expected, uint8_input))

@@ -65,12 +65,13 @@ class Run:
     def checkpoints_folder(self) -> pathlib.Path:
         return self.path / "checkpoints"
 
-    def start(self, settings: dict, labels: tuple[str, ...]) -> None:
+    def start(self, settings: dict, labels: tuple[str, ...], weights: dict | None = None) -> None:
         """Create the directory, or check that it holds the same run. Raises UserError if it holds anything else.
 
         Args:
             settings: everything that changes the result of the run, as JSON values.
             labels: names of the classes.
+            weights: name and license of the checkpoint at the start, for config.json; None if there is none.
         """
         settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
         unfinished = self._unfinished()
@@ -83,6 +84,7 @@ class Run:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
             config = {"id": uuid.uuid4().hex, "settings": settings, "environment": environment()}
+            config |= {} if weights is None else {"weights": weights}
             write_text(self.config_file, json.dumps(config, indent=2) + "\n")
         if not self.labels_file.is_file():
             write_text(self.labels_file, labels_text(labels))
