@@ -59,7 +59,8 @@ def run_command(line: str, patch: pytest.MonkeyPatch) -> None:
     assert flag == "-m", line
     patch.setattr(sys, "argv", [module, *arguments])
     keras.utils.clear_session(free_memory=False)
-    patch.delitem(sys.modules, module, raising=False)  # it may have been imported by another one
+    for name in (module, f"{module}.__main__"):
+        patch.delitem(sys.modules, name, raising=False)  # it may have been imported by another one
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as stop:
