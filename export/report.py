@@ -37,6 +37,7 @@ _WORDS = {
     "encoded_images_max_abs_diff": "largest difference of a probability, from image files",
     "warm_up_requests": "warm-up requests",
     "cpp_loader_max_abs_diff": "largest difference of a logit in TensorFlow's C++ loader",
+    "threshold": "threshold to accept an image",
     "latency_ms": "latency of one image, ms",
     "1_threads": "one thread",
     "2_threads": "two threads",
@@ -108,7 +109,11 @@ def write(
     facts = {**facts, "versions": versions()}
     (directory / "report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     if not tables:
-        shown = [(_words(name), _text(value)) for name, value in facts.items() if name not in ("operators", "notes")]
+        shown = [
+            (_words(name), _text(value))
+            for name, value in facts.items()
+            if name not in ("operators", "notes") and (name, value) != ("threshold", None)
+        ]
         tables = [("", ("measure", "value"), shown)]
     else:
         tables = [("", ("", ""), [("weights", facts["weights"]), ("license", _text(facts["license"]))]), *tables]

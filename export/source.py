@@ -39,14 +39,22 @@ class Provenance:
     license: str | None = None
     """License of the weights; None if nothing states it."""
 
+    temperature: float = 1.0
+    """Divides the logits before the softmax, if the run is calibrated."""
+
     @property
     def license_text(self) -> str:
         """The license for people."""
         return self.license or "not specified; add the license of the weights and of the data"
 
-    def as_json(self) -> dict[str, str | None]:
+    def as_json(self) -> dict[str, str | float | None]:
         """The fields of report.json."""
-        return {"model": self.name, "weights": self.weights, "license": self.license}
+        return {
+            "model": self.name,
+            "weights": self.weights,
+            "license": self.license,
+            "temperature": self.temperature,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +115,15 @@ def _from_run(run: pathlib.Path) -> Source:
     samples = Samples.load(run_directory.find(run, run_directory.SAMPLES))
     config = _json(run / run_directory.CONFIG)
     weights, terms = _weights(config)
-    origin = Provenance(str(run), "evaluation images of the run", config, _last_metrics(run), weights, terms)
+    origin = Provenance(
+        str(run),
+        "evaluation images of the run",
+        config,
+        _last_metrics(run),
+        weights,
+        terms,
+        run_directory.load_temperature(run),
+    )
     return Source(model, labels, samples, origin)
 
 

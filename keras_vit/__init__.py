@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from keras_vit.checkpoints.save import save_checkpoint
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
+    from keras_vit.models.complexity import summary
     from keras_vit.models.position_resizing import resize_position_embedding
-    from keras_vit.models.summary import summary
     from keras_vit.preprocessing import Preprocessing
 else:
     __getattr__ = public_names(
@@ -47,7 +47,7 @@ else:
             "checkpoints.download": ["find_checkpoint"],
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.position_resizing": ["resize_position_embedding"],
-            "models.summary": ["summary"],
+            "models.complexity": ["summary"],
             "preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],
         },

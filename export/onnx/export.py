@@ -59,6 +59,7 @@ def export_onnx(
         for kind in dict.fromkeys(formats):
             started = time.perf_counter()
             about = {"weights": origin.weights, "license": origin.license_text}
+            about["temperature"] = str(origin.temperature)
             runtimes.write(network, kind, stage, labels, about)
             file = stage / FILES[kind][0]
             found, batches = _verify(file, kind, expected)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -47,6 +48,7 @@ def export_saved_model(
     dtype: Dtype = "float32",
     attention: bool = False,
     xla: bool = False,
+    threshold: float | None = None,
     max_disagreement: float = parity.LARGEST_DISAGREEMENT,
 ) -> tuple[pathlib.Path, parity.Parity]:
     """Write the next version to `output`. Returns its path and its differences from the Keras model.
@@ -70,16 +72,26 @@ def export_saved_model(
         labels_file.write_text(labels_text(labels), encoding="utf-8")
         served = inference_model(model, dtype, for_tensorflow=True, all_tokens=attention)
         constants = has_constants(served)
-        _write(served, labels, labels_file, version, attention=attention, xla=xla)
+        _write(
+            served,
+            labels,
+            labels_file,
+            version,
+            attention=attention,
+            xla=xla,
+            temperature=origin.temperature,
+            threshold=threshold,
+        )
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
-            found, facts = _verify(version, expected, dtype, max_disagreement, constants)
+            found, facts = _verify(version, expected, dtype, max_disagreement, constants, origin.temperature)
         facts = {
             "artifact": "SavedModel",
             **origin.as_json(),
             "dtype": dtype,
             "xla": xla,
+            "threshold": threshold,
             "images_from": origin.images,
             **facts,
             "export_seconds": round(time.perf_counter() - started, 1),
@@ -107,7 +119,7 @@ def _put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib
 
 
 def _write(
-    model: keras.Model, labels: Sequence[str], labels_file: pathlib.Path, path: pathlib.Path, **options: bool
+    model: keras.Model, labels: Sequence[str], labels_file: pathlib.Path, path: pathlib.Path, **options: Any
 ) -> None:
     """Write signatures, weights and labels. The function holds the last reference to the model."""
     servable = Servable(model, labels, str(labels_file))
@@ -122,7 +134,12 @@ def _write(
 
 
 def _verify(
-    path: pathlib.Path, expected: parity.Reference, dtype: Dtype, max_disagreement: float, constants: bool
+    path: pathlib.Path,
+    expected: parity.Reference,
+    dtype: Dtype,
+    max_disagreement: float,
+    constants: bool,
+    temperature: float,
 ) -> tuple[parity.Parity, dict]:
     """Load a SavedModel, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
     loaded = tf.saved_model.load(path)
@@ -137,7 +154,7 @@ def _verify(
         logits.append(loaded.signatures["image_tensor"](image=tf.constant(images))["logits"])
         probabilities.append(loaded.signatures["serving_default"](image_bytes=tf.constant(files))["probabilities"])
     found = parity.compare(expected, np.concatenate(logits))
-    difference = np.abs(np.concatenate(probabilities) - tf.nn.softmax(expected.logits)).max()
+    difference = np.abs(np.concatenate(probabilities) - tf.nn.softmax(expected.logits / temperature)).max()
     if dtype == "float32":
         parity.require_equal("SavedModel", found)
         if not difference <= expected.tolerance:

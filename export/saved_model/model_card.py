@@ -69,6 +69,7 @@ def model_card(
         "Data": f"{_data(settings)}; {len(labels)} classes: {shown}",
         "Last metrics of training": _numbers(origin.metrics) or "unknown",
         "Measured on this artifact": f"{_measured(facts)} ({facts['num_images']:,} {origin.images})",
+        "Probabilities": _probabilities(origin.temperature, facts["threshold"]),
         "Preprocessing": _preprocessing(preprocessing),
         "License": origin.license_text,
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
@@ -91,6 +92,13 @@ def _differing(config) -> str:
     return ", ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in vars(config).items() if value != fields.get(name)
     )
+
+
+def _probabilities(temperature: float, threshold: float | None) -> str:
+    text = "softmax of the logits"
+    if temperature != 1.0:
+        text += f" divided by the temperature {temperature:.4g}, which was fitted to the evaluation images"
+    return text if threshold is None else f"{text}; accepted from {threshold:g} on"
 
 
 def _training(settings: Mapping) -> str:

@@ -79,6 +79,8 @@ def export_tflite(
             content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind, inputs)
             file = stage / _file_name(kind, ending)
             description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
+            if origin.temperature != 1.0:
+                description += f"; calibrated: softmax(logits / {origin.temperature:.6g})"
             file.write_bytes(
                 tflite_file.with_metadata(
                     content, model.name, description, labels, preprocessing, uint8_input, origin.license_text

@@ -54,6 +54,12 @@ class InspectionResult:
     """Arrays of the requested figures by name. docs/inspect.md lists their shapes and units."""
     measures: dict[str, Any]
     """The numbers of `locality.py`, and the range of the attention distance in each layer."""
+    threshold: float | None = None
+    """An image whose most likely class has a lower probability is rejected; None for no threshold."""
+
+    def is_rejected(self, index: int) -> bool:
+        """Whether no class of an image reaches the threshold."""
+        return self.threshold is not None and self.predictions[index][0][1] < self.threshold
 
 
 def available_figures(model: keras.Model) -> tuple[str, ...]:
@@ -77,6 +83,7 @@ def inspect(
     shown: int = 8,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    temperature: float = 1.0,
 ) -> InspectionResult:
     """Compute the arrays behind the figures of a model.
 
@@ -89,6 +96,7 @@ def inspect(
         figures: names from FIGURES. Defaults to all figures that exist for the model.
         shown: number of images with maps; the first ones are taken.
         layers, heads: indices of the layers and heads in the attention maps. Defaults to all.
+        temperature: divides the logits before the softmax of the predictions; see `training.evaluate --calibrate`.
 
     Returns:
         An `InspectionResult`.
@@ -130,7 +138,7 @@ def inspect(
             logits = _as_float32(model(inputs[:shown], training=False))
         found["logits"] = logits
         _check_finite({"logits": logits})
-        predictions = _predictions(logits, labels)
+        predictions = _predictions(logits / temperature, labels)
     _check_finite(found)
     return InspectionResult(
         model=_model_name(model),

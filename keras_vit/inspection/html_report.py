@@ -100,6 +100,8 @@ def _cards(result: InspectionResult) -> str:
         guesses = (
             f'<ol class="guesses">{guesses}</ol>' if guesses else "<p>The model has no image-level prediction.</p>"
         )
+        if result.is_rejected(index):
+            guesses = f"<p><b>Rejected</b>: no class reaches {result.threshold:.1%}.</p>{guesses}"
         name = html.escape(image.name)
         cards.append(
             f'<article><h3>{name}{label}</h3><div class="tiles">{"".join(tiles)}</div>{scale}{guesses}</article>'

@@ -25,6 +25,7 @@ from export.files import directory_bytes
 from export.saved_model import export as saved_model_export
 from export.saved_model import image_decoding, warmup
 from export.saved_model.export import export_saved_model
+from export.source import Provenance
 from keras_vit import Preprocessing, UserError, ViTConfig, inspection
 from keras_vit.errors import ParityError
 from keras_vit.files.image_formats import format_list, format_problem, formats
@@ -123,6 +124,25 @@ def test_serve_is_the_keras_model(served):
     np.testing.assert_allclose(keras.layers.TFSMLayer(served[1])(images), expected, atol=1e-5)
     with pytest.raises(tf.errors.InvalidArgumentError):
         served[2].serve(images[0])
+
+
+def test_a_calibrated_model_serves_calibrated_probabilities_and_accepts_from_the_threshold_on(
+    served, samples, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+    origin = Provenance(temperature=2.0)
+    path, _ = export_saved_model(served[0], LABELS, samples, tmp_path, origin=origin, threshold=0.4)
+    signatures = tf.saved_model.load(path).signatures
+    answer = signatures["serving_default"](image_bytes=tf.constant(samples.encoded))
+    probabilities = tf.nn.softmax(expected.logits / 2.0).numpy()
+    np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
+    np.testing.assert_array_equal(answer["accepted"], probabilities.max(axis=1) >= 0.4)
+    assert set(answer["accepted"].numpy()) == {True, False}
+    logits = signatures["image_tensor"](image=tf.constant(next(expected.batches())[1]))["logits"]
+    np.testing.assert_allclose(logits, expected.logits, atol=1e-4)
+    report = json.loads((path / "report.json").read_text())
+    assert (report["temperature"], report["threshold"]) == (2.0, 0.4)
+    assert "divided by the temperature 2, which was" in (path / "README.md").read_text()
 
 
 def test_any_batch_is_served_even_an_empty_one(served):

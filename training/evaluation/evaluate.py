@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from keras_vit import UserError, run_directory
-from keras_vit.files.atomic import staged
+from keras_vit.files.atomic import staged, write_text
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table, rounded, short_name
+from training.evaluation.calibration import calibration
 from training.evaluation.classifiers import OUTPUT_NEEDED, Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
@@ -43,6 +44,7 @@ def evaluate(
     output: str | None = None,
     real_labels: str | None = None,
     save_predictions: bool = False,
+    calibrate: bool = False,
     overrides: InputOptions | None = None,
     devices: StrategyOptions | None = None,
 ) -> dict:
@@ -52,6 +54,8 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserError(f"--batch-size must be at least 1 image, but is {batch_size}.")
+    if calibrate and not (to_path(run) / run_directory.CONFIG).is_file():
+        raise UserError(f"--calibrate stores the temperature in a run directory, but {run} is none; leave it out.")
     classifier = open_classifier(run, overrides or InputOptions(), devices or StrategyOptions("single"))
     directory = _report_directory(run, output)
     dataset = open_source(source)
@@ -64,6 +68,10 @@ def evaluate(
     metrics = measure(logits, labels, names) | {"intervals": intervals(logits, labels, names)}
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
+    if calibrate:
+        metrics["calibration"] = calibration(logits, labels)
+        text = json.dumps(metrics["calibration"], indent=2) + "\n"
+        write_text(to_path(run) / run_directory.TEMPERATURE, text)
     probabilities = softmax(logits)
     mistakes = worst_mistakes(probabilities, labels)
     metrics["worst_mistakes"] = [
@@ -102,6 +110,8 @@ def evaluate(
         f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images "
         f"correct, log loss {metrics['log_loss']:.4f}; report in {directory / 'evaluation.md'}."
     )
+    if calibrate:
+        print(_calibration_sentence(metrics["calibration"]))
     return metrics
 
 
@@ -174,6 +184,8 @@ def _report(title: str, classifier: Classifier, metrics: dict, plots: Sequence[s
             f"With all accepted labels: accuracy {real['accuracy']:.4g}, {real['num_correct']} of "
             f"{real['num_examples']} images; {real['num_left_out']} without an accepted label are excluded.",
         ]
+    if "calibration" in metrics:
+        lines += ["", _calibration_sentence(metrics["calibration"])]
     if classifier.names is None:
         lines += ["", "The model does not name its classes; they are assumed to be those of the data, in this order."]
     lines += [
@@ -189,6 +201,16 @@ def _report(title: str, classifier: Classifier, metrics: dict, plots: Sequence[s
         "",
     ]
     return "\n".join([*lines, *(f"![{_PLOTS[name]}]({name})\n" for name in plots)])
+
+
+def _calibration_sentence(found: dict) -> str:
+    before, after = found["before"], found["after"]
+    return (
+        f"Temperature {found['temperature']:.3g}: with it the log loss is {after['log_loss']:.3g} instead of "
+        f"{before['log_loss']:.3g} and the expected calibration error {after['ece']:.3g} instead of "
+        f"{before['ece']:.3g}, on the images that it was fitted to. All other numbers here are without it; "
+        "training.predict and exports use it."
+    )
 
 
 def _confusions(matrix: np.ndarray, names: Sequence[str]) -> str:
