@@ -1,0 +1,43 @@
+"""The notebooks: stored without outputs, linked from the documentation, and executed from beginning to end."""
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs(path):
+    code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert code
+    assert not [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None]
+
+
+def test_every_notebook_is_linked_from_the_documentation():
+    page = (ROOT / "docs" / "notebooks.md").read_text()
+    assert len(NOTEBOOKS) == 3
+    assert not [path.name for path in NOTEBOOKS if f"(notebooks/{path.name})" not in page]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_in_an_empty_folder(path, tmp_path, monkeypatch):
+    hint = f"not installed: pip install -r {(FOLDER / 'requirements.txt').relative_to(ROOT)}"
+    nbclient = pytest.importorskip("nbclient", reason=hint)
+    nbformat = pytest.importorskip("nbformat", reason=hint)
+    manager = pytest.importorskip("jupyter_client.manager", reason=hint)
+    pytest.importorskip("ipykernel", reason=hint)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    kernel = manager.AsyncKernelManager()
+    kernel.kernel_spec.argv[0] = sys.executable
+    nbclient.NotebookClient(notebook, km=kernel, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)  # the last figures are there
