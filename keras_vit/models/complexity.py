@@ -118,5 +118,5 @@ def summary(model: keras.Model) -> None:
     for *texts, number in rows:
         cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
         print("  ".join([*cells, number.rjust(widths[-1])]))
-    trainable = sum(weight.size for weight in model.trainable_weights)
+    trainable = sum(math.prod(weight.shape) for weight in model.trainable_weights)
     print(f"{model.name}: {model.count_params():,} parameters, {trainable:,} of them trainable")
