@@ -98,12 +98,12 @@ def test_the_report_is_written_in_all_forms(run, tmp_path):
     page = (output / "evaluation.md").read_text()
     assert page.startswith(f"# {run.path.name} on digits\n")  # without the folders of this machine
     accuracy, interval = rounded(numbers["accuracy"], numbers["intervals"]["accuracy"])
-    assert re.search(rf"\| accuracy +\| +{accuracy} \| {interval} \|", page)
+    assert re.search(rf"\| accuracy +\| +{accuracy} \| +{interval} \|", page)
     assert not re.search(r"\| \w+_\w+ ", page)  # rows in words
 
 
 def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
-    copy = tmp_path / "run"
+    copy = tmp_path / "copy"
     shutil.copytree(run.path, copy)
     metrics = evaluation.evaluate(str(copy), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
     stored = json.loads((copy / "temperature.json").read_text())
