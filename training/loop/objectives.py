@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, ViTConfig
 from training.recipes.recipe import COLOUR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
+from training.techniques.distillation import HardDistillation, SoftDistillation, check_student, open_teacher
 
 
 class Classification:
@@ -92,7 +93,7 @@ class MaskedPatches:
         return tf.reduce_sum(counts * losses, axis=(1, 2)) / tf.reduce_sum(corrupted, axis=(1, 2)), sums
 
 
-Objective = Classification | MaskedPatches
+Objective = Classification | MaskedPatches | SoftDistillation | HardDistillation
 
 
 def make_objective(recipe: Recipe) -> Objective:
@@ -101,6 +102,16 @@ def make_objective(recipe: Recipe) -> Objective:
         assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
         return MaskedPatches(recipe.target, recipe.preprocessing(recipe.channels), recipe.model.patch)
     return Classification(recipe.loss, recipe.label_smoothing)
+
+
+def distillation_objective(recipe: Recipe, student: keras.Model) -> SoftDistillation | HardDistillation | None:
+    """Return the objective of training with the recipe's teacher, which is loaded; None without a teacher."""
+    if recipe.teacher is None:
+        return None
+    if recipe.distillation == "hard":
+        check_student(student)
+        return HardDistillation(open_teacher(recipe.teacher, student), recipe.label_smoothing)
+    return SoftDistillation(open_teacher(recipe.teacher, student), recipe.temperature)
 
 
 def _area_means(side: int, cells: int) -> np.ndarray:
