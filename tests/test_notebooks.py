@@ -1,6 +1,7 @@
 """The notebooks: stored without outputs, linked from the documentation, and executed from beginning to end."""
 
 import json
+import os
 import pathlib
 import sys
 
@@ -32,7 +33,7 @@ def test_a_notebook_runs_in_an_empty_folder(path, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason=hint)
     manager = pytest.importorskip("jupyter_client.manager", reason=hint)
     pytest.importorskip("ipykernel", reason=hint)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
