@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -24,17 +26,28 @@ def test_every_notebook_is_linked_from_the_documentation():
     assert not [path.name for path in NOTEBOOKS if f"(notebooks/{path.name})" not in page]
 
 
+_EXECUTE = """
+import sys
+import nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbformat.validate(notebook)
+nbclient.NotebookClient(notebook, timeout=300).execute()
+nbformat.write(notebook, sys.argv[2])
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_in_an_empty_folder(path, tmp_path, monkeypatch):
+def test_a_notebook_runs_in_an_empty_folder(path, tmp_path):
     hint = f"not installed: pip install -r {(FOLDER / 'requirements.txt').relative_to(ROOT)}"
-    nbclient = pytest.importorskip("nbclient", reason=hint)
     nbformat = pytest.importorskip("nbformat", reason=hint)
     pytest.importorskip("ipykernel", reason=hint)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    pytest.importorskip("nbclient", reason=hint)
+    places = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": places, "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-c", _EXECUTE, str(path), str(tmp_path / "executed.ipynb")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    notebook = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)  # the last figures are there
