@@ -24,6 +24,8 @@ from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
+from keras_vit.files.tables import short_name
+from keras_vit.models.build import logits_model
 from keras_vit.run_directory import CALIBRATION, Samples
 
 _GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
@@ -58,6 +60,7 @@ def export_tflite(
     if "int4-weights" in formats:
         _check_dense(model, target)
     check_model(model, labels, output)
+    model = logits_model(model)
     texts = fingerprint.claim(output, model, labels)
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
@@ -92,9 +95,13 @@ def export_tflite(
             if target != "cpu":
                 require_rules(f"{kind} TFLite file", content, target)
             file = stage / _file_name(kind, ending)
-            description = f"{origin.name}, {kind}"
+            description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
+            if origin.temperature != 1.0:
+                description += f"; calibrated: softmax(logits / {origin.temperature:.6g})"
             file.write_bytes(
-                tflite_file.with_metadata(content, model.name, description, labels, preprocessing, uint8_input)
+                tflite_file.with_metadata(
+                    content, model.name, description, labels, preprocessing, uint8_input, origin.license_text
+                )
             )
             _check_weights(file, 4 * model.count_params(), WEIGHT_SHARE[kind])
             found = parity.compare(expected, run_tflite(file, expected, uint8_input))
@@ -264,7 +271,7 @@ def _report(
     report.write_formats(
         stage,
         "TFLite",
-        f"{origin.name} as TFLite",
+        f"{short_name(origin.name)} as TFLite",
         origin,
         expected,
         rows,

@@ -161,7 +161,8 @@ def test_a_file_holds_labels_and_normalization_as_standard_metadata(phone):
             assert attached.read("labels.txt").decode() == "wren\nant\nŻubr\nbee\nnewt\n"
         model = metadata(path.read_bytes())
         assert (text(model, 0), text(model, 7)) == ("birds", "1.0.0")
-        assert kind in text(model, 1)
+        assert text(model, 1) == f"a model in memory, {kind}; weights: unknown"
+        assert text(model, 5) == "not specified; add the license of the weights and of the data"
         graph = first(model, 3)
         given, answer = first(graph, 2), first(graph, 3)
         assert (text(given, 0), text(answer, 0)) == ("image", "logits")
@@ -332,6 +333,6 @@ def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, m
 
 def test_the_same_model_gives_the_same_file(phone):
     content = phone[1]["float32"][0].read_bytes()
-    packed = [tflite_file.with_metadata(content, "x", "y", LABELS, Preprocessing(SIZE), False) for _ in range(2)]
+    packed = [tflite_file.with_metadata(content, "x", "y", LABELS, Preprocessing(SIZE), False, "MIT") for _ in range(2)]
     assert packed[0] == packed[1]
     assert zipfile.is_zipfile(io.BytesIO(packed[0]))
