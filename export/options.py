@@ -64,7 +64,7 @@ class SavedModelOptions:
 
 
 Target = Literal["cpu", "gpu", "npu"]
-TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int8", "int16x8"]
+TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +82,10 @@ class TFLiteOptions:
     uint8_input: bool = False
     """Take pixels 0..255 and normalize them in the model; the files are named model-FORMAT-uint8-input.tflite."""
     dynamic_batch: bool = False
-    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int8 and int16x8."""
+    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights, int8 and int16x8."""
     calibration: str | None = None
-    """Folder of representative images for int8 and int16x8. Default: training images in the run directory."""
+    """Folder of representative images for int4-weights, int8 and int16x8. Default: training images in the run
+    directory."""
     calibration_images: int = 256
     """Number of calibration images."""
     max_disagreement: float = LARGEST_DISAGREEMENT
