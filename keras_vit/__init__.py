@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from keras_vit.checkpoints.download import find_checkpoint
     from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
     from keras_vit.checkpoints.load import LoadReport, load_checkpoint
+    from keras_vit.checkpoints.published import list_models
     from keras_vit.checkpoints.save import save_checkpoint
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
@@ -44,6 +45,7 @@ else:
             "checkpoints.load": ["LoadReport", "load_checkpoint"],
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.download": ["find_checkpoint"],
+            "checkpoints.published": ["list_models"],
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.position_resizing": ["resize_position_embedding"],
             "preprocessing": ["Preprocessing"],
@@ -73,6 +75,7 @@ __all__ = [
     "from_checkpoint",
     "hybrid_resnet",
     "intermediates",
+    "list_models",
     "load_checkpoint",
     "preprocessing_of",
     "resize_position_embedding",

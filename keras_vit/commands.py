@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Sequence
 
 from keras_vit import cli
+from keras_vit.checkpoints.published import find_models
 from keras_vit.errors import UserError, nearest
 
 # The modules are imported by name when a command is run: this package imports neither `training` nor `export`.
@@ -33,6 +34,7 @@ COMMANDS = {
     "onnx": "export.onnx.__main__",
     "serving": "export.serving.kit",
 }
+_LISTS = {"models": "the named models", "recipes": "the recipes for training"}
 _DISTRIBUTION = "keras-vision-transformer-application"
 
 
@@ -47,18 +49,56 @@ def run_command(arguments: Sequence[str]) -> None:
         print("usage: keras-vit COMMAND …; keras-vit COMMAND --help lists the options\n")
         for command, module in COMMANDS.items():
             print(f"  {command:13} python -m {module.removesuffix('.__main__')}")
+        for command, listed in _LISTS.items():
+            print(f"  {command:13} list {listed}, or those that fit a wildcard")
+        return
+    if name in _LISTS:
+        _print_list(name, rest)
         return
     if name not in COMMANDS:
-        raise UserError(
-            f"There is no command {name!r}; keras-vit --help lists all, the nearest are {nearest(name, COMMANDS)}."
-        )
+        close = nearest(name, (*COMMANDS, *_LISTS))
+        raise UserError(f"There is no command {name!r}; keras-vit --help lists all, the nearest are {close}.")
     try:
         importlib.import_module(COMMANDS[name]).main(rest)
     except ModuleNotFoundError as missing:
-        raise UserError(
-            f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
-            f"pip install '{_DISTRIBUTION}[train,export,onnx]'."
-        ) from missing
+        raise _not_installed(name, missing) from missing
+
+
+def _print_list(kind: str, arguments: Sequence[str]) -> None:
+    """Print the models or the recipes, one line each, or those that fit a wildcard."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: keras-vit {kind} [WILDCARD], such as '*16*', lists {_LISTS[kind]}")
+        return
+    if len(arguments) > 1:
+        raise UserError(f"keras-vit {kind} takes one wildcard, but was given {len(arguments)}; put it in quotes.")
+    wildcard = arguments[0] if arguments else "*"
+    lines = _model_lines(wildcard) if kind == "models" else _recipe_lines(wildcard)
+    if not lines:
+        raise UserError(f"No name fits {wildcard!r}; keras-vit {kind} without a wildcard lists all.")
+    print("\n".join(lines))
+
+
+def _model_lines(wildcard: str) -> list[str]:
+    return [
+        f"{model.name:20} {model.pixels} pixels {model.millions:8,.1f} M parameters  {model.purpose:20} "
+        + f"{f'{model.accuracy} % ImageNet' if model.accuracy else '':15} {model.license:10} "
+        + (", ".join(model.checkpoints) or "no checkpoint")
+        for model in find_models(wildcard)
+    ]
+
+
+def _recipe_lines(wildcard: str) -> list[str]:
+    try:
+        return importlib.import_module("training.recipes.listing").recipe_lines(wildcard)
+    except ModuleNotFoundError as missing:
+        raise _not_installed("recipes", missing) from missing
+
+
+def _not_installed(name: str, missing: ModuleNotFoundError) -> UserError:
+    return UserError(
+        f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
+        f"pip install '{_DISTRIBUTION}[train,export,onnx]'."
+    )
 
 
 def main() -> None:

@@ -25,7 +25,38 @@ def test_every_module_with_a_command_has_one_name():
 def test_the_list_of_commands_names_each(capsys):
     run_command([])
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert listed == list(COMMANDS)
+    assert listed == [*COMMANDS, "models", "recipes"]
+
+
+_LISTED_WITHOUT_TENSORFLOW = """
+import sys
+from keras_vit.commands import run_command
+run_command(sys.argv[1:])
+sys.exit(bool({"tensorflow", "keras", "jax"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first_line", "count"),
+    [
+        (["models", "vit-b_16"], ["ViT-B_16", "224", "pixels", "86.6", "M", "parameters"], 1),
+        (["recipes", "PHOTOS*"], ["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
+        (["models", "*deit*"], ["DeiT-Ti_16-distilled", "224", "pixels"], 8),
+    ],
+)
+def test_models_and_recipes_are_listed_by_a_wildcard_without_tensorflow(arguments, first_line, count):
+    command = [sys.executable, "-c", _LISTED_WITHOUT_TENSORFLOW, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[: len(first_line)] == first_line
+    assert len(lines) == count
+
+
+@pytest.mark.parametrize("kind", ["models", "recipes"])
+def test_a_wildcard_that_nothing_fits_is_one_sentence(kind):
+    with pytest.raises(UserError, match=f"No name fits 'nothing'; keras-vit {kind} without a wildcard lists all"):
+        run_command([kind, "nothing"])
 
 
 def test_a_command_gets_the_remaining_arguments(tmp_path, monkeypatch):

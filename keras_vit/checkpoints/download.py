@@ -134,6 +134,14 @@ _AUGREG_FILE = (
 )
 
 
+_AUGREG_NAMES = tuple(f"augreg:{model}" for model in _AUGREG_MODELS)
+
+
+def official_names() -> tuple[str, ...]:
+    """The official names of checkpoints, without the 285 that BiT's authors fine-tuned for VTAB."""
+    return tuple(name for name in (*_ADDRESSES, *_AUGREG_NAMES) if not name.startswith("bit:vtab/"))
+
+
 def _address(source: str, cache: pathlib.Path) -> str:
     """The address of an address or official name; for an AugReg model, its index is downloaded."""
     if "://" in source:
@@ -147,7 +155,7 @@ def _address(source: str, cache: pathlib.Path) -> str:
         return _web_address(f"{_AUGREG}/{best_upstream(index.read_text('utf-8', 'replace'), file)}.npz")
     if family == "augreg" and re.fullmatch(_AUGREG_FILE, file, re.ASCII):
         return _web_address(f"{_AUGREG}/{file}.npz")
-    known = [*_ADDRESSES, *(f"augreg:{model}" for model in _AUGREG_MODELS)]
+    known = [*_ADDRESSES, *_AUGREG_NAMES]
     bare = [official for official in known if name == re.split("[/:]", official)[-1]]  # given without folder
     close = bare or nearest(source, known).split(", ")[:5]  # otherwise all 350
     raise UserError(
