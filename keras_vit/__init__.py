@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from keras_vit.checkpoints.download import find_checkpoint
     from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
     from keras_vit.checkpoints.load import LoadReport, load_checkpoint
-    from keras_vit.checkpoints.published import list_models
     from keras_vit.checkpoints.save import save_checkpoint
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
     from keras_vit.models.position_resizing import resize_position_embedding
     from keras_vit.preprocessing import Preprocessing
+    from keras_vit.published import list_models
 else:
     __getattr__ = public_names(
         globals(),
@@ -45,7 +45,7 @@ else:
             "checkpoints.load": ["LoadReport", "load_checkpoint"],
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.download": ["find_checkpoint"],
-            "checkpoints.published": ["list_models"],
+            "published": ["list_models"],
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.position_resizing": ["resize_position_embedding"],
             "preprocessing": ["Preprocessing"],

@@ -7,8 +7,8 @@ import importlib
 from collections.abc import Sequence
 
 from keras_vit import cli
-from keras_vit.checkpoints.published import find_models
 from keras_vit.errors import UserError, nearest
+from keras_vit.published import find_models
 
 # The modules are imported by name when a command is run: this package imports neither `training` nor `export`.
 COMMANDS = {

@@ -4,7 +4,7 @@ import pytest
 
 import keras_vit
 from keras_vit.checkpoints.download import official_names
-from keras_vit.checkpoints.published import _ACCURACY, find_models
+from keras_vit.published import _ACCURACY, find_models
 from tests.models.test_families import COUNTS
 from tests.models.test_models import OFFICIAL_COUNTS
 
