@@ -42,10 +42,47 @@ _FAMILIES: Mapping[str, tuple[int, str, str]] = {
     "DINOv3*": (224, "features", "DINOv3 License"),
     "CLIP*": (224, "features beside text", "MIT"),
     "OpenCLIP*": (224, "features beside text", "MIT"),
+    "SigLIP-L_16": (256, "features beside text", "Apache-2.0"),
     "SigLIP*": (224, "features beside text", "Apache-2.0"),
     "MAE*": (224, "fine-tuning", "CC-BY-NC-4.0"),
     "FlexiViT*": (240, "any patch size", "Apache-2.0"),
     "*": (224, "classification", "Apache-2.0"),
+}
+# Names of the Hugging Face hub.
+_HUB: Mapping[str, str] = {
+    "ViT-B_16": "hf:google/vit-base-patch16-224-in21k",
+    "ViT-L_16": "hf:google/vit-large-patch16-224-in21k",
+    "DeiT-Ti_16-distilled": "hf:facebook/deit-tiny-distilled-patch16-224",
+    "DeiT-S_16-distilled": "hf:facebook/deit-small-distilled-patch16-224",
+    "DeiT-B_16-distilled": "hf:facebook/deit-base-distilled-patch16-224",
+    "DeiT3-S_16": "timm/deit3_small_patch16_224.fb_in1k",
+    "DeiT3-M_16": "timm/deit3_medium_patch16_224.fb_in1k",
+    "DeiT3-B_16": "timm/deit3_base_patch16_224.fb_in1k",
+    "DeiT3-L_16": "timm/deit3_large_patch16_224.fb_in1k",
+    "DeiT3-H_14": "timm/deit3_huge_patch14_224.fb_in1k",
+    "DINOv2-S_14": "hf:facebook/dinov2-small",
+    "DINOv2-B_14": "hf:facebook/dinov2-base",
+    "DINOv2-L_14": "hf:facebook/dinov2-large",
+    "DINOv2-g_14": "hf:facebook/dinov2-giant",
+    "DINOv2-S_14-reg4": "hf:facebook/dinov2-with-registers-small",
+    "DINOv2-B_14-reg4": "hf:facebook/dinov2-with-registers-base",
+    "DINOv2-L_14-reg4": "hf:facebook/dinov2-with-registers-large",
+    "DINOv2-g_14-reg4": "hf:facebook/dinov2-with-registers-giant",
+    "DINOv3-S_16": "hf:facebook/dinov3-vits16-pretrain-lvd1689m",
+    "DINOv3-S+_16": "hf:facebook/dinov3-vits16plus-pretrain-lvd1689m",
+    "DINOv3-B_16": "hf:facebook/dinov3-vitb16-pretrain-lvd1689m",
+    "DINOv3-L_16": "hf:facebook/dinov3-vitl16-pretrain-lvd1689m",
+    "DINOv3-H+_16": "hf:facebook/dinov3-vith16plus-pretrain-lvd1689m",
+    "CLIP-L_14": "hf:openai/clip-vit-large-patch14",
+    "SigLIP-B_16": "hf:google/siglip-base-patch16-224",
+    "SigLIP-L_16": "hf:google/siglip-large-patch16-256",
+    "SigLIP-So400m_14": "hf:google/siglip-so400m-patch14-224",
+    "MAE-B_16": "hf:facebook/vit-mae-base",
+    "MAE-L_16": "hf:facebook/vit-mae-large",
+    "MAE-H_14": "hf:facebook/vit-mae-huge",
+    "FlexiViT-S_16": "timm/flexivit_small.1200ep_in1k",
+    "FlexiViT-B_16": "timm/flexivit_base.1200ep_in1k",
+    "FlexiViT-L_16": "timm/flexivit_large.1200ep_in1k",
 }
 # Top-1 accuracy on ImageNet, percent.
 _ACCURACY: Mapping[str, float] = {
@@ -90,6 +127,8 @@ def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[Publis
     by_model: dict[str, list[str]] = {}
     for checkpoint in official_names():
         by_model.setdefault(_model_of(checkpoint), []).append(checkpoint)
+    for name, checkpoint in _HUB.items():
+        by_model.setdefault(name, []).append(checkpoint)
     found = []
     for name in MODELS:
         checkpoints = tuple(by_model.get(name, ()))

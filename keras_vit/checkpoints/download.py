@@ -27,6 +27,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 
+from keras_vit.checkpoints.huggingface import hub
 from keras_vit.errors import UserError, nearest
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
@@ -52,8 +53,10 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     Args:
         name: existing file or folder; https://…, gs://bucket/object or another path that TensorFlow can read; official
             name such as imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or
-            big_vision:vit_s16_i1k_300ep.
-        cache: folder for downloads; default: the environment variable KERAS_VIT_CACHE, else ~/.cache/keras_vit.
+            big_vision:vit_s16_i1k_300ep; hf:google/vit-base-patch16-224-in21k, with @ and a revision or without, or
+            timm/vit_base_patch16_224.augreg_in21k, from the Hugging Face hub.
+        cache: folder for downloads; default: the environment variable KERAS_VIT_CACHE, else ~/.cache/keras_vit; from
+            the Hugging Face hub, the cache of huggingface_hub.
 
     Raises:
         UserError: for an unknown name, and if a download fails; the message has the path to put the file manually.
@@ -62,6 +65,8 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         return pathlib.Path(name)
     # pathlib.Path replaces the two slashes of an address by one.
     source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
+    if (hub_name := hub.parse_name(re.sub("^hf:/+", "hf:", source))) is not None:
+        return hub.download(hub_name, pathlib.Path(cache) if cache else None)
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
     if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
         try:
