@@ -35,6 +35,19 @@ COMMANDS = {
     "serving": "export.serving.kit",
 }
 _LISTS = {"models": "the named models", "recipes": "the recipes for training"}
+# For bash, and for zsh through its emulation. The options are those that the help of the command names.
+_COMPLETION = """_keras_vit() {
+  local word="${COMP_WORDS[COMP_CWORD]}"
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W "NAMES" -- "$word"))
+  elif [ "${word#-}" != "$word" ]; then
+    COMPREPLY=($(compgen -W "$(keras-vit "${COMP_WORDS[@]:1:COMP_CWORD-1}" --help 2>/dev/null \\
+      | grep -oE -e '--[a-z][a-z0-9.-]*' | sort -u)" -- "$word"))
+  else
+    COMPREPLY=($(compgen -f -- "$word"))
+  fi
+}
+complete -o filenames -F _keras_vit keras-vit"""
 _DISTRIBUTION = "keras-vision-transformer-application"
 
 
@@ -51,6 +64,10 @@ def run_command(arguments: Sequence[str]) -> None:
             print(f"  {command:13} python -m {module.removesuffix('.__main__')}")
         for command, listed in _LISTS.items():
             print(f"  {command:13} list {listed}, or those that fit a wildcard")
+        print("\nkeras-vit --print-completion bash (or zsh) prints a script for your shell that completes all this.")
+        return
+    if name == "--print-completion":
+        _print_completion(rest)
         return
     if name in _LISTS:
         _print_list(name, rest)
@@ -62,6 +79,15 @@ def run_command(arguments: Sequence[str]) -> None:
         importlib.import_module(COMMANDS[name]).main(rest)
     except ModuleNotFoundError as missing:
         raise _not_installed(name, missing) from missing
+
+
+def _print_completion(shells: Sequence[str]) -> None:
+    """Print the shell's script that completes commands, options and files."""
+    if list(shells) not in (["bash"], ["zsh"]):
+        raise UserError(f"--print-completion takes bash or zsh, but was given {' '.join(shells) or 'nothing'}.")
+    if shells[0] == "zsh":
+        print("autoload -Uz bashcompinit && bashcompinit")
+    print(_COMPLETION.replace("NAMES", " ".join((*COMMANDS, *_LISTS))))
 
 
 def _print_list(kind: str, arguments: Sequence[str]) -> None:
