@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from keras_vit import run_directory
+from keras_vit.checkpoints.download import check_name
+
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
 LARGEST_DISAGREEMENT = 0.02
@@ -29,6 +32,14 @@ class SourceOptions:
     """Number of attention heads, if the checkpoint does not contain it."""
     num_groups: int | None = None
     """Number of GroupNorm groups, if the checkpoint does not contain it."""
+
+
+def check_source(source: SourceOptions) -> None:
+    """Raise UserError if the run or the checkpoint to export does not exist, before TensorFlow is imported."""
+    if source.run is not None:
+        run_directory.find(source.run, run_directory.MODEL)
+    if source.checkpoint is not None:
+        check_name(source.checkpoint)
 
 
 Dtype = Literal["float32", "bfloat16"]

@@ -207,9 +207,9 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_pa
     [
         (training.pretrain, PRETRAIN),
         (training.study, ["head", "--data", "digits", "--workdir", "runs/never"]),
-        (training.evaluate, ["--run", "nowhere", "--data", "digits"]),
-        (saved_model, ["--run", "nowhere", "--output", "x"]),
-        (tflite, ["--run", "nowhere", "--output", "x"]),
+        (training.evaluate, ["--run", "augreg:B_16", "--data", "digits"]),
+        (saved_model, ["--checkpoint", "augreg:B_16", "--output", "x"]),
+        (tflite, ["--checkpoint", "augreg:B_16", "--output", "x"]),
     ],
 )
 def test_another_backend_is_refused_before_anything_is_done(command, arguments, monkeypatch, tmp_path, capsys):

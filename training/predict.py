@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Sequence
 
 from keras_vit import UserError, cli
+from keras_vit.checkpoints.download import check_name
 from training.options.predict import PredictOptions
 
 
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.prediction.pictures import find_pictures
 
+    check_name(options.run)
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 

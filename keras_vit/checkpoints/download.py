@@ -82,6 +82,13 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     return _from_bucket(source)  # with the credentials of this machine
 
 
+def check_name(name: str) -> None:
+    """Raise UserError unless a checkpoint exists, or can be one to download. Uses neither TensorFlow nor a network."""
+    is_augreg = name.removeprefix("augreg:") in _AUGREG_MODELS  # else its index would be downloaded
+    if not (os.path.exists(name) or is_remote(name) or hub.parse_name(name) or is_augreg):
+        _address(name, pathlib.Path())
+
+
 def _from_bucket(source: str) -> pathlib.Path:
     """A local copy of a file or folder that TensorFlow can read, for the time of this process."""
     if not to_path(source).exists():
