@@ -13,7 +13,7 @@ from keras_vit import UserError
 from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_of_oddities
-from training.input.image_folder import EVALUATION_NAMES, folder
+from training.input.image_folder import EVALUATION_NAMES, csv_list, folder
 from training.input.tfrecord import TFRecords, tfrecord
 from training.options.checks import check_data
 from training.options.common import DataOptions
@@ -35,6 +35,8 @@ def open_source(arguments: DataOptions) -> Source:
             source = tfrecord(rest, arguments.on_bad_image)
         warn_of_oddities(source.train, source.evaluation)  # of a folder all files are looked at
         return source
+    if kind == "csv":
+        return csv_list(to_path(rest), arguments.on_bad_image)
     return folder(to_path(rest), arguments.on_bad_image) if kind == "folder" else digits()
 
 

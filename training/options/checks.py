@@ -11,6 +11,7 @@ _TAKEN = {
     "digits": (),
     "tfds": ("data_dir", "train_split", "eval_split"),
     "folder": ("on_bad_image",),
+    "csv": ("on_bad_image",),
     "tfrecord": ("on_bad_image",),
 }
 
@@ -20,7 +21,8 @@ def check_data(source: DataOptions) -> None:
     kind, _, rest = source.data.partition(":")
     if kind not in _TAKEN or bool(rest) == (kind == "digits"):
         raise UserError(
-            f"--data takes digits, tfds:NAME[:CONFIG], folder:PATH or tfrecord:GLOB, but was given {source.data!r}."
+            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, but was given "
+            f"{source.data!r}."
         )
     for field in dataclasses.fields(source):
         if field.name not in ("data", *_TAKEN[kind]) and getattr(source, field.name) != field.default:
