@@ -40,7 +40,7 @@ sys.exit(bool({"tensorflow", "keras", "jax"} & set(sys.modules)))
     ("arguments", "first_line", "count"),
     [
         (["models", "vit-b_16"], ["ViT-B_16", "224", "pixels", "86.6", "M", "parameters"], 1),
-        (["recipes", "PHOTOS*"], ["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
+        (["recipes", "PHOTOS-FINE*"], ["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
         (["models", "*deit*"], ["DeiT-Ti_16-distilled", "224", "pixels"], 8),
     ],
 )
