@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from keras_vit import run_directory
+from keras_vit.checkpoints.download import check_name
 from keras_vit.errors import UserError
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
@@ -34,6 +36,14 @@ class SourceOptions:
     license: str | None = None
     """License of the weights, for the files and reports. Default: what the checkpoint, or the one that the run was
     fine-tuned from, states."""
+
+
+def check_source(source: SourceOptions) -> None:
+    """Raise UserError if the run or the checkpoint to export does not exist, before TensorFlow is imported."""
+    if source.run is not None:
+        run_directory.find(source.run, run_directory.MODEL)
+    if source.checkpoint is not None:
+        check_name(source.checkpoint)
 
 
 Dtype = Literal["float32", "bfloat16"]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from keras_vit.models.complexity import summary
     from keras_vit.models.position_resizing import resize_position_embedding
     from keras_vit.preprocessing import Preprocessing
+    from keras_vit.published import list_models
 else:
     __getattr__ = public_names(
         globals(),
@@ -45,6 +46,7 @@ else:
             "checkpoints.load": ["LoadReport", "load_checkpoint"],
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.download": ["find_checkpoint"],
+            "published": ["list_models"],
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.position_resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
@@ -75,6 +77,7 @@ __all__ = [
     "from_checkpoint",
     "hybrid_resnet",
     "intermediates",
+    "list_models",
     "load_checkpoint",
     "preprocessing_of",
     "resize_position_embedding",

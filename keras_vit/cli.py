@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ _USERS_DISK = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EEXIST, errno.ENOTDIR,
     errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
+
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_ALL_MESSAGES, _ONLY_ERRORS = "0", "2"
 
 
 def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default=None):
@@ -43,6 +47,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
             )
     except SystemExit as stop:
         if not stop.code:
+            print("Every command also takes --verbose, which shows the log messages of TensorFlow.")
             raise
         raise UserError(_one_sentence(complaint.getvalue())) from None
 
@@ -83,11 +88,12 @@ def _one_sentence(boxes: str) -> str:
 
 
 def import_keras() -> None:
-    """Import Keras without the log messages of its backend.
+    """Import Keras, without the log messages of its backend unless `--verbose` asks for them.
 
     TensorFlow logs messages about oneDNN on import, before it reads the log level.
     """
-    with native_stderr_silenced():
+    is_verbose = os.environ.get(_LOG_LEVEL) == _ALL_MESSAGES
+    with contextlib.nullcontext() if is_verbose else native_stderr_silenced():
         importlib.import_module("keras")
 
 
@@ -106,23 +112,32 @@ def require_tensorflow() -> None:
 def run(command: Callable[[Sequence[str]], None]) -> None:
     """Run a command with the shell's arguments and exit with its exit code.
 
-    The code is 2 for a user error and os.EX_SOFTWARE (70) for an artifact that differs from its model.
+    The code is 2 for a user error and os.EX_SOFTWARE (70) for an artifact that differs from its model. Every command
+    takes `--verbose`, which shows the log messages of TensorFlow.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # only errors of TensorFlow
+    arguments = [argument for argument in sys.argv[1:] if argument != "--verbose"]
+    if len(arguments) < len(sys.argv[1:]):
+        os.environ[_LOG_LEVEL] = _ALL_MESSAGES
+    os.environ.setdefault(_LOG_LEVEL, _ONLY_ERRORS)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
     try:
-        _call(command)
+        _call(command, arguments)
     except KeyboardInterrupt:
+        print(
+            "\nInterrupted; finished files are kept, unfinished ones are not. The same command continues or starts "
+            f"again: {shlex.join(sys.orig_argv)}",
+            file=sys.stderr,
+        )
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
 
 
-def _call(command: Callable[[Sequence[str]], None]) -> None:
+def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
     try:
-        command(sys.argv[1:])
+        command(arguments)
     except UserError as mistake:
         print(" ".join(str(mistake).split()), file=sys.stderr)
         sys.exit(2)

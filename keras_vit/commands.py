@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.errors import UserError, nearest
+from keras_vit.published import find_models
 
 # The modules are imported by name when a command is run: this package imports neither `training` nor `export`.
 COMMANDS = {
@@ -33,6 +34,20 @@ COMMANDS = {
     "onnx": "export.onnx.__main__",
     "serving": "export.serving.kit",
 }
+_LISTS = {"models": "the named models", "recipes": "the recipes for training"}
+# For bash, and for zsh through its emulation. The options are those that the help of the command names.
+_COMPLETION = """_keras_vit() {
+  local word="${COMP_WORDS[COMP_CWORD]}"
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W "NAMES" -- "$word"))
+  elif [ "${word#-}" != "$word" ]; then
+    COMPREPLY=($(compgen -W "$(keras-vit "${COMP_WORDS[@]:1:COMP_CWORD-1}" --help 2>/dev/null \\
+      | grep -oE -e '--[a-z][a-z0-9.-]*' | sort -u)" -- "$word"))
+  else
+    COMPREPLY=($(compgen -f -- "$word"))
+  fi
+}
+complete -o filenames -F _keras_vit keras-vit"""
 _DISTRIBUTION = "keras-vision-transformer-application"
 
 
@@ -47,18 +62,69 @@ def run_command(arguments: Sequence[str]) -> None:
         print("usage: keras-vit COMMAND …; keras-vit COMMAND --help lists the options\n")
         for command, module in COMMANDS.items():
             print(f"  {command:13} python -m {module.removesuffix('.__main__')}")
+        for command, listed in _LISTS.items():
+            print(f"  {command:13} list {listed}, or those that fit a wildcard")
+        print("\nkeras-vit --print-completion bash (or zsh) prints a script for your shell that completes all this.")
+        return
+    if name == "--print-completion":
+        _print_completion(rest)
+        return
+    if name in _LISTS:
+        _print_list(name, rest)
         return
     if name not in COMMANDS:
-        raise UserError(
-            f"There is no command {name!r}; keras-vit --help lists all, the nearest are {nearest(name, COMMANDS)}."
-        )
+        close = nearest(name, (*COMMANDS, *_LISTS))
+        raise UserError(f"There is no command {name!r}; keras-vit --help lists all, the nearest are {close}.")
     try:
         importlib.import_module(COMMANDS[name]).main(rest)
     except ModuleNotFoundError as missing:
-        raise UserError(
-            f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
-            f"pip install '{_DISTRIBUTION}[train,export,onnx]'."
-        ) from missing
+        raise _not_installed(name, missing) from missing
+
+
+def _print_completion(shells: Sequence[str]) -> None:
+    """Print the shell's script that completes commands, options and files."""
+    if list(shells) not in (["bash"], ["zsh"]):
+        raise UserError(f"--print-completion takes bash or zsh, but was given {' '.join(shells) or 'nothing'}.")
+    if shells[0] == "zsh":
+        print("autoload -Uz bashcompinit && bashcompinit")
+    print(_COMPLETION.replace("NAMES", " ".join((*COMMANDS, *_LISTS))))
+
+
+def _print_list(kind: str, arguments: Sequence[str]) -> None:
+    """Print the models or the recipes, one line each, or those that fit a wildcard."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: keras-vit {kind} [WILDCARD], such as '*16*', lists {_LISTS[kind]}")
+        return
+    if len(arguments) > 1:
+        raise UserError(f"keras-vit {kind} takes one wildcard, but was given {len(arguments)}; put it in quotes.")
+    wildcard = arguments[0] if arguments else "*"
+    lines = _model_lines(wildcard) if kind == "models" else _recipe_lines(wildcard)
+    if not lines:
+        raise UserError(f"No name fits {wildcard!r}; keras-vit {kind} without a wildcard lists all.")
+    print("\n".join(lines))
+
+
+def _model_lines(wildcard: str) -> list[str]:
+    return [
+        f"{model.name:20} {model.pixels} pixels {model.millions:8,.1f} M parameters  {model.purpose:20} "
+        + f"{f'{model.accuracy} % ImageNet' if model.accuracy else '':15} {model.license:10} "
+        + (", ".join(model.checkpoints) or "no checkpoint")
+        for model in find_models(wildcard)
+    ]
+
+
+def _recipe_lines(wildcard: str) -> list[str]:
+    try:
+        return importlib.import_module("training.recipes.listing").recipe_lines(wildcard)
+    except ModuleNotFoundError as missing:
+        raise _not_installed("recipes", missing) from missing
+
+
+def _not_installed(name: str, missing: ModuleNotFoundError) -> UserError:
+    return UserError(
+        f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
+        f"pip install '{_DISTRIBUTION}[train,export,onnx]'."
+    )
 
 
 def main() -> None:

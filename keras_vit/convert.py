@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from keras_vit import cli
+from keras_vit.checkpoints.download import check_name
 from keras_vit.models.config import Gelu
 
 
@@ -36,6 +37,7 @@ class Arguments:
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT --layout LAYOUT`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m keras_vit.convert")
+    check_name(parsed.source)
     cli.import_keras()
 
     from keras_vit.checkpoints.convert import convert

@@ -207,9 +207,9 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_pa
     [
         (training.pretrain, PRETRAIN),
         (training.study, ["head", "--data", "digits", "--workdir", "runs/never"]),
-        (training.evaluate, ["--run", "nowhere", "--data", "digits"]),
-        (saved_model, ["--run", "nowhere", "--output", "x"]),
-        (tflite, ["--run", "nowhere", "--output", "x"]),
+        (training.evaluate, ["--run", "augreg:B_16", "--data", "digits"]),
+        (saved_model, ["--checkpoint", "augreg:B_16", "--output", "x"]),
+        (tflite, ["--checkpoint", "augreg:B_16", "--output", "x"]),
     ],
 )
 def test_another_backend_is_refused_before_anything_is_done(command, arguments, monkeypatch, tmp_path, capsys):
@@ -271,14 +271,37 @@ def test_a_reader_that_goes_away_stops_a_command_silently():
     assert done.stderr == ""
 
 
-def test_an_interrupted_command_ends_as_the_shell_expects(capsys):
+def test_an_interrupted_command_ends_as_the_shell_expects_and_says_how_to_continue(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "training.evaluate", "--run", "a run"])
+
     def interrupt(_) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as stop:
         cli.run(interrupt)
     assert stop.value.code == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.endswith("again: python -m training.evaluate --run 'a run'\n")
+
+
+@pytest.mark.parametrize(("options", "heard"), [([], ""), (["--verbose"], "a message of TensorFlow")])
+def test_the_messages_of_tensorflow_are_shown_only_if_verbose(options, heard, monkeypatch, capfd):
+    def command(arguments):
+        assert arguments == ["--run", "x"]
+        cli.import_keras()
+
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "to be restored")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    monkeypatch.setattr(sys, "argv", ["command", "--run", *options, "x"])
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: os.write(2, b"a message of TensorFlow"))
+    cli.run(command)
+    assert capfd.readouterr().err == heard
+
+
+def test_a_command_in_a_file_has_no_line_on_stderr_and_no_control_character(tmp_path):
+    command = [sys.executable, "-m", "training.samples", "--data", "digits", "--count", "2", "--output", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.replace("\n", "").isprintable()
 
 
 def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):

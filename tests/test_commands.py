@@ -24,8 +24,70 @@ def test_every_module_with_a_command_has_one_name():
 
 def test_the_list_of_commands_names_each(capsys):
     run_command([])
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert listed == list(COMMANDS)
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert listed == [*COMMANDS, "models", "recipes"]
+
+
+_LISTED_WITHOUT_TENSORFLOW = """
+import sys
+from keras_vit.commands import run_command
+run_command(sys.argv[1:])
+sys.exit(bool({"tensorflow", "keras", "jax"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first_line", "count"),
+    [
+        (["models", "vit-b_16"], ["ViT-B_16", "224", "pixels", "86.6", "M", "parameters"], 1),
+        (["recipes", "PHOTOS-FINE*"], ["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
+        (["models", "*deit*"], ["DeiT-Ti_16-distilled", "224", "pixels"], 8),
+    ],
+)
+def test_models_and_recipes_are_listed_by_a_wildcard_without_tensorflow(arguments, first_line, count):
+    command = [sys.executable, "-c", _LISTED_WITHOUT_TENSORFLOW, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[: len(first_line)] == first_line
+    assert len(lines) == count
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["fin"], ["finetune"]),
+        (["re"], ["recipes"]),
+        (["convert", "--lay"], ["--layout"]),
+        (["pretrain", "digits", "--batch"], ["--batch-size"]),
+        (["convert", "pic"], ["picture.npz"]),
+    ],
+)
+def test_bash_completes_commands_options_and_files(words, completed, tmp_path):
+    script = """
+keras-vit() { "$PYTHON" -c "from keras_vit.commands import main; main()" "$@"; }
+eval "$(keras-vit --print-completion bash)"
+COMP_WORDS=(keras-vit "$@") COMP_CWORD=$#
+_keras_vit
+echo "${COMPREPLY[@]}"
+"""
+    (tmp_path / "picture.npz").touch()
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-c", script, "bash", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (completed, "")
+
+
+@pytest.mark.parametrize("shells", [[], ["fish"], ["bash", "zsh"]])
+def test_another_shell_is_one_sentence(shells):
+    with pytest.raises(UserError, match="--print-completion takes bash or zsh, but was given"):
+        run_command(["--print-completion", *shells])
+
+
+@pytest.mark.parametrize("kind", ["models", "recipes"])
+def test_a_wildcard_that_nothing_fits_is_one_sentence(kind):
+    with pytest.raises(UserError, match=f"No name fits 'nothing'; keras-vit {kind} without a wildcard lists all"):
+        run_command([kind, "nothing"])
 
 
 def test_a_command_gets_the_remaining_arguments(tmp_path, monkeypatch):

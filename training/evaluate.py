@@ -9,13 +9,17 @@ writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistak
 from collections.abc import Sequence
 
 from keras_vit import cli
+from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
+from training.options.checks import check_data
 from training.options.evaluate import EvaluateOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = cli.parse(EvaluateOptions, arguments, prog="python -m training.evaluate")
+    check_name(options.run)
+    check_data(options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

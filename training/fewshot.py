@@ -9,12 +9,16 @@ whose image selection for a seed is the same here; all arithmetic is float64.
 from collections.abc import Sequence
 
 from keras_vit import cli
+from keras_vit.checkpoints.download import check_name
+from training.options.checks import check_data
 from training.options.probes import FewshotOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = cli.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
+    check_name(options.run)
+    check_data(options.source)
     cli.require_tensorflow()
 
     from training.probes.least_squares import fewshot

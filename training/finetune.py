@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import tyro
 
 from keras_vit import cli
+from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
+from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.train import FinetuneOptions
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
@@ -31,6 +33,9 @@ def main(arguments: Sequence[str]) -> None:
     name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
     # Only the HyperRules depend on the data, so their values are not known yet.
     options = _parse(name, rest, FINETUNE_RECIPES.get(name) or find_finetune_recipe(name, 1, (224, 224)))
+    check_data(options.source)
+    if options.checkpoint is not None:
+        check_name(options.checkpoint)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

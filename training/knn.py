@@ -9,12 +9,16 @@ Feature Learning via Non-Parametric Instance Discrimination" (arXiv 1805.01978) 
 from collections.abc import Sequence
 
 from keras_vit import cli
+from keras_vit.checkpoints.download import check_name
+from training.options.checks import check_data
 from training.options.probes import KnnOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = cli.parse(KnnOptions, arguments, prog="python -m training.knn")
+    check_name(options.run)
+    check_data(options.source)
     cli.require_tensorflow()
 
     from training.probes.nearest_neighbors import knn

@@ -8,12 +8,16 @@ The strength of the penalty is chosen on a tenth of the training images; then th
 from collections.abc import Sequence
 
 from keras_vit import cli
+from keras_vit.checkpoints.download import check_name
+from training.options.checks import check_data
 from training.options.probes import LinearProbeOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = cli.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
+    check_name(options.run)
+    check_data(options.source)
     cli.require_tensorflow()
 
     from training.probes.logistic_regression import probe

@@ -8,9 +8,11 @@ prints the five most likely classes of each picture. A file that cannot be read 
 the exit code is 2.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 from keras_vit import UserError, cli
+from keras_vit.checkpoints.download import check_name
 from training.options.predict import PredictOptions
 
 
@@ -20,6 +22,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.prediction.pictures import find_pictures
 
+    check_name(options.run)
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
@@ -33,7 +36,8 @@ def main(arguments: Sequence[str]) -> None:
 
         with open_page(classifier, options.port, options.explain) as server:
             print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
-            server.serve_forever()
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
     elif not predict(classifier, files, output=options.output, explain=options.explain):
         raise UserError("Some pictures could not be read; they are named above, and the others were classified.")
 

@@ -13,6 +13,7 @@ import tyro
 
 from keras_vit import UserError, cli
 from training.devices.tpu import prepare_tpu
+from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, find_recipe
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str]) -> None:
         default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
     options = dataclasses.replace(options, recipe=override_duration(options.recipe, named))
+    check_data(options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

@@ -8,12 +8,14 @@ writes samples.npz and labels.txt, as in a run directory.
 from collections.abc import Sequence
 
 from keras_vit import cli
+from training.options.checks import check_data
 from training.options.data import SamplesOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
     options = cli.parse(SamplesOptions, arguments, prog="python -m training.samples")
+    check_data(options.source)
     cli.require_tensorflow()
 
     from training.input.sample_images import write_samples

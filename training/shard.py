@@ -9,12 +9,14 @@ Image files are stored unchanged. Example i of a split goes to file i mod N, so 
 from collections.abc import Sequence
 
 from keras_vit import cli
+from training.options.checks import check_data
 from training.options.data import ShardOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
     options = cli.parse(ShardOptions, arguments, prog="python -m training.shard")
+    check_data(options.source)
     cli.require_tensorflow()
 
     from training.input.write_tfrecord import shard

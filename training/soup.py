@@ -8,13 +8,15 @@ models that were trained from scratch are useless.
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, run_directory
 from training.options.evaluate import SoupOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`RUN RUN … --output DIR [--greedy]`"""
     options = cli.parse(SoupOptions, arguments, prog="python -m training.soup")
+    for run in options.runs:
+        run_directory.find(run, run_directory.MODEL)
     cli.require_tensorflow()
 
     from training.evaluation.soup import cook

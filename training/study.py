@@ -16,6 +16,7 @@ import tyro
 from keras_vit import UserError, cli
 from keras_vit.errors import nearest
 from training.experiments.grids import STUDIES
+from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.experiments import StudyOptions
 from training.recipes.pretrain import find_recipe
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         default=StudyOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
     options = dataclasses.replace(options, recipe=override_duration(options.recipe, named))
+    check_data(options.source)
     cli.require_tensorflow()
 
     from training.experiments.runner import study

@@ -12,6 +12,7 @@ command continues.
 from collections.abc import Sequence
 
 from keras_vit import cli
+from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
 from training.options.experiments import VtabOptions
 
@@ -19,6 +20,7 @@ from training.options.experiments import VtabOptions
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
     options = cli.parse(VtabOptions, arguments, prog="python -m training.vtab")
+    check_name(options.checkpoint)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

@@ -9,7 +9,7 @@ requirements-onnx.txt.
 
 from collections.abc import Sequence
 
-from export.options import OnnxOptions
+from export.options import OnnxOptions, check_source
 from keras_vit import cli
 from keras_vit.files.remote import to_path
 
@@ -17,6 +17,7 @@ from keras_vit.files.remote import to_path
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = cli.parse(OnnxOptions, arguments, prog="python -m export.onnx")
+    check_source(options.source)
     cli.require_tensorflow()
 
     from export.onnx import runtimes

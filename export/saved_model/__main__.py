@@ -8,7 +8,7 @@ a model card (README.md) and the verification report (report.md, report.json, re
 
 from collections.abc import Sequence
 
-from export.options import SavedModelOptions
+from export.options import SavedModelOptions, check_source
 from keras_vit import cli
 from keras_vit.files.remote import to_path
 
@@ -16,6 +16,7 @@ from keras_vit.files.remote import to_path
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = cli.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
+    check_source(options.source)
     cli.require_tensorflow()
 
     from export import parity

@@ -9,7 +9,7 @@ stores its labels and its normalization as TFLite Metadata.
 
 from collections.abc import Sequence
 
-from export.options import TFLiteOptions
+from export.options import TFLiteOptions, check_source
 from keras_vit import cli
 from keras_vit.files.remote import to_path
 
@@ -17,6 +17,7 @@ from keras_vit.files.remote import to_path
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = cli.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
+    check_source(options.source)
     cli.require_tensorflow()
 
     from export import parity

@@ -27,6 +27,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 
+from keras_vit.checkpoints.huggingface import hub
 from keras_vit.errors import UserError, nearest
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
@@ -52,8 +53,10 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     Args:
         name: existing file or folder; https://…, gs://bucket/object or another path that TensorFlow can read; official
             name such as imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or
-            big_vision:vit_s16_i1k_300ep.
-        cache: folder for downloads; default: the environment variable KERAS_VIT_CACHE, else ~/.cache/keras_vit.
+            big_vision:vit_s16_i1k_300ep; hf:google/vit-base-patch16-224-in21k, with @ and a revision or without, or
+            timm/vit_base_patch16_224.augreg_in21k, from the Hugging Face hub.
+        cache: folder for downloads; default: the environment variable KERAS_VIT_CACHE, else ~/.cache/keras_vit; from
+            the Hugging Face hub, the cache of huggingface_hub.
 
     Raises:
         UserError: for an unknown name, and if a download fails; the message has the path to put the file manually.
@@ -62,6 +65,8 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         return pathlib.Path(name)
     # pathlib.Path replaces the two slashes of an address by one.
     source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
+    if (hub_name := hub.parse_name(re.sub("^hf:/+", "hf:", source))) is not None:
+        return hub.download(hub_name, pathlib.Path(cache) if cache else None)
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
     if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
         try:
@@ -75,6 +80,13 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         if not (source.startswith("gs://") and str(error.__cause__)[:3] in ("401", "403")):
             raise
     return _from_bucket(source)  # with the credentials of this machine
+
+
+def check_name(name: str) -> None:
+    """Raise UserError unless a checkpoint exists, or can be one to download. Uses neither TensorFlow nor a network."""
+    is_augreg = name.removeprefix("augreg:") in _AUGREG_MODELS  # else its index would be downloaded
+    if not (os.path.exists(name) or is_remote(name) or hub.parse_name(name) or is_augreg):
+        _address(name, pathlib.Path())
 
 
 def _from_bucket(source: str) -> pathlib.Path:
@@ -134,6 +146,14 @@ _AUGREG_FILE = (
 )
 
 
+_AUGREG_NAMES = tuple(f"augreg:{model}" for model in _AUGREG_MODELS)
+
+
+def official_names() -> tuple[str, ...]:
+    """The official names of checkpoints, without the 285 that BiT's authors fine-tuned for VTAB."""
+    return tuple(name for name in (*_ADDRESSES, *_AUGREG_NAMES) if not name.startswith("bit:vtab/"))
+
+
 def _address(source: str, cache: pathlib.Path) -> str:
     """The address of an address or official name; for an AugReg model, its index is downloaded."""
     if "://" in source:
@@ -147,7 +167,7 @@ def _address(source: str, cache: pathlib.Path) -> str:
         return _web_address(f"{_AUGREG}/{best_upstream(index.read_text('utf-8', 'replace'), file)}.npz")
     if family == "augreg" and re.fullmatch(_AUGREG_FILE, file, re.ASCII):
         return _web_address(f"{_AUGREG}/{file}.npz")
-    known = [*_ADDRESSES, *(f"augreg:{model}" for model in _AUGREG_MODELS)]
+    known = [*_ADDRESSES, *_AUGREG_NAMES]
     bare = [official for official in known if name == re.split("[/:]", official)[-1]]  # given without folder
     close = bare or nearest(source, known).split(", ")[:5]  # otherwise all 350
     raise UserError(

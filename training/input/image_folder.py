@@ -25,8 +25,6 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
     With train and test (or val, valid, validation) above the classes these are the splits, and must hold the same
     classes; else every tenth image of each class, by name, is kept for evaluation.
     """
-    if not path.is_dir():
-        raise UserError(f"There is no folder {str(path)!r}; --data folder:PATH takes a folder of class folders.")
     splits = _split_folders(path)
     if splits:
         train, test = (_class_files(split, on_bad_image) for split in splits)

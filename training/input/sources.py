@@ -4,7 +4,6 @@ Each source gives a training and an evaluation split. A split is a function from
 that the order of training can be computed from seed and epoch, and continued anywhere.
 """
 
-import dataclasses
 import re
 
 import numpy as np
@@ -16,6 +15,7 @@ from keras_vit.files.remote import to_path
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_of_oddities
 from training.input.image_folder import EVALUATION_NAMES, csv_list, folder
 from training.input.tfrecord import TFRecords, tfrecord
+from training.options.checks import check_data
 from training.options.common import DataOptions
 
 __all__ = ["DataOptions", "Source", "Split", "array_split", "bad_examples_reported", "digits", "open_source"]
@@ -23,27 +23,11 @@ __all__ = ["DataOptions", "Source", "Split", "array_split", "bad_examples_report
 # Sets of equal images up to this size are decoded once and held; larger ones are read when needed.
 _IN_MEMORY_BYTES = 2**30
 
-# Which fields of DataOptions each kind of source takes.
-_TAKEN = {
-    "digits": (),
-    "tfds": ("data_dir", "train_split", "eval_split"),
-    "folder": ("on_bad_image",),
-    "csv": ("on_bad_image",),
-    "tfrecord": ("on_bad_image",),
-}
-
 
 def open_source(arguments: DataOptions) -> Source:
     """Open what `--data` names. Raises UserError when there is no such thing or it cannot be used."""
+    check_data(arguments)
     kind, _, rest = arguments.data.partition(":")
-    if kind not in _TAKEN or bool(rest) == (kind == "digits"):
-        raise UserError(
-            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, but was given "
-            f"{arguments.data!r}."
-        )
-    for field in dataclasses.fields(arguments):
-        if field.name not in ("data", *_TAKEN[kind]) and getattr(arguments, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} means nothing to --data {kind}; leave it out.")
     if kind in ("tfds", "tfrecord"):
         if kind == "tfds":
             source = tfds_source(rest, arguments.data_dir, arguments.train_split, arguments.eval_split)

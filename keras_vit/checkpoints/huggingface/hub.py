@@ -1,0 +1,139 @@
+"""Checkpoints of the Hugging Face hub by name, through huggingface_hub: its cache, tokens and offline mode.
+
+Only the weights as .safetensors and two configs are downloaded, never a pickle. Environment variables such as HF_HOME,
+HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from keras_vit.errors import UserError
+from keras_vit.files.safetensors import read_json
+
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_CONFIGS = ("config.json", "preprocessor_config.json")
+# hf:owner/name@revision, timm/name, and the address of the file of weights.
+_NAME = re.compile(r"(?:hf:|(?=timm/))(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^@\s]+))?")
+_ADDRESS = re.compile(
+    r"https://huggingface\.co/(?P<repository>[^/@:]+/[^/@:]+)/(?:resolve|blob)/(?P<revision>[^/@?#]+)/model\.safetensors"
+)
+
+
+class HubName(NamedTuple):
+    """A repository of the hub and a branch, tag or commit of it; None is its main branch."""
+
+    repository: str
+    revision: str | None
+
+
+def parse_name(name: str) -> HubName | None:
+    """The repository that a checkpoint name means, such as hf:google/vit-base-patch16-224@main; None if it is another.
+
+    Raises UserError for a name that begins with hf: and names no repository.
+    """
+    match = _NAME.fullmatch(name) or _ADDRESS.fullmatch(name)
+    if match is None and name.startswith("hf:"):
+        raise UserError(
+            f"A name on the Hugging Face hub must be hf:owner/name or hf:owner/name@revision, but is {name[:200]!r}."
+        )
+    return HubName(match["repository"], match["revision"]) if match else None
+
+
+def download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
+    """The folder with weights and configs of a repository, downloaded if it is not in the cache of huggingface_hub.
+
+    Args:
+        name: of the repository.
+        cache: folder instead of that of huggingface_hub.
+
+    Raises:
+        UserError: if there is no such repository or revision, its terms are not accepted, it has no .safetensors
+            weights, or the hub cannot be reached and the files are not in the cache.
+    """
+    folder = _weights(name, cache)
+    # The commit, so that weights and configs belong together even if somebody pushes meanwhile.
+    pinned = HubName(name.repository, folder.name)
+    for config in _CONFIGS:
+        _file(pinned, config, cache)
+    return folder
+
+
+def _weights(name: HubName, cache: pathlib.Path | None) -> pathlib.Path:
+    weights = _file(name, _WEIGHTS, cache)
+    if weights is not None:
+        return weights.parent
+    index = _file(name, _INDEX, cache)
+    if index is None:
+        raise UserError(
+            f"{name.repository} on the Hugging Face hub has no {_WEIGHTS}, and pickles such as pytorch_model.bin are "
+            "not read; convert it where you trust it, or give another repository."
+        )
+    pinned = HubName(name.repository, index.parent.name)
+    shards = read_json(index).get("weight_map")
+    for shard in sorted({str(file) for file in shards.values()} if isinstance(shards, dict) else ()):
+        if not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.safetensors", shard) or _file(pinned, shard, cache) is None:
+            raise UserError(f"{_INDEX} of {name.repository} names {shard[:200]!r}, which is no file of weights there.")
+    return index.parent
+
+
+def _file(name: HubName, file: str, cache: pathlib.Path | None) -> pathlib.Path | None:
+    """The cached path of a file; None if the repository does not have it."""
+    hub = _huggingface_hub()
+    with _one_sentence(name, hub):
+        try:
+            path = hub.hf_hub_download(name.repository, file, revision=name.revision, cache_dir=cache)
+        except hub.errors.LocalEntryNotFoundError:
+            # Without a network: either the cache knows that the repository has no such file, or nothing is known.
+            known = hub.try_to_load_from_cache(name.repository, file, cache_dir=cache, revision=name.revision)
+            if known is None or isinstance(known, str):
+                raise
+            return None
+        except hub.errors.EntryNotFoundError:
+            return None
+    return pathlib.Path(path)
+
+
+@contextlib.contextmanager
+def _one_sentence(name: HubName, hub) -> Iterator[None]:
+    shown, errors = name.repository[:200], hub.errors
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise UserError(
+            f"{shown} is gated: accept its terms at {hub.constants.ENDPOINT}/{shown}, and give your token by "
+            "`hf auth login` or HF_TOKEN."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(
+            f"The Hugging Face hub has no repository {shown!r} that you may read; check the name, or give a token by "
+            "`hf auth login` or HF_TOKEN if it is private."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"{shown} has no branch, tag or commit {name.revision!r}; leave out @ for its main.") from error
+    except errors.HFValidationError as error:
+        raise UserError(f"{shown!r} cannot be the name of a repository of the Hugging Face hub; check it.") from error
+    except (errors.HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError too
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            reason = "HF_HUB_OFFLINE is set"
+        else:
+            reason = f"{hub.constants.ENDPOINT} does not answer as it should"
+        raise UserError(
+            f"{shown} is not complete in the cache of huggingface_hub, and {reason}; download it elsewhere and give "
+            "the path of its folder."
+        ) from error
+
+
+def _huggingface_hub():
+    try:
+        import huggingface_hub  # here, because local files do not need it
+        import huggingface_hub.errors
+    except ModuleNotFoundError as missing:
+        raise UserError(
+            "Names of the Hugging Face hub need the Python package huggingface_hub; install it with "
+            "pip install huggingface_hub."
+        ) from missing
+    return huggingface_hub

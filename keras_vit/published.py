@@ -1,0 +1,169 @@
+"""The named models with what has been published of them: parameters, checkpoints, their license and accuracy.
+
+Accuracy: README of vision_transformer and of big_transfer. Licenses: those of the repositories and model cards.
+"""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+
+from keras_vit.checkpoints.download import official_names
+from keras_vit.models.config import MODELS
+
+# Millions, at the size and with the classes of docs/models.md.
+# fmt: off
+_MILLIONS: Mapping[str, float] = {
+    "testing": 0.021, "testing-unpooled": 0.021, "ViT-Ti_16": 5.7, "ViT-S_16": 22.1, "ViT-S_32": 22.9,
+    "ViT-S_16-gap-norep": 22.0, "ViT-S_32-gap-norep": 22.9, "ViT-M_16": 38.8, "ViT-M_32": 39.9, "ViT-B_8": 86.6,
+    "ViT-B_16": 86.6, "ViT-B_32": 88.2, "ViT-B_16-gap-norep": 86.6, "ViT-B_32-gap-norep": 88.2, "ViT-L_16": 304.3,
+    "ViT-L_32": 306.5, "ViT-So400m_14": 413.6, "ViT-H_14": 632.0, "ViT-g_14": 1012.6, "ViT-G_14": 1844.4,
+    "R+ViT-Ti_16": 6.3, "R26+ViT-S_32": 36.4, "R26+ViT-B_32": 101.4, "R50+ViT-B_16": 98.7, "R50+ViT-B_32": 110.9,
+    "R50+ViT-L_16": 316.5, "R50+ViT-L_32": 329.0, "ViT_C-1GF": 4.6, "ViT_C-4GF": 17.8, "ViT_C-18GF": 81.6,
+    "ViT_C-36GF": 167.8, "Axial-ViT-B_16": 171.6, "Axial-ViT-B_32": 173.3, "AxialResNet50": 24.4,
+    "BiT-R26x1": 16.0, "BiT-R50x1": 25.5, "BiT-R50x2": 98.0, "BiT-R50x3": 217.3, "BiT-R101x1": 44.5,
+    "BiT-R101x3": 387.9, "BiT-R152x1": 60.2, "BiT-R152x2": 236.3, "BiT-R152x4": 936.5, "BiT-R200x3": 568.6,
+    "DeiT-Ti_16-distilled": 5.9, "DeiT-S_16-distilled": 22.4, "DeiT-B_16-distilled": 87.3,
+    "DeiT3-S_16": 22.1, "DeiT3-M_16": 38.8, "DeiT3-B_16": 86.6, "DeiT3-L_16": 304.4, "DeiT3-H_14": 632.1,
+    "DINOv2-S_14": 22.1, "DINOv2-B_14": 86.6, "DINOv2-L_14": 304.4, "DINOv2-g_14": 1136.5,
+    "DINOv2-S_14-reg4": 22.1, "DINOv2-B_14-reg4": 86.6, "DINOv2-L_14-reg4": 304.4, "DINOv2-g_14-reg4": 1136.5,
+    "DINOv3-S_16": 21.6, "DINOv3-S+_16": 28.7, "DINOv3-B_16": 85.7, "DINOv3-L_16": 303.1, "DINOv3-H+_16": 840.6,
+    "CLIP-B_32": 87.8, "CLIP-B_16": 86.2, "CLIP-L_14": 304.0, "OpenCLIP-B_32": 87.8, "OpenCLIP-B_16": 86.2,
+    "OpenCLIP-L_14": 304.0, "OpenCLIP-H_14": 632.1, "OpenCLIP-g_14": 1012.6, "OpenCLIP-G_14": 1844.9,
+    "SigLIP-B_16": 92.9, "SigLIP-L_16": 315.9, "SigLIP-So400m_14": 427.7,
+    "MAE-B_16": 85.8, "MAE-L_16": 303.3, "MAE-H_14": 630.8,
+    "FlexiViT-S_16": 22.1, "FlexiViT-B_16": 86.6, "FlexiViT-L_16": 304.4,
+}
+# fmt: on
+# Pattern of names: (pixels, purpose, license of the checkpoints). The first that matches counts.
+_FAMILIES: Mapping[str, tuple[int, str, str]] = {
+    "testing*": (224, "tests", ""),
+    "DeiT*": (224, "classification", "Apache-2.0"),
+    "DINOv2*": (518, "features", "Apache-2.0"),
+    "DINOv3*": (224, "features", "DINOv3 License"),
+    "CLIP*": (224, "features beside text", "MIT"),
+    "OpenCLIP*": (224, "features beside text", "MIT"),
+    "SigLIP-L_16": (256, "features beside text", "Apache-2.0"),
+    "SigLIP*": (224, "features beside text", "Apache-2.0"),
+    "MAE*": (224, "fine-tuning", "CC-BY-NC-4.0"),
+    "FlexiViT*": (240, "any patch size", "Apache-2.0"),
+    "*": (224, "classification", "Apache-2.0"),
+}
+# Names of the Hugging Face hub.
+_HUB: Mapping[str, str] = {
+    "ViT-B_16": "hf:google/vit-base-patch16-224-in21k",
+    "ViT-L_16": "hf:google/vit-large-patch16-224-in21k",
+    "DeiT-Ti_16-distilled": "hf:facebook/deit-tiny-distilled-patch16-224",
+    "DeiT-S_16-distilled": "hf:facebook/deit-small-distilled-patch16-224",
+    "DeiT-B_16-distilled": "hf:facebook/deit-base-distilled-patch16-224",
+    "DeiT3-S_16": "timm/deit3_small_patch16_224.fb_in1k",
+    "DeiT3-M_16": "timm/deit3_medium_patch16_224.fb_in1k",
+    "DeiT3-B_16": "timm/deit3_base_patch16_224.fb_in1k",
+    "DeiT3-L_16": "timm/deit3_large_patch16_224.fb_in1k",
+    "DeiT3-H_14": "timm/deit3_huge_patch14_224.fb_in1k",
+    "DINOv2-S_14": "hf:facebook/dinov2-small",
+    "DINOv2-B_14": "hf:facebook/dinov2-base",
+    "DINOv2-L_14": "hf:facebook/dinov2-large",
+    "DINOv2-g_14": "hf:facebook/dinov2-giant",
+    "DINOv2-S_14-reg4": "hf:facebook/dinov2-with-registers-small",
+    "DINOv2-B_14-reg4": "hf:facebook/dinov2-with-registers-base",
+    "DINOv2-L_14-reg4": "hf:facebook/dinov2-with-registers-large",
+    "DINOv2-g_14-reg4": "hf:facebook/dinov2-with-registers-giant",
+    "DINOv3-S_16": "hf:facebook/dinov3-vits16-pretrain-lvd1689m",
+    "DINOv3-S+_16": "hf:facebook/dinov3-vits16plus-pretrain-lvd1689m",
+    "DINOv3-B_16": "hf:facebook/dinov3-vitb16-pretrain-lvd1689m",
+    "DINOv3-L_16": "hf:facebook/dinov3-vitl16-pretrain-lvd1689m",
+    "DINOv3-H+_16": "hf:facebook/dinov3-vith16plus-pretrain-lvd1689m",
+    "CLIP-L_14": "hf:openai/clip-vit-large-patch14",
+    "SigLIP-B_16": "hf:google/siglip-base-patch16-224",
+    "SigLIP-L_16": "hf:google/siglip-large-patch16-256",
+    "SigLIP-So400m_14": "hf:google/siglip-so400m-patch14-224",
+    "MAE-B_16": "hf:facebook/vit-mae-base",
+    "MAE-L_16": "hf:facebook/vit-mae-large",
+    "MAE-H_14": "hf:facebook/vit-mae-huge",
+    "FlexiViT-S_16": "timm/flexivit_small.1200ep_in1k",
+    "FlexiViT-B_16": "timm/flexivit_base.1200ep_in1k",
+    "FlexiViT-L_16": "timm/flexivit_large.1200ep_in1k",
+}
+# Top-1 accuracy on ImageNet, percent.
+_ACCURACY: Mapping[str, float] = {
+    "imagenet21k+imagenet2012/ViT-B_16": 84.6,
+    "imagenet21k+imagenet2012/ViT-B_16-224": 81.2,
+    "imagenet21k+imagenet2012/ViT-B_32": 81.8,
+    "imagenet21k+imagenet2012/ViT-L_16": 85.1,
+    "imagenet21k+imagenet2012/ViT-L_16-224": 82.7,
+    "imagenet21k+imagenet2012/ViT-L_32": 81.8,
+    "bit:BiT-M-R50x1-ILSVRC2012": 80.7,
+    "bit:BiT-M-R152x2-ILSVRC2012": 85.2,
+    "bit:distill/R50x1_224": 82.8,
+    "bit:distill/R50x1_160": 80.5,
+}
+_AUGREG_HYBRIDS = {"R_Ti_16": "R+ViT-Ti_16", "R26_S_32": "R26+ViT-S_32", "R50_L_32": "R50+ViT-L_32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedModel:
+    """A model of `keras_vit.MODELS`."""
+
+    name: str
+    pixels: int
+    """Usual height and width of the image."""
+    millions: float
+    """Parameters in millions."""
+    purpose: str
+    """What the checkpoints are for."""
+    checkpoints: tuple[str, ...]
+    """Names that `from_checkpoint` takes."""
+    license: str
+    """License of the checkpoints; empty if there is none."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The best published top-1 accuracy of a checkpoint on ImageNet, in percent; None if none is known."""
+        return max((_ACCURACY[name] for name in self.checkpoints if name in _ACCURACY), default=None)
+
+
+def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[PublishedModel]:
+    """Return the models whose name fits a shell wildcard, in any case; with `pretrained`, those with checkpoints."""
+    by_model: dict[str, list[str]] = {}
+    for checkpoint in official_names():
+        by_model.setdefault(_model_of(checkpoint), []).append(checkpoint)
+    for name, checkpoint in _HUB.items():
+        by_model.setdefault(name, []).append(checkpoint)
+    found = []
+    for name in MODELS:
+        checkpoints = tuple(by_model.get(name, ()))
+        if fnmatch.fnmatchcase(name.lower(), wildcard.lower()) and (checkpoints or not pretrained):
+            pixels, purpose, terms = next(
+                values for pattern, values in _FAMILIES.items() if fnmatch.fnmatchcase(name, pattern)
+            )
+            found.append(
+                PublishedModel(name, pixels, _MILLIONS[name], purpose, checkpoints, terms if checkpoints else "")
+            )
+    return found
+
+
+def list_models(wildcard: str = "*", *, pretrained: bool = False) -> list[str]:
+    """Return the names of `keras_vit.MODELS` that fit a wildcard; `keras-vit models` prints more of each.
+
+    Args:
+        wildcard: shell pattern such as "vit*_16", in upper or lower case. Default: all models.
+        pretrained: only models with checkpoints that `from_checkpoint` downloads by name.
+
+    Returns:
+        Names for `build`, in the order of `MODELS`; empty if none fits.
+    """
+    return [model.name for model in find_models(wildcard, pretrained=pretrained)]
+
+
+def _model_of(checkpoint: str) -> str:
+    """The model in MODELS of an official checkpoint name."""
+    family, _, file = checkpoint.rpartition(":")
+    if family == "augreg":
+        return _AUGREG_HYBRIDS.get(file, f"ViT-{file}")
+    if family == "big_vision":
+        return "ViT-S_16-gap-norep"
+    name = file.rpartition("/")[-1]
+    if family == "bit":  # BiT-M-R50x1-ILSVRC2012, R50x1_224
+        size = next(part for part in name.replace("_", "-").split("-") if part[0] == "R")
+        return f"BiT-{size}"
+    return name.removesuffix("-224")

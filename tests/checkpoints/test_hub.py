@@ -1,0 +1,192 @@
+"""Names of the Hugging Face hub, against a server on this machine that answers as the hub does."""
+
+import hashlib
+import http.server
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from keras_vit import UserError
+from keras_vit.checkpoints.huggingface.hub import HubName, parse_name
+
+pytest.importorskip("huggingface_hub")
+ROOT = pathlib.Path(__file__).parent.parent.parent
+COMMIT, OTHER_COMMIT = "0123456789" * 4, "abcdef0123" * 4
+VIT = {"config.json": b'{"model_type": "vit"}', "model.safetensors": b"weights", "pytorch_model.bin": b"a pickle"}
+SHARDS = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+REPOSITORIES = {
+    "google/vit": VIT | {"preprocessor_config.json": b"{}"},
+    "timm/vit_tiny.augreg": VIT,
+    "facebook/sharded": {
+        "config.json": b"{}",
+        "model.safetensors.index.json": json.dumps(SHARDS).encode(),
+        **{name: name.encode() for name in SHARDS["weight_map"].values()},
+    },
+    "old/pickle": {"config.json": b"{}", "pytorch_model.bin": b"a pickle"},
+    "bad/index": {"model.safetensors.index.json": b'{"weight_map": {"a": "../../model.safetensors"}}'},
+}
+# Runs without Keras; prints the folder and its files, or the sentence.
+SCRIPT = """
+import sys
+from keras_vit import UserError, find_checkpoint
+try:
+    folder = find_checkpoint(sys.argv[1])
+    print(*sorted(f"{path.name}={path.read_text()}" for path in folder.iterdir()), sep="\\n")
+except UserError as error:
+    print("UserError:", error)
+"""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        owner, name, _, revision, *path = self.path.strip("/").split("/")
+        repository, file = f"{owner}/{name}", "/".join(path)
+        self.server.requests.append((self.command, repository, file, self.headers.get("Authorization")))
+        if repository == "closed/gated" and self.headers.get("Authorization") != "Bearer hf_accepted":
+            return self._answer(403, X_Error_Code="GatedRepo", X_Error_Message="Access is restricted.")
+        files = REPOSITORIES.get(repository, VIT if repository == "closed/gated" else None)
+        if files is None:
+            return self._answer(404, X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
+        if revision not in ("main", "v1", COMMIT, OTHER_COMMIT):
+            return self._answer(404, X_Error_Code="RevisionNotFound", X_Error_Message="Invalid rev id")
+        commit = OTHER_COMMIT if revision in ("v1", OTHER_COMMIT) else COMMIT
+        if file not in files:
+            return self._answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
+        tag = hashlib.sha256(files[file]).hexdigest()
+        return self._answer(200, files[file], X_Repo_Commit=commit, ETag=f'"{tag}"')
+
+    def _answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+
+@pytest.fixture(name="hub", scope="module")
+def _hub():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        server.daemon_threads, server.requests = True, []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def fetch(name: str, home: pathlib.Path, hub=None, **variables: str) -> str:
+    """What a process prints that finds a checkpoint: the files in its folder, or the sentence."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    port = hub.server_port if hub else 9  # where nothing listens
+    own |= {"HF_HOME": str(home), "HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_DISABLE_XET": "1"}
+    own["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    command = [sys.executable, "-c", SCRIPT, name]
+    done = subprocess.run(command, cwd=ROOT, env=own | variables, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "repository", "revision"),
+    [
+        ("hf:google/vit-base-patch16-224-in21k", "google/vit-base-patch16-224-in21k", None),
+        ("hf:google/vit@v1.0", "google/vit", "v1.0"),
+        ("timm/vit_base_patch16_224.augreg_in21k", "timm/vit_base_patch16_224.augreg_in21k", None),
+        ("https://huggingface.co/google/vit/resolve/main/model.safetensors", "google/vit", "main"),
+    ],
+)
+def test_a_name_is_a_repository_and_a_revision(name, repository, revision):
+    assert parse_name(name) == HubName(repository, revision)
+
+
+@pytest.mark.parametrize(
+    "name", ["imagenet21k/ViT-B_16", "augreg:B_16", "a/b", "https://example.org/model.safetensors"]
+)
+def test_other_names_are_not_of_the_hub(name):
+    assert parse_name(name) is None
+
+
+@pytest.mark.parametrize("name", ["hf:vit", "hf:", "hf:google/vit/model.safetensors", "hf:google/vit@"])
+def test_a_name_without_owner_is_one_sentence(name):
+    with pytest.raises(UserError, match="must be hf:owner/name or hf:owner/name@revision"):
+        parse_name(name)
+
+
+def test_only_weights_and_configs_are_downloaded_once_and_then_found_offline(hub, tmp_path):
+    hub.requests.clear()
+    files = 'config.json={"model_type": "vit"}\nmodel.safetensors=weights\npreprocessor_config.json={}\n'
+    assert fetch("hf://google/vit", tmp_path, hub) == files
+    assert not any(file.endswith(".bin") for _, _, file, _ in hub.requests)
+    hub.requests.clear()
+    assert fetch("hf:google/vit", tmp_path, hub) == files
+    assert {method for method, *_ in hub.requests} <= {"HEAD"}
+    hub.requests.clear()
+    assert fetch("hf:google/vit", tmp_path, hub, HF_HUB_OFFLINE="1") == files
+    assert hub.requests == []
+
+
+def test_a_repository_without_a_processor_is_complete_offline_too(hub, tmp_path):
+    files = 'config.json={"model_type": "vit"}\nmodel.safetensors=weights\n'
+    assert fetch("timm/vit_tiny.augreg", tmp_path, hub) == files
+    assert fetch("timm/vit_tiny.augreg", tmp_path, hub, HF_HUB_OFFLINE="1") == files
+
+
+def test_shards_are_found_by_their_index(hub, tmp_path):
+    files = fetch("hf:facebook/sharded", tmp_path, hub).splitlines()
+    assert [file.partition("=")[0] for file in files] == [
+        "config.json", *SHARDS["weight_map"].values(), "model.safetensors.index.json"
+    ]  # fmt: skip
+
+
+def test_a_revision_is_followed_and_a_token_opens_a_gated_repository(hub, tmp_path):
+    fetch("hf:google/vit@v1", tmp_path, hub)
+    assert [path.name for path in tmp_path.glob("hub/models--google--vit/snapshots/*")] == [OTHER_COMMIT]
+    assert "model.safetensors=weights" in fetch("hf:closed/gated", tmp_path, hub, HF_TOKEN="hf_accepted")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("hf:closed/gated", "closed/gated is gated: accept its terms at http"),
+        ("hf:google/none", "The Hugging Face hub has no repository 'google/none' that you may read"),
+        ("hf:google/vit@v2", "google/vit has no branch, tag or commit 'v2'; leave out @"),
+        ("hf:google/a--b", "'google/a--b' cannot be the name of a repository"),
+        ("hf:old/pickle", "old/pickle on the Hugging Face hub has no model.safetensors, and pickles"),
+        ("hf:bad/index", "index.json of bad/index names '../../model.safetensors', which is no file of weights"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(name, sentence, hub, tmp_path):
+    printed = fetch(name, tmp_path, hub)
+    assert printed.startswith("UserError: ")
+    assert sentence in printed
+    assert len(printed.splitlines()) == 1
+
+
+def test_offline_and_without_the_files_the_sentence_says_so(tmp_path):
+    printed = fetch("hf:google/vit", tmp_path, HF_HUB_OFFLINE="1")
+    assert printed.startswith(
+        "UserError: google/vit is not complete in the cache of huggingface_hub, and HF_HUB_OFFLINE"
+    )
+    assert len(printed.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_without_a_network_the_cache_is_used_and_else_the_sentence_names_the_hub(hub, tmp_path):
+    """huggingface_hub tries for some seconds to reach its server."""
+    found = fetch("hf:google/vit", tmp_path, hub)
+    assert fetch("hf:google/vit", tmp_path) == found
+    printed = fetch("timm/vit_tiny.augreg", tmp_path)
+    assert "and http://127.0.0.1:9 does not answer" in printed
+    assert len(printed.splitlines()) == 1

@@ -1,0 +1,77 @@
+"""Mistakes in paths and names are told before TensorFlow and Keras are imported, which takes seconds."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+# Runs each line of stdin as a command; prints its sentence, or what it has imported.
+SCRIPT = """
+import importlib, shlex, sys
+from keras_vit import UserError
+for line in sys.stdin:
+    command, *arguments = shlex.split(line)
+    try:
+        importlib.import_module(command).main(arguments)
+        print("nothing was wrong with", line)
+    except UserError as error:
+        print(error)
+    if slow := {"tensorflow", "keras", "jax"} & set(sys.modules):
+        sys.exit(f"{line} imported {slow}")
+"""
+DATA = "There is no folder 'gone'; --data folder:PATH takes"
+KIND = "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, but was given"
+NAME = "There is no file, folder or official checkpoint 'gone'"
+RUN = "There is no run directory 'gone'"
+TRAIN = "training.pretrain digits --workdir never"
+TUNE = "training.finetune --workdir never"
+MISTAKES = {
+    f"{TRAIN} --data folder:gone": DATA,
+    f"{TRAIN} --data pictures": KIND,
+    f"{TRAIN} --data digits:3": KIND,
+    f"{TRAIN} --data tfds": KIND,
+    f"{TRAIN} --data digits --eval-split test": "--eval-split means nothing to --data digits",
+    f"{TRAIN} --data folder:. --data-dir x": "--data-dir means nothing to --data folder",
+    f"{TRAIN} --data tfds:mnist --on-bad-image skip": "--on-bad-image means nothing to --data tfds",
+    f"{TUNE} --checkpoint gone --data digits": NAME,
+    f"{TUNE} --checkpoint hf:gone --data digits": "must be hf:owner/name",
+    f"{TUNE} --checkpoint augreg:B_16 --data folder:gone": DATA,
+    "training.evaluate --run gone --data digits": NAME,
+    "training.evaluate --run . --data folder:gone": DATA,
+    "training.fewshot --run gone --data digits": NAME,
+    "training.fewshot --run . --data folder:gone": DATA,
+    "training.linear_probe --checkpoint gone --data digits": NAME,
+    "training.linear_probe --run . --data pictures": KIND,
+    "training.knn --run gone --data digits": NAME,
+    "training.knn --run . --data folder:gone": DATA,
+    "training.study head --data folder:gone --workdir never": DATA,
+    "training.vtab --checkpoint gone --workdir never": NAME,
+    "training.soup gone other --output never": RUN,
+    "training.shard --data folder:gone --output never": DATA,
+    "training.samples --data folder:gone --output never": DATA,
+    "training.predict --run gone README.md": NAME,
+    "keras_vit.convert gone x.npz --layout npz": NAME,
+    "keras_vit.inspection.__main__ --checkpoint gone --output never": NAME,
+    "export.saved_model.__main__ --run gone --output never": RUN,
+    "export.saved_model.__main__ --checkpoint gone --output never": NAME,
+    "export.tflite.__main__ --run gone --output never": RUN,
+    "export.tflite.__main__ --checkpoint hf:gone --output never": "must be hf:owner/name",
+    "export.onnx.__main__ --run gone --output never": RUN,
+    "export.onnx.__main__ --run . --output never": "is not a finished run: it has no model.keras",
+}
+
+
+@pytest.fixture(name="sentences", scope="module")
+def _sentences() -> dict[str, str]:
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, cwd=ROOT, input="\n".join(MISTAKES), capture_output=True, text=True)
+    assert done.stderr == ""
+    return dict(zip(MISTAKES, done.stdout.splitlines(), strict=True))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_before_tensorflow_is_imported(mistake, sentences):
+    assert MISTAKES[mistake] in sentences[mistake]
+    assert not (ROOT / "never").exists()

@@ -1,0 +1,42 @@
+"""The list of models: every one has its numbers, and every official checkpoint belongs to one."""
+
+import pytest
+
+import keras_vit
+from keras_vit.checkpoints.download import official_names
+from keras_vit.checkpoints.huggingface.hub import parse_name
+from keras_vit.published import _ACCURACY, find_models
+from tests.models.test_families import COUNTS
+from tests.models.test_models import OFFICIAL_COUNTS
+
+
+def test_a_wildcard_fits_in_any_case():
+    assert keras_vit.list_models("vit*_16") == [
+        "ViT-Ti_16", "ViT-S_16", "ViT-M_16", "ViT-B_16", "ViT-L_16"
+    ]  # fmt: skip
+    assert keras_vit.list_models("vit*_16", pretrained=True) == ["ViT-Ti_16", "ViT-S_16", "ViT-B_16", "ViT-L_16"]
+    assert keras_vit.list_models("nothing") == []
+    assert keras_vit.list_models() == list(keras_vit.MODELS)
+
+
+def test_every_official_checkpoint_belongs_to_one_model():
+    listed = [checkpoint for model in find_models() for checkpoint in model.checkpoints]
+    assert len(listed) == len(set(listed))
+    assert {name for name in listed if parse_name(name) is None} == set(official_names())
+    assert set(_ACCURACY) <= set(listed)
+
+
+@pytest.mark.parametrize("counts", [OFFICIAL_COUNTS, COUNTS], ids=["official", "families"])
+def test_the_parameters_are_those_of_the_built_models(counts):
+    models = {model.name: model for model in find_models()}
+    for name, values in counts.items():
+        parameters = values[-1] if counts is COUNTS else values[0]
+        assert models[name].millions == pytest.approx(parameters / 1e6, abs=0.051), name
+
+
+def test_the_line_has_the_best_accuracy_and_the_license():
+    (model,) = find_models("ViT-B_16", pretrained=True)
+    assert (model.accuracy, model.license, model.pixels) == (84.6, "Apache-2.0", 224)
+    assert "augreg:B_16" in model.checkpoints
+    (without,) = find_models("ViT-M_16")
+    assert (without.accuracy, without.license, without.checkpoints) == (None, "", ())

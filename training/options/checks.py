@@ -1,0 +1,31 @@
+"""What can be checked of paths and names before TensorFlow is imported, which takes seconds."""
+
+import dataclasses
+
+from keras_vit import UserError
+from keras_vit.files.remote import to_path
+from training.options.common import DataOptions
+
+# Which fields of DataOptions each kind of source takes.
+_TAKEN = {
+    "digits": (),
+    "tfds": ("data_dir", "train_split", "eval_split"),
+    "folder": ("on_bad_image",),
+    "csv": ("on_bad_image",),
+    "tfrecord": ("on_bad_image",),
+}
+
+
+def check_data(source: DataOptions) -> None:
+    """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
+    kind, _, rest = source.data.partition(":")
+    if kind not in _TAKEN or bool(rest) == (kind == "digits"):
+        raise UserError(
+            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, but was given "
+            f"{source.data!r}."
+        )
+    for field in dataclasses.fields(source):
+        if field.name not in ("data", *_TAKEN[kind]) and getattr(source, field.name) != field.default:
+            raise UserError(f"--{field.name.replace('_', '-')} means nothing to --data {kind}; leave it out.")
+    if kind == "folder" and not to_path(rest).is_dir():
+        raise UserError(f"There is no folder {rest!r}; --data folder:PATH takes a folder of class folders.")
