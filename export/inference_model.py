@@ -21,7 +21,7 @@ def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
     """
     if all(layer.dtype_policy.name == dtype for layer in model.layers):
         return model
-    return _rebuilt(model, _Layers(model, dtype))
+    return rebuilt(model, _Layers(model, dtype))
 
 
 def inference_model(
@@ -45,11 +45,11 @@ def inference_model(
             _TensorFlowLayers.
         all_tokens: compute all tokens, for intermediate outputs.
     """
-    factory = _OnnxLayers if for_onnx else _TensorFlowLayers if for_tensorflow else _InferenceLayers
-    return _rebuilt(model, factory(model, dtype), frozenset() if all_tokens else class_token_only(model))
+    factory = _OnnxLayers if for_onnx else _TensorFlowLayers if for_tensorflow else InferenceLayers
+    return rebuilt(model, factory(model, dtype), frozenset() if all_tokens else class_token_only(model))
 
 
-def _rebuilt(model: keras.Model, factory: "_Layers", class_token: Collection[str] = ()) -> keras.Model:
+def rebuilt(model: keras.Model, factory: "_Layers", class_token: Collection[str] = ()) -> keras.Model:
     """Connect the factory's layers as the model's are, those in `class_token` for the class token alone."""
     if any(layer.quantization_mode for layer in model.layers):
         raise UserError(
@@ -88,7 +88,7 @@ class _Layers:
         return [np.asarray(weight) for weight in weights]
 
 
-class _InferenceLayers(_Layers):
+class InferenceLayers(_Layers):
     """Makes ordinary convolutions of the standardized ones."""
 
     def layer(self, layer):
@@ -111,7 +111,7 @@ class _InferenceLayers(_Layers):
         return [standardized(layer, *weights)] if isinstance(layer, StandardizedConv2D) else weights
 
 
-class _OnnxLayers(_InferenceLayers):
+class _OnnxLayers(InferenceLayers):
     """Replaces GELU and one padding by operations that ONNX and ONNX Runtime compute correctly."""
 
     def layer(self, layer):
@@ -122,7 +122,7 @@ class _OnnxLayers(_InferenceLayers):
         return super().layer(layer)
 
 
-class _TensorFlowLayers(_InferenceLayers):
+class _TensorFlowLayers(InferenceLayers):
     """Replaces norms and attention by forms that TensorFlow computes faster on a CPU.
 
     The factor 1 / sqrt(d) of attention moves into the weights of the query.

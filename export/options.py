@@ -51,6 +51,7 @@ class SavedModelOptions:
     """Largest share of images with another predicted class than the model, for bfloat16."""
 
 
+Target = Literal["cpu", "gpu", "npu"]
 TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int8", "int16x8"]
 
 
@@ -63,6 +64,9 @@ class TFLiteOptions:
     """Directory for model-FORMAT.tflite and labels.txt; new, or with exports of the same model."""
     formats: tuple[TFLiteFormat, ...] = ("float32", "int8-dynamic")
     """Formats to write."""
+    target: Target = "cpu"
+    """Processor of the phone. gpu and npu write operators that these compute correctly, check the files against written
+    rules, and name them model-FORMAT-gpu.tflite; gpu takes the formats float32 and float16."""
     uint8_input: bool = False
     """Take pixels 0..255 and normalize them in the model; the files are named model-FORMAT-uint8-input.tflite."""
     dynamic_batch: bool = False

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
-from keras_vit.files.image_formats import format_list, image_format
+from keras_vit.files.image_formats import format_list, image_files
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import to_path
 from keras_vit.run_directory import Samples
@@ -141,11 +141,6 @@ def checkpoint_labels(path: str | None, number: int) -> tuple[str, ...]:
     return labels
 
 
-def _is_image(path: pathlib.Path) -> bool:
-    with path.open("rb") as stream:
-        return image_format(stream.read(12)) is not None
-
-
 def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> Samples:
     """Image files of a folder and its subfolders. The class of an image is the name of its subfolder.
 
@@ -156,7 +151,7 @@ def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> 
     """
     if not to_path(folder).is_dir():
         raise UserError(f"There is no folder {folder!r} of images.")
-    files = sorted(path for path in to_path(folder).rglob("*") if path.is_file() and _is_image(path))
+    files = image_files(to_path(folder))
     if not files:
         raise UserError(f"{folder} holds no image files ({format_list()}).")
     if most is not None:

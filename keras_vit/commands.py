@@ -18,6 +18,8 @@ COMMANDS = {
     "fewshot": "training.fewshot",
     "linear-probe": "training.linear_probe",
     "knn": "training.knn",
+    "soup": "training.soup",
+    "segment": "training.segment",
     "study": "training.study",
     "vtab": "training.vtab",
     "shard": "training.shard",

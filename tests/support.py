@@ -1,7 +1,10 @@
 """Shared by the tests: golden data, tiny configs, random weights. The fixtures are in `conftest.py`."""
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -45,6 +48,21 @@ def watched(action):
         watcher.join()
     return result, peak[0] - before
 """
+
+
+_DEMO = """
+import dataclasses, sys
+from training import demo
+from training.recipes.pretrain import RECIPES
+RECIPES["digits"] = dataclasses.replace(RECIPES["digits"], epochs=int(sys.argv[1]))
+demo.main([])
+"""
+
+
+def run_demo(directory: pathlib.Path, epochs: int) -> None:
+    """Run the demo in a process of its own, with a number of epochs; its recipe has 80."""
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
+    subprocess.run([sys.executable, "-c", _DEMO, str(epochs)], cwd=directory, env=environment, check=True)
 
 
 def randomize(model: keras.Model) -> keras.Model:

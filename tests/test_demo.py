@@ -7,20 +7,32 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import run_demo
 from training.input.sources import digits
+from training.recipes.pretrain import find_recipe
 
 
-def test_the_demo_reaches_its_numbers_and_says_where_everything_is(demo_place: pathlib.Path):
+@pytest.mark.slow
+def test_the_demo_reaches_its_numbers(tmp_path):
+    assert find_recipe("digits").epochs == 80
+    run_demo(tmp_path, epochs=80)
+    summary = json.loads((tmp_path / "runs" / "demo" / "summary.json").read_text())
+    assert summary["test_accuracy"] >= 0.98
+    for name, part in summary["tflite"].items():
+        assert abs(part["accuracy"] - summary["test_accuracy"]) <= 0.01, name
+
+
+def test_the_demo_says_where_everything_is(demo_place: pathlib.Path):
     demo = demo_place / "runs" / "demo"
     summary = json.loads((demo / "summary.json").read_text())
     assert summary.keys() == {"parameters", "test_accuracy", "train_seconds", "saved_model", "tflite"}
-    assert summary["test_accuracy"] >= 0.98
+    assert summary["test_accuracy"] >= 0.9
     assert summary["saved_model"]["max_abs_diff"] <= 1e-4
     assert (demo / summary["saved_model"]["path"] / "saved_model.pb").is_file()
     assert summary["tflite"].keys() == {"float32", "int8-dynamic"}
     for name, part in summary["tflite"].items():
         assert (demo / part["path"]).stat().st_size == part["bytes"], name
-        assert abs(part["accuracy"] - summary["test_accuracy"]) <= 0.01
+        assert abs(part["accuracy"] - summary["test_accuracy"]) <= 0.02
     assert summary["tflite"]["float32"]["max_abs_diff"] <= 1e-4
     assert summary["tflite"]["int8-dynamic"]["bytes"] < 0.5 * summary["tflite"]["float32"]["bytes"]
 

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> None:
         options.formats,
         calibration=calibration,
         origin=source.origin,
+        target=options.target,
         uint8_input=options.uint8_input,
         dynamic_batch=options.dynamic_batch,
         max_disagreement=options.max_disagreement,

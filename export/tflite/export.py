@@ -3,7 +3,7 @@
 import pathlib
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import keras
@@ -13,9 +13,12 @@ import tensorflow as tf
 from export import fingerprint, parity, report
 from export.files import save_module
 from export.inference_model import in_dtype, inference_model
-from export.options import TFLiteFormat
+from export.options import Target, TFLiteFormat
 from export.source import Provenance, check_model, read_folder
 from export.tflite import quantize, tflite_file
+from export.tflite.delegate_model import delegate_model, with_four_axes
+from export.tflite.delegate_rules import require_rules
+from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import STATIC, WEIGHT_SHARE
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
@@ -23,6 +26,7 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
 from keras_vit.run_directory import CALIBRATION, Samples
 
+_GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
 # Smallest agreement and largest loss of accuracy of a format that the report recommends.
@@ -38,6 +42,7 @@ def export_tflite(
     *,
     calibration: Samples | None = None,
     origin: Provenance | None = None,
+    target: Target = "cpu",
     uint8_input: bool = False,
     dynamic_batch: bool = False,
     max_disagreement: float = parity.LARGEST_DISAGREEMENT,
@@ -49,16 +54,18 @@ def export_tflite(
     if the output holds files of another model. The other arguments are those of the command.
     """
     origin = origin or Provenance()
-    _check_formats(formats, calibration, dynamic_batch)
+    _check_formats(formats, calibration, target, uint8_input=uint8_input, dynamic_batch=dynamic_batch)
     check_model(model, labels, output)
     texts = fingerprint.claim(output, model, labels)
-    ending = ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
+    ending = "" if target == "cpu" else f"-{target}"
+    ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = preprocessing_of(model)
     expected = parity.reference(in_dtype(model, "float32"), preprocessing, samples)
     inputs = []
     if calibration is not None:
         reference = parity.Reference(calibration, preprocessing, np.zeros(0))
         inputs = [image[None] for _, images in reference.batches(raw_pixels=uint8_input) for image in images]
+    scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, errors = {}, {}
     with staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as temporary:
@@ -70,10 +77,18 @@ def export_tflite(
             if all_tokens not in float_files:
                 float_files[all_tokens] = pathlib.Path(temporary) / f"{kind}.tflite"
                 float_files[all_tokens].write_bytes(
-                    convert(model, uint8_input=uint8_input, dynamic_batch=dynamic_batch, all_tokens=all_tokens)
+                    convert(
+                        model,
+                        for_delegates=scaled_by,
+                        uint8_input=uint8_input,
+                        dynamic_batch=dynamic_batch,
+                        all_tokens=all_tokens,
+                    )
                 )
             float_file = float_files[all_tokens]
             content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind, inputs)
+            if target != "cpu":
+                require_rules(f"{kind} TFLite file", content, target)
             file = stage / _file_name(kind, ending)
             description = f"{origin.name}, {kind}"
             file.write_bytes(
@@ -87,6 +102,10 @@ def export_tflite(
                 parity.require_agreement(f"{kind} TFLite file", found, max_disagreement)
             written[kind] = (output / file.name, found)
             rows[kind] = _measurements(file, found, started)
+            if target == "gpu":
+                half = parity.compare(expected, run_in_half(content, expected))
+                rows[kind]["float16_agreement"] = half.agreement
+                rows[kind]["float16_max_abs_diff"] = half.max_abs_diff
             if kind in STATIC:
                 images = [image[None] for image in next(expected.batches(raw_pixels=uint8_input))[1][:_COMPARED]]
                 layers = [layer.name for layer in model.layers]
@@ -100,10 +119,23 @@ def export_tflite(
     return written
 
 
-def _check_formats(formats: Sequence[TFLiteFormat], calibration: Samples | None, dynamic_batch: bool) -> None:
+def _check_formats(
+    formats: Sequence[TFLiteFormat],
+    calibration: Samples | None,
+    target: Target,
+    *,
+    uint8_input: bool,
+    dynamic_batch: bool,
+) -> None:
     """Raise UserError for options that exclude each other, before anything is converted."""
     if not formats:
         raise UserError(f"--formats takes at least one of {', '.join(get_args(TFLiteFormat))}, but got none.")
+    if target != "cpu" and (uint8_input or dynamic_batch):
+        raise UserError(
+            f"--target {target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out."
+        )
+    if target == "gpu" and (other := [kind for kind in formats if kind not in _GPU_FORMATS]):
+        raise UserError(f"A GPU computes in floating point, not in {other[0]}; take {' or '.join(_GPU_FORMATS)}.")
     static = [kind for kind in formats if kind in STATIC]
     if static and calibration is None:
         raise UserError(f"{static[0]} needs representative images to calibrate its ranges; pass --calibration FOLDER.")
@@ -116,26 +148,38 @@ def _file_name(kind: TFLiteFormat, ending: str = "") -> str:
 
 
 def convert(
-    model: keras.Model, *, uint8_input: bool = False, dynamic_batch: bool = False, all_tokens: bool = False
+    model: keras.Model,
+    *,
+    for_delegates: np.ndarray | None = None,
+    uint8_input: bool = False,
+    dynamic_batch: bool = False,
+    all_tokens: bool = False,
 ) -> bytes:
     """Convert the `inference_model` of a model to a float32 TFLite file, with batch 1 or a dynamic batch.
 
-    The conversion goes through a SavedModel. A file converted from a concrete function would have no weights.
+    With some inputs (n, H, W, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. The conversion
+    goes through a SavedModel. A file converted from a concrete function would have no weights.
     """
-    preprocessing, network = preprocessing_of(model), inference_model(model, all_tokens=all_tokens)
+    preprocessing = preprocessing_of(model)
+    if for_delegates is None:
+        network = inference_model(model, all_tokens=all_tokens)
+    else:
+        network = delegate_model(model, for_delegates, all_tokens=all_tokens)
     shape = (None if dynamic_batch else 1, *preprocessing.image_size, preprocessing.channels)
     spec = tf.TensorSpec(shape, tf.uint8 if uint8_input else tf.float32, name="image")
 
     @tf.function(input_signature=[spec])
     def classify(image):
-        return {"logits": network(preprocessing.normalize(image) if uint8_input else image, training=False)}
+        logits = network(preprocessing.normalize(image) if uint8_input else image, training=False)
+        return {"logits": tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}
 
     module = tf.Module()
     module.weights = [weight.value for weight in network.weights]
     with tempfile.TemporaryDirectory() as directory:
         signatures = {"serving_default": classify.get_concrete_function()}
         save_module(module, pathlib.Path(directory), signatures)
-        return tf.lite.TFLiteConverter.from_saved_model(directory).convert()
+        content = tf.lite.TFLiteConverter.from_saved_model(directory).convert()
+    return content if for_delegates is None else with_four_axes(content)
 
 
 def _check_weights(file: pathlib.Path, weight_bytes: int, share: float) -> None:
@@ -199,6 +243,12 @@ def _report(
 ) -> None:
     listed = {kind: dict(list(found.items())[:_LISTED]) for kind, found in errors.items()}
     recommendation = recommend(rows, expected.accuracy)
+    half: dict[str, Callable[[Mapping[str, Any]], object]] = {}
+    if any("float16_agreement" in row for row in rows.values()):
+        half = {
+            "agreement in float16": lambda row: f"{row['float16_agreement']:.4f}",
+            "max diff in float16": lambda row: f"{row['float16_max_abs_diff']:.3g}",
+        }
     report.write_formats(
         stage,
         "TFLite",
@@ -207,7 +257,7 @@ def _report(
         expected,
         rows,
         facts={"layer_errors": listed, "recommendation": recommendation, "notes": [recommendation]},
-        columns={"XNNPACK partitions": lambda row: row["xnnpack_partitions"]},
+        columns={"XNNPACK partitions": lambda row: row["xnnpack_partitions"], **half},
         tables=[
             (
                 f"{kind}: noise / signal power, the worst layer first",

@@ -14,6 +14,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from export import parity, report
+from export.tflite.graph import pack, unpack
 from keras_vit import Preprocessing, run_directory
 from keras_vit.files.labels import labels_text
 from keras_vit.native_stderr import native_stderr_silenced
@@ -23,13 +24,6 @@ _MOST_WORKERS = 4
 # TFLite Metadata (tflite-support, metadata_schema.fbs 1.0).
 _METADATA, _IDENTIFIER, _PARSER = "TFLITE_METADATA", b"M001", "1.0.0"
 _RGB, _GRAYSCALE, _AXIS_LABELS, _IMAGE, _NORMALIZATION = 1, 2, 2, 2, 1
-
-
-class _AlignedBuilder(flatbuffers.Builder):
-    """Aligns byte vectors to 16 bytes, as kernels need. The Python library does not support `force_align`."""
-
-    def StartVector(self, elemSize, numElems, alignment):  # noqa: N802, N803  (flatbuffers' names)
-        return super().StartVector(elemSize, numElems, 16 if elemSize == 1 else alignment)
 
 
 def with_metadata(
@@ -45,11 +39,7 @@ def with_metadata(
         preprocessing: of the model.
         raw_pixels: whether the input is 0..255 and the model normalizes it.
     """
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
-    for buffer in model.buffers:
-        if buffer.offset > 1:  # the quantizer may write weights after the flatbuffer
-            buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
-            buffer.offset = buffer.size = 0
+    model = unpack(content)
     buffer = schema.BufferT()
     metadata = _metadata(name, description, preprocessing, raw_pixels)
     buffer.data = np.frombuffer(metadata, np.uint8)
@@ -57,9 +47,7 @@ def with_metadata(
     entry = schema.MetadataT()
     entry.name, entry.buffer = _METADATA, len(model.buffers) - 1
     model.metadata = [*(model.metadata or []), entry]
-    builder = _AlignedBuilder(len(content) + 2**20)
-    builder.Finish(model.Pack(builder), b"TFL3")
-    stream = io.BytesIO(bytes(builder.Output()))
+    stream = io.BytesIO(pack(model))
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
         entry_info = zipfile.ZipInfo(run_directory.LABELS)  # without a date, for identical files from identical models
         archive.writestr(entry_info, labels_text(labels))

@@ -6,6 +6,7 @@ TensorFlow decodes incorrectly, are refused everywhere.
 
 import functools
 import importlib.metadata
+import pathlib
 import struct
 from collections.abc import Iterator
 
@@ -52,6 +53,17 @@ def image_format(data: bytes) -> str | None:
     return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
 
 
+def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The supported image files of a folder and its subfolders, by content, in alphabetical order; no hidden ones."""
+
+    def is_image(path: pathlib.Path) -> bool:
+        with path.open("rb") as stream:
+            return image_format(stream.read(12)) is not None
+
+    visible = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
+    return sorted(path for path in visible if path.is_file() and is_image(path))
+
+
 def format_problem(data: bytes) -> str | None:
     """Why an image file is not supported, from its header alone; None if it is."""
     match image_format(data):
@@ -67,7 +79,7 @@ def format_problem(data: bytes) -> str | None:
     return None
 
 
-def colour_key(data: bytes) -> tuple[int, ...] | None:
+def color_key(data: bytes) -> tuple[int, ...] | None:
     """The transparent gray value or RGB color of a PNG without alpha channel; None if there is none.
 
     It has the bit depth of the file. TensorFlow converts it to alpha only when decoding four channels.

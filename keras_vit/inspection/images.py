@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError
-from keras_vit.files.image_formats import colour_key, format_list, format_problem, image_format, orientation
+from keras_vit.files.image_formats import color_key, format_list, format_problem, image_files, image_format, orientation
 from keras_vit.files.remote import to_path
 from keras_vit.run_directory import Samples
 
@@ -90,7 +90,7 @@ def _as_bytes(image, data: bytes) -> np.ndarray:
         return np.asarray(
             image.convert("L" if image.mode == "L" else "RGB")
         )  # the fourth byte is rarely an alpha channel
-    if key := colour_key(data):
+    if key := color_key(data):
         return _with_alpha_of(key, image, bits=data[24])
     if image.mode.startswith("I"):
         return _upper_bytes(np.asarray(image))
@@ -123,17 +123,11 @@ def _small(path: pathlib.Path) -> bool:
 
 
 def _folder(path: pathlib.Path, count: int) -> list[Image]:
-    visible = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
-    files = sorted(file for file in visible if file.is_file() and _is_image(file))
+    files = image_files(path)
     if not files:
         raise UserError(f"The folder {str(path)!r} contains no image ({format_list()}).")
     chosen = np.unique(np.linspace(0, len(files) - 1, min(count, len(files))).astype(int))
     return [_file(files[index], str(files[index].relative_to(path))) for index in chosen]
-
-
-def _is_image(path: pathlib.Path) -> bool:
-    with path.open("rb") as stream:
-        return image_format(stream.read(12)) is not None
 
 
 def _file(path: pathlib.Path, name: str) -> Image:

@@ -8,7 +8,8 @@ import keras
 from keras import ops
 
 from keras_vit.errors import UserError
-from keras_vit.models.layers import PACKAGE, RotaryPositions, TokenDense, small_normal
+from keras_vit.models.layers import PACKAGE, TokenDense, small_normal
+from keras_vit.models.positions import RotaryPositions
 
 
 def attention(

@@ -109,7 +109,7 @@ def calling_class_token_only(names: Collection[str]) -> Callable:
     """The `call_function` with which keras.models.clone_model computes the named layers for the class token alone."""
 
     def first(tokens):
-        return tokens if tokens.shape[1] == 1 else tokens[:, :1]  # (B, 1, D)
+        return tokens if tokens.shape[-2] == 1 else tokens[..., :1, :]  # (B, 1, D)
 
     def call(layer, tokens, *others, **options):
         if layer.name in names:  # others are the keys and values of attention

@@ -32,8 +32,14 @@ def no_init_weights() -> Iterator[None]:
         _no_init_weights.reset(token)
 
 
-def _initial(initializer):
+def initial(initializer):
+    """The initializer of a new weight: this one, or zeros inside `no_init_weights`."""
     return _untouched_zeros if _no_init_weights.get() else initializer
+
+
+def small_normal() -> keras.initializers.Initializer:
+    """Return a new initializer. It takes its seed on creation, so a shared one would ignore `set_random_seed`."""
+    return keras.initializers.RandomNormal(stddev=0.02)
 
 
 def _untouched_zeros(shape, dtype=None):
@@ -128,7 +134,7 @@ class StandardizedConv2D(keras.layers.Layer):
 
     def build(self, input_shape):
         shape = (self.kernel_size, self.kernel_size, input_shape[-1], self.filters)
-        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=_initial("lecun_normal"), autocast=False)
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer=initial("lecun_normal"), autocast=False)
 
     def call(self, images):
         kernel = ops.cast(self.kernel, "float32")  # 1e-10 underflows in half precision
@@ -223,7 +229,7 @@ class TokenDense(keras.layers.Dense):
 
     def build(self, input_shape):
         drawn = self.kernel_initializer
-        self.kernel_initializer = _initial(drawn)
+        self.kernel_initializer = initial(drawn)
         super().build(input_shape)
         self.kernel_initializer = drawn
 
@@ -275,7 +281,7 @@ class InsertTokens(keras.layers.Layer):
 
     def build(self, input_shape):
         shape = (1, self.num_tokens, input_shape[-1])
-        self.tokens = self.add_weight(name="tokens", shape=shape, initializer=_initial(small_normal()))
+        self.tokens = self.add_weight(name="tokens", shape=shape, initializer=initial(small_normal()))
 
     def call(self, tokens):
         shape = (ops.shape(tokens)[0], self.num_tokens, tokens.shape[-1])
@@ -301,7 +307,7 @@ class LayerScale(keras.layers.Layer):
         self.initial = initial
 
     def build(self, input_shape):
-        initializer = _initial(keras.initializers.Constant(self.initial))
+        initializer = initial(keras.initializers.Constant(self.initial))
         self.gamma = self.add_weight(name="gamma", shape=input_shape[-1:], initializer=initializer)
 
     def call(self, tokens):
@@ -309,124 +315,6 @@ class LayerScale(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return input_shape
-
-
-class _OnGrid(keras.layers.Layer):
-    """Base of the layers that add position embeddings to the tokens of a patch grid.
-
-    Args:
-        grid: rows and columns of patches. Checkpoints are resized to it on loading.
-        num_prefix_tokens: number of tokens with an embedding before the patches, 1 with a class token.
-    """
-
-    def __init__(self, grid: tuple[int, int], num_prefix_tokens: int, **kwargs):
-        super().__init__(**kwargs)
-        self.grid = tuple(grid)
-        self.num_prefix_tokens = num_prefix_tokens
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
-class PositionEmbedding(_OnGrid):
-    """Add a learned table (1, N, D), initialized from a normal distribution with standard deviation 0.02."""
-
-    def build(self, input_shape):
-        self.pos_embedding = self.add_weight(
-            name="pos_embedding", shape=(1, *input_shape[1:]), initializer=_initial(small_normal())
-        )
-
-    def call(self, tokens):
-        return tokens + ops.cast(self.pos_embedding, tokens.dtype)  # (B, N, D)
-
-
-def small_normal() -> keras.initializers.Initializer:
-    """Return a new initializer. It takes its seed on creation, so a shared one would ignore `set_random_seed`."""
-    return keras.initializers.RandomNormal(stddev=0.02)
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
-class PositionEmbedding2D(_OnGrid):
-    """Add a learned embedding to each patch, half of it for its column and half for its row.
-
-    Paper "An Image is Worth 16x16 Words", appendix D.4. The paper does not mention the class token; here it has a
-    separate vector.
-    """
-
-    def build(self, input_shape):
-        (rows, columns), width = self.grid, input_shape[-1]
-        self.row = self.add_weight(name="row", shape=(rows, 1, width // 2), initializer=small_normal())
-        self.column = self.add_weight(name="column", shape=(1, columns, width // 2), initializer=small_normal())
-        if self.num_prefix_tokens:
-            shape = (self.num_prefix_tokens, width)
-            self.prefix = self.add_weight(name="prefix", shape=shape, initializer=small_normal())
-
-    def call(self, tokens):
-        rows, columns = self.grid
-        halves = (ops.broadcast_to(half, (rows, columns, half.shape[-1])) for half in (self.column, self.row))
-        table = ops.reshape(ops.concatenate(list(halves), axis=-1), (rows * columns, tokens.shape[-1]))
-        if self.num_prefix_tokens:
-            table = ops.concatenate([self.prefix, table], axis=0)
-        return tokens + ops.cast(table, tokens.dtype)  # (B, N, D)
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
-class SinCosPositions(_OnGrid):
-    """Add sines and cosines of the column and row of each patch (big_vision's sincos2d), not to the class token."""
-
-    def call(self, tokens):
-        table = sincos_2d(self.grid, tokens.shape[-1])
-        table = np.concatenate([np.zeros((self.num_prefix_tokens, table.shape[1]), np.float32), table])
-        return tokens + ops.cast(ops.convert_to_tensor(table), tokens.dtype)  # (B, N, D)
-
-
-def sincos_2d(grid: tuple[int, int], width: int) -> np.ndarray:
-    """[sin x, cos x, sin y, cos y] of column x and row y, at width / 4 frequencies from 1 to 1e-4: (h * w, width)."""
-    y, x = (axis.reshape(-1, 1) for axis in np.mgrid[: grid[0], : grid[1]])
-    frequencies = 10_000.0 ** -np.linspace(0.0, 1.0, width // 4)
-    waves = [wave(axis * frequencies) for axis in (x, y) for wave in (np.sin, np.cos)]
-    return np.concatenate(waves, axis=1).astype(np.float32)
-
-
-@keras.saving.register_keras_serializable(PACKAGE)
-class RotaryPositions(keras.layers.Layer):
-    """Rotate queries or keys by the places of their patches: (B, N, D) -> (B, N, D). Tokens before the patches stay.
-
-    Rows and columns are mapped to (-1, 1) at the centers of the patches, so that nothing depends on the size of the
-    images. DINOv3 (arXiv 2508.10104), as in transformers' `modeling_dinov3_vit.py` at inference.
-
-    Args:
-        num_heads: H, a divisor of D; the width of a head is a multiple of 4.
-        grid: rows and columns of patches, the last tokens.
-    """
-
-    def __init__(self, num_heads: int, grid: tuple[int, int], **kwargs):
-        super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.grid = tuple(grid)
-
-    def call(self, tokens):
-        _, num_tokens, width = tokens.shape
-        angles = rotary_angles(self.grid, width // self.num_heads)  # (h * w, d)
-        angles = np.pad(angles, ((num_tokens - len(angles), 0), (0, 0)))[:, None]  # (N, 1, d)
-        cosine, sine = (ops.convert_to_tensor(wave(angles), tokens.dtype) for wave in (np.cos, np.sin))
-        heads = ops.reshape(tokens, (-1, num_tokens, self.num_heads, width // self.num_heads))
-        first, second = ops.split(heads, 2, axis=-1)
-        rotated = heads * cosine + ops.concatenate([-second, first], axis=-1) * sine
-        return ops.reshape(rotated, (-1, num_tokens, width))
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
-
-def rotary_angles(grid: tuple[int, int], width: int) -> np.ndarray:
-    """Angles by row, then by column, at width / 4 frequencies from 1 towards 1 / 100, all twice: (h * w, width)."""
-    frequencies = 100.0 ** -(np.arange(width // 4) * 4.0 / width)
-    centers = [(np.arange(side) + 0.5) / side * 2.0 - 1.0 for side in grid]
-    places = np.stack(np.meshgrid(*centers, indexing="ij"), axis=-1).reshape(-1, 2, 1)  # (h * w, 2, 1)
-    angles = (2.0 * np.pi * places * frequencies).reshape(len(places), -1)  # (h * w, d / 2)
-    return np.tile(angles, 2).astype(np.float32)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

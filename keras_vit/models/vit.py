@@ -23,12 +23,10 @@ from keras_vit.models.layers import (
     LayerScale,
     ModelSpec,
     PoolTokens,
-    PositionEmbedding,
-    PositionEmbedding2D,
     Probe,
-    SinCosPositions,
     TokenDense,
 )
+from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.preprocessing import Preprocessing
 
 _POSITIONS = {"learned": PositionEmbedding, "learned-2d": PositionEmbedding2D, "sincos-2d": SinCosPositions}

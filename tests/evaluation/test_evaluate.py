@@ -329,8 +329,8 @@ def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
     for name, kind in forms.items():
         heads = InputOptions(num_heads=3) if name == "weights.npz" else InputOptions()
         found, others = _evaluated(made / name, tmp_path / "other", overrides=heads)
-        told = json.loads((tmp_path / "other" / "evaluation.json").read_text())
-        assert (told["kind"], found["num_correct"]) == (kind, expected["num_correct"])
+        report = json.loads((tmp_path / "other" / "evaluation.json").read_text())
+        assert (report["kind"], found["num_correct"]) == (kind, expected["num_correct"])
         assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
         np.testing.assert_array_equal(others["labels"], predictions["labels"])
         unnamed = "does not name its classes" in (tmp_path / "other" / "evaluation.md").read_text()
@@ -453,6 +453,7 @@ for name, batch_size, devices in (
 """
 
 
+@pytest.mark.slow
 def test_two_thousand_and_three_examples_count_once_in_any_batch_on_any_replicas(made, tmp_path):
     command = [sys.executable, "-c", _IN_REPLICAS, made / "run", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])

@@ -155,10 +155,11 @@ def _arguments(tmp_path, prepared) -> VtabOptions:
     )
 
 
+@pytest.mark.slow
 def test_what_is_prepared_is_run_and_the_rest_is_named(arguments, tmp_path, capsys):
     summary = vtab_runs.vtab(arguments)
-    told = json.loads((tmp_path / "vtab" / "vtab.json").read_text())
-    assert told == {"checkpoint": arguments.checkpoint, **summary}
+    report = json.loads((tmp_path / "vtab" / "vtab.json").read_text())
+    assert report == {"checkpoint": arguments.checkpoint, **summary}
     assert (list(summary["tasks"]), summary["complete"], summary["mean"]) == (
         ["svhn"], False, summary["tasks"]["svhn"]["accuracy"]
     )  # fmt: skip

@@ -129,7 +129,7 @@ def test_sixteen_operations_are_drawn_evenly(monkeypatch):
         lambda image, seed: randaugment.autoaugment(image, seed),
         lambda image, seed: augment.random_erasing(image, seed, 0.7),
     ],
-    ids=["RandAugment", "RandAugment of grey", "AutoAugment", "erasing"],
+    ids=["RandAugment", "RandAugment of gray", "AutoAugment", "erasing"],
 )
 def test_policies_repeat_with_their_seed_and_vary_without(change):
     image = tf.constant(PICTURE)
@@ -202,7 +202,7 @@ def test_a_window_of_a_file_is_that_of_the_decoded_image(encode, channels):
         begin, size = augment.inception_window(tf.shape(decoded), seed)
         window = augment.decode_and_inception_crop(data, seed, Preprocessing((6, 8), channels))
         expected = to_channels(tf.slice(decoded, begin, size), channels)
-        edge = 2 if encode is tf.io.encode_jpeg else 0  # its colours are interpolated from what lies outside
+        edge = 2 if encode is tf.io.encode_jpeg else 0  # its colors are interpolated from what lies outside
         inside = (slice(edge, size[0] - edge), slice(edge, size[1] - edge))
         np.testing.assert_array_equal(window[inside], expected[inside])
 

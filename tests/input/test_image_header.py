@@ -7,22 +7,22 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from keras_vit.files.image_formats import colour_key, format_problem
+from keras_vit.files.image_formats import color_key, format_problem
 from training.input import image_header
 
-GREY = np.random.default_rng(0).integers(0, 256, (7, 11), np.uint8)
+GRAY = np.random.default_rng(0).integers(0, 256, (7, 11), np.uint8)
 
 
 def encoded(kind: str, mode: str = "L", **options) -> bytes:
     stream = io.BytesIO()
-    PIL.Image.fromarray(GREY).convert(mode).save(stream, kind, **options)
+    PIL.Image.fromarray(GRAY).convert(mode).save(stream, kind, **options)
     return stream.getvalue()
 
 
 SIGNATURE = [tf.TensorSpec((), tf.string)]  # so that they are traced once
 supported = tf.function(image_header.is_supported, SIGNATURE, autograph=False)
 keyed = tf.function(image_header.has_color_key, SIGNATURE, autograph=False)
-ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GREY[::-1])]}
+ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GRAY[::-1])]}
 FILES = {
     "gray PNG": encoded("PNG"),
     "gray PNG with a color key": encoded("PNG", transparency=3),
@@ -51,7 +51,7 @@ def test_the_graph_and_python_judge_files_alike(name):
         files.append(data[:position] + rng.bytes(1) + data[position + 1 :])
     for file in files:
         assert bool(supported(tf.constant(file))) == (format_problem(file) is None), file[:90]
-        assert bool(keyed(tf.constant(file))) == (colour_key(file) is not None), file[:90]
+        assert bool(keyed(tf.constant(file))) == (color_key(file) is not None), file[:90]
 
 
 def test_a_later_frame_that_is_larger_than_the_screen_is_refused():

@@ -18,7 +18,7 @@ NAMES = tuple("abc")
 
 
 def numbered_split(count: int = 23) -> Split:
-    """Image number n is filled with n, so that an example can be told from its pixels."""
+    """Image number n is filled with n, so that an example can be read from its pixels."""
     images = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, 4, 6, 1))
     return array_split(np.array(images), np.arange(count) % 3, NAMES)
 

@@ -185,7 +185,7 @@ def _folder(tmp_path) -> pathlib.Path:
     for number, suffix in enumerate((".png", ".jpg", ".JPEG", ".bmp", ".gif")):
         write_image(root / "zebra" / f"{number}{suffix}", 10 * number, (9 + number, 7))
         write_image(root / "ant" / "more" / f"{number}{suffix}", 100 + 10 * number)
-    write_image(root / "ant" / "grey.png", 50, channels=1)
+    write_image(root / "ant" / "gray.png", 50, channels=1)
     write_image(root / "ant" / "alpha.png", 60, channels=4)
     (root / "ant" / ".DS_Store").write_bytes(b"hidden files are nobody's images")
     return root
@@ -238,7 +238,7 @@ def _odd_folder(tmp_path) -> pathlib.Path:
 def assert_warned_of_oddities(printed: str) -> None:
     """Of training and evaluation images, each split by itself."""
     turned = [line for line in printed.splitlines() if "EXIF orientation, which is not applied" in line]
-    uniform = [line for line in printed.splitlines() if "of one colour throughout" in line]
+    uniform = [line for line in printed.splitlines() if "of one color throughout" in line]
     assert (len(turned), len(uniform)) == (2, 2)
     for line in (*turned, *uniform):
         assert line.startswith("Warning: 4 of 12 images")
@@ -363,13 +363,13 @@ def _bmp(mode: str, palette: list[int] | None = None) -> bytes:
 
 
 RAMP = np.repeat(np.arange(256), 3).tolist()
-COLOURS = np.random.default_rng(0).permutation(RAMP).tolist()
+COLORS = np.random.default_rng(0).permutation(RAMP).tolist()
 
 
 @pytest.mark.parametrize(
     "content",
-    [_bmp("P", COLOURS), _bmp("P", RAMP[::-1]), _bmp("1"), _bmp("L")[:30] + bytes([1]) + _bmp("L")[31:]],
-    ids=["colours", "inverted", "black and white", "run lengths"],
+    [_bmp("P", COLORS), _bmp("P", RAMP[::-1]), _bmp("1"), _bmp("L")[:30] + bytes([1]) + _bmp("L")[31:]],
+    ids=["colors", "inverted", "black and white", "run lengths"],
 )
 def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
     (folder / "ant" / "indexed.bmp").write_bytes(content)
@@ -377,8 +377,8 @@ def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, 
         open_source(DataOptions(f"folder:{folder}"))
 
 
-@pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["grey", "ramp", "colour"])
-def test_a_bmp_of_grey_values_or_colours_is_read(content, folder):
+@pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["gray", "ramp", "color"])
+def test_a_bmp_of_grey_values_or_colors_is_read(content, folder):
     (folder / "ant" / "plain.bmp").write_bytes(content)
     open_source(DataOptions(f"folder:{folder}"))
     image = examples.decode_image(tf.constant(content)).numpy()

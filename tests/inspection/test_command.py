@@ -38,16 +38,16 @@ def encoded(array: np.ndarray, form: str = "PNG", **options) -> bytes:
 
 
 RNG = np.random.default_rng(0)
-COLOUR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)
-GREY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
+COLOR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)
+GRAY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
 FILES = {
-    "colour.png": encoded(COLOUR),
-    "alpha.png": encoded(np.dstack([COLOUR, GREY])),
-    "grey.png": encoded(GREY),
-    "grey.bmp": encoded(GREY, "BMP"),
-    "deep.png": encoded(GREY.astype(np.uint16) * 257),
-    "photo.jpg": encoded(COLOUR, "JPEG", quality=90),
-    "first.gif": encoded(GREY, "GIF"),
+    "color.png": encoded(COLOR),
+    "alpha.png": encoded(np.dstack([COLOR, GRAY])),
+    "gray.png": encoded(GRAY),
+    "gray.bmp": encoded(GRAY, "BMP"),
+    "deep.png": encoded(GRAY.astype(np.uint16) * 257),
+    "photo.jpg": encoded(COLOR, "JPEG", quality=90),
+    "first.gif": encoded(GRAY, "GIF"),
 }
 
 
@@ -73,7 +73,7 @@ def claiming(width: int, height: int) -> bytes:
         (b"", rf"bad.png cannot be read as a {format_list()} \(not {format_list()}\); repair or remove it"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", f"bad.png cannot be read as a {format_list()}"),
         (FILES["photo.jpg"][:-200], f"bad.png cannot be read as a {format_list()}"),
-        (FILES["colour.png"][:100], f"bad.png cannot be read as a {format_list()}"),
+        (FILES["color.png"][:100], f"bad.png cannot be read as a {format_list()}"),
         (claiming(10_000, 10_000), r"bad.png cannot be read .*100000000 pixels.*decompression bomb"),
         (claiming(60_000, 60_000), r"bad.png cannot be read .*decompression bomb"),
     ],
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_image_or_far_too_large_is_one_sentence(data, words):
 def test_of_a_folder_evenly_spaced_images_are_taken_and_hidden_ones_left(tmp_path):
     for index in range(10):
         (tmp_path / f"class{index // 5}").mkdir(exist_ok=True)
-        (tmp_path / f"class{index // 5}" / f"{index}.png").write_bytes(FILES["grey.png"])
+        (tmp_path / f"class{index // 5}" / f"{index}.png").write_bytes(FILES["gray.png"])
     (tmp_path / ".hidden.png").write_bytes(b"")
     (tmp_path / "notes.txt").touch()
     names = [picture.name for picture in inspection.read_images(tmp_path, 4)]
@@ -101,8 +101,8 @@ def test_a_turned_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
     for folder in ("ant", "bee"):
-        (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOUR, "JPEG", exif=exif))
-        (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOUR, 0 * GREY])))
+        (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOR, "JPEG", exif=exif))
+        (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
         (tmp_path / folder / "seen.png").write_bytes(FILES["alpha.png"])
     inspection.read_images(tmp_path, 9)
     inspection.read_images(tmp_path / "ant" / "clear.png", 1)
@@ -113,7 +113,7 @@ def test_a_turned_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp
     inspection.read_images(f"folder:{tmp_path}", 9)
     printed = capfd.readouterr().out
     assert "EXIF orientation, which is not applied" in printed
-    assert "of one colour throughout" in printed
+    assert "of one color throughout" in printed
 
 
 def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
@@ -149,7 +149,7 @@ class Reader(html.parser.HTMLParser):
 
 def tiny_result(**options) -> inspection.InspectionResult:
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    images = [inspection.Image("<script>$x$ é 漢.png", COLOUR, "<b>"), inspection.Image("b.png", COLOUR)]
+    images = [inspection.Image("<script>$x$ é 漢.png", COLOR, "<b>"), inspection.Image("b.png", COLOR)]
     labels = ["<img src=x>", *"abcdef"]
     return inspection.inspect(model, images, checkpoint="</title>$c$", labels=labels, **options)
 
@@ -196,10 +196,10 @@ def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_pa
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     (output / "gone.png").write_bytes(b"of a model with more images")
-    told = json.loads((output / "measures.json").read_text())
-    told["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
-    told["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
-    (output / "measures.json").write_text(json.dumps(told))
+    measures = json.loads((output / "measures.json").read_text())
+    measures["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
+    measures["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
+    (output / "measures.json").write_text(json.dumps(measures))
     names = inspection.write(tiny_result(), output)
     assert {path.name for path in output.iterdir()} == {*names, "inner", "folder.png", "thesis.tex"}
     assert all(path.read_text() == "mine" for path in mine)
@@ -215,12 +215,12 @@ def test_measures_that_are_none_of_ours_stop_no_report(text, tmp_path):
 
 @pytest.fixture(scope="module", name="run")
 def _run(tmp_path_factory) -> pathlib.Path:
-    """A finished run directory of a tiny grey model."""
+    """A finished run directory of a tiny gray model."""
     run = tmp_path_factory.mktemp("run")
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3)
     randomize(model).save(run / "model.keras")
     (run / "labels.txt").write_text("ant\nbee\ncat\n")
-    Samples((FILES["grey.png"],) * 5, np.array([0, 1, 2, 0, 1])).save(run / "samples.npz")
+    Samples((FILES["gray.png"],) * 5, np.array([0, 1, 2, 0, 1])).save(run / "samples.npz")
     return run
 
 
@@ -280,7 +280,7 @@ main(sys.argv[1:])
 @pytest.mark.slow
 def test_the_command_runs_on_jax_with_tensorflow_blocked_and_finds_the_same(tmp_path):
     (tmp_path / "images").mkdir()
-    for name in ("colour.png", "photo.jpg"):
+    for name in ("color.png", "photo.jpg"):
         (tmp_path / "images" / name).write_bytes(FILES[name])
     arguments = ["--checkpoint", str(FIXTURES / "vit_nonsquare.npz"), "--images", str(tmp_path / "images")]
     arguments += ["--image-size", "32", "48", "--figures", "rollout", "relevance", "distance"]

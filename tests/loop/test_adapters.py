@@ -33,7 +33,12 @@ RECIPE = dataclasses.replace(
 
 
 @pytest.mark.parametrize(
-    ("fields", "remat"), [({}, False), ({"accumulation": 2, "ema_decay": 0.5}, False), ({"accumulation": 2}, True)]
+    ("fields", "remat"),
+    [
+        pytest.param({}, False, marks=pytest.mark.slow),
+        ({"accumulation": 2, "ema_decay": 0.5}, False),
+        pytest.param({"accumulation": 2}, True, marks=pytest.mark.slow),
+    ],
 )
 def test_adapters_are_trained_saved_loaded_and_merged(fields, remat, tmp_path):
     recipe = dataclasses.replace(RECIPE, **fields)
@@ -67,7 +72,10 @@ def test_adapters_are_trained_saved_loaded_and_merged(fields, remat, tmp_path):
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 @pytest.mark.parametrize(
     "source",
-    [DataOptions("digits"), pytest.param(DataOptions("tfds:mnist", str(TFDS)), marks=[pytest.mark.slow, needs_mnist])],
+    [
+        pytest.param(DataOptions("digits"), marks=pytest.mark.slow),
+        pytest.param(DataOptions("tfds:mnist", str(TFDS)), marks=[pytest.mark.slow, needs_mnist]),
+    ],
 )
 def test_a_trained_model_in_int8_is_as_accurate_within_one_percent(source, tmp_path):
     size, patch = ((8, 8), 4) if source.data == "digits" else ((28, 28), 7)

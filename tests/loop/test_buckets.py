@@ -68,6 +68,7 @@ def _undisturbed() -> dict[str, np.ndarray]:
     return state("ram://runs/undisturbed")
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_that_was_killed_ends_in_the_same_bits(undisturbed, monkeypatch, capsys):
     gfile, save = Gfile(monkeypatch, every=10), checkpoints.save
 

@@ -326,14 +326,14 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
 
 
 class Seen(keras.callbacks.Callback):
-    """Writes down what it is told, and stops a run after a step of its own count."""
+    """Notes its calls, and stops a run after a step of its own count."""
 
     def __init__(self, stop_after: int | None = None):
         super().__init__()
-        self.told, self.steps, self._stop_after = [], 0, stop_after
+        self.calls, self.steps, self._stop_after = [], 0, stop_after
 
     def on_train_begin(self, logs=None):
-        self.told.append("begin")
+        self.calls.append("begin")
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
@@ -342,10 +342,10 @@ class Seen(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs["mine"] = "no number"
-        self.told.append((epoch, sorted(logs)))
+        self.calls.append((epoch, sorted(logs)))
 
     def on_train_end(self, logs=None):
-        self.told.append("end")
+        self.calls.append("end")
 
 
 MEASURED = ["accuracy", "loss", "mine", "val_accuracy", "val_loss"]
@@ -355,7 +355,7 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
     seen, early = Seen(), keras.callbacks.EarlyStopping("val_loss", patience=50)
     execution = fit.Execution(evaluate_every=8)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny", callbacks=[early, seen])
-    assert seen.told == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
+    assert seen.calls == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
     assert seen.steps == 21
     assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics()))
     assert_same_end(run, finished)
@@ -371,7 +371,7 @@ def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_save
     seen = Seen(stop_after=10)
     run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny", callbacks=[seen])
     assert [record["step"] for record in run.metrics()] == [7, 10]
-    assert seen.told == ["begin", (0, MEASURED), (1, MEASURED), "end"]
+    assert seen.calls == ["begin", (0, MEASURED), (1, MEASURED), "end"]
     step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
     assert step == arrays["step/00000"] == 10
     assert {"model.keras", "curves.png", "labels.txt"} <= {path.name for path in run.path.iterdir()}
@@ -393,7 +393,7 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     assert not np.array_equal(np.array(keras.models.load_model(run.model_file).trainable_weights[0]), last)
 
 
-@pytest.mark.parametrize("steps", [4, 50])
+@pytest.mark.parametrize("steps", [pytest.param(4, marks=pytest.mark.slow), 50])
 def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
     execution = fit.Execution(steps_per_execution=steps)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
@@ -559,6 +559,7 @@ assert not {name for name in sys.modules if name.split(".")[0] == "training"}
 """
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run_is_loaded_with_keras_vit_alone(tmp_path):
     run = pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
     root = pathlib.Path(__file__).parents[2]

@@ -92,7 +92,7 @@ def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undistur
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
     number, undisturbed, tmp_path, monkeypatch, capfd
 ):
@@ -113,7 +113,10 @@ def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
     assert checkpoints.load_latest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
     monkeypatch.setattr(checkpoints, "save", save)
     in_process(tmp_path / "run")
-    assert "Continuing after step 9, in epoch 1." in capfd.readouterr().out
+    output = capfd.readouterr().out
+    assert "Continuing after step 9, in epoch 1." in output
+    assert "Epoch 3/3, step 42 of 42: accuracy" in output
+    assert not set(output) & set("\r\b\x1b")
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 

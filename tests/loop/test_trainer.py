@@ -136,7 +136,11 @@ def test_what_is_computed_twice_gives_the_same_step(family):
 
 
 @pytest.mark.parametrize(
-    "family", ["token", "map, dropout", "relative positions", pytest.param("hybrid", marks=pytest.mark.slow)]
+    "family",
+    [
+        "token",
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("map, dropout", "relative positions", "hybrid")),
+    ],
 )
 def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
     ends = {}

@@ -52,13 +52,13 @@ def shown(pixels: np.ndarray) -> tf.Tensor:
 
 
 def levels(mean: np.ndarray) -> np.ndarray:
-    """Of a mean colour from 0 to 255."""
+    """Of a mean color from 0 to 255."""
     return np.minimum(np.floor(mean / 255 * 8), 7).astype(int)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_colour_of_a_patch_is_a_class_of_three_bits_for_each_channel(channels):
-    pixels, ours = images(channels), objective("patch-colour", channels=channels)
+def test_the_color_of_a_patch_is_a_class_of_three_bits_for_each_channel(channels):
+    pixels, ours = images(channels), objective("patch-color", channels=channels)
     targets = ours.targets(shown(pixels)).numpy()
     assert (targets.shape, ours.num_outputs) == ((2, 6, 1), 8**channels)
     for number, row, column in itertools.product(range(2), range(2), range(3)):
@@ -68,24 +68,24 @@ def test_the_colour_of_a_patch_is_a_class_of_three_bits_for_each_channel(channel
 
 
 @pytest.mark.parametrize(
-    ("colour", "expected"),
+    ("color", "expected"),
     [((255, 0, 0), 7), ((0, 255, 0), 56), ((0, 0, 255), 448), ((255, 255, 255), 511), ((0, 0, 0), 0),
      ((31, 32, 63), 0 + 8 + 64), ((127, 128, 191), 3 + 4 * 8 + 5 * 64)],
 )  # fmt: skip
-def test_the_order_and_the_edges_of_the_512_colours(colour, expected):
-    pixels = np.broadcast_to(np.array(colour, np.float32), (1, 8, 18, 3))
-    assert set(objective("patch-colour").targets(shown(pixels)).numpy().ravel()) == {expected}
+def test_the_order_and_the_edges_of_the_512_colors(color, expected):
+    pixels = np.broadcast_to(np.array(color, np.float32), (1, 8, 18, 3))
+    assert set(objective("patch-color").targets(shown(pixels)).numpy().ravel()) == {expected}
 
 
-def test_colours_do_not_depend_on_the_range_that_the_model_is_shown():
-    ranged = objective("patch-colour", value_range=((0.0, -2.0, 1.0), (1.0, 2.0, 3.0)))
+def test_colors_do_not_depend_on_the_range_that_the_model_is_shown():
+    ranged = objective("patch-color", value_range=((0.0, -2.0, 1.0), (1.0, 2.0, 3.0)))
     pixels = images()
     low, high = np.array([0.0, -2.0, 1.0]), np.array([1.0, 2.0, 3.0])
     given = tf.constant(pixels / 255 * (high - low) + low, tf.float32)
-    np.testing.assert_array_equal(ranged.targets(given), objective("patch-colour").targets(shown(pixels)))
+    np.testing.assert_array_equal(ranged.targets(given), objective("patch-color").targets(shown(pixels)))
 
 
-def test_the_reduced_patch_has_sixteen_colours_of_equal_areas():
+def test_the_reduced_patch_has_sixteen_colors_of_equal_areas():
     pixels, ours = images(), objective("patch-4x4")
     targets = ours.targets(shown(pixels)).numpy()
     assert (targets.shape, ours.num_outputs) == ((2, 6, 16), 16 * 512)
@@ -140,7 +140,7 @@ def test_outside_training_every_image_is_corrupted_in_the_same_places():
 
 
 def test_only_what_was_corrupted_counts():
-    ours, pixels = objective("patch-colour"), images()
+    ours, pixels = objective("patch-color"), images()
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 6, 512)).astype(np.float32)
     chosen = np.array([[1, 0, 0, 1, 1, 0], [0, 1, 1, 0, 0, 1]], np.float32)
@@ -230,7 +230,7 @@ def test_the_papers_recipe():
     assert recipe.model == keras_vit.MODELS["ViT-B_16"]
     assert (recipe.steps, recipe.batch_size, recipe.learning_rate) == (1_000_000, 4096, 2e-4)
     assert (recipe.schedule.decay, recipe.schedule.warmup_steps) == ("cosine", 10_000)
-    assert (recipe.target, recipe.corruption) == ("patch-colour", 0.5)
+    assert (recipe.target, recipe.corruption) == ("patch-color", 0.5)
     assert RECIPES["masked-patch-4x4"].target == "patch-4x4"
     assert RECIPES["masked-patch-pixels"].target == "patch-pixels"
     assert RECIPES["masked-patch-15-percent"].corruption == 0.15

@@ -48,7 +48,7 @@ def test_cropping_keeps_the_aspect():
 
 
 def test_cropping_averages_what_it_shrinks():
-    """Stripes of one pixel become grey; without antialiasing they alias to black or white."""
+    """Stripes of one pixel become gray; without antialiasing they alias to black or white."""
     stripes = np.zeros((40, 90, 1), np.uint8)
     stripes[:, ::2] = 200
     fitted = np.asarray(Preprocessing((5, 5), channels=1, resize="crop").fit(stripes))
@@ -82,11 +82,11 @@ def test_any_picture_becomes_rgb(channels):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_any_picture_becomes_grey(channels):
     image = picture(5, 7, channels)
-    grey = np.asarray(to_channels(tf.constant(image), 1))
+    gray = np.asarray(to_channels(tf.constant(image), 1))
     luma = image[..., :3] @ np.array([0.299, 0.587, 0.114]) if channels >= 3 else image[..., 0]
-    assert grey.shape == (5, 7, 1)
-    assert grey.dtype == np.uint8
-    assert np.abs(grey[..., 0] - luma).max() <= 0.5001
+    assert gray.shape == (5, 7, 1)
+    assert gray.dtype == np.uint8
+    assert np.abs(gray[..., 0] - luma).max() <= 0.5001
 
 
 @pytest.mark.parametrize("channels", [2, 4])
@@ -95,14 +95,14 @@ def test_transparent_pictures_are_put_on_white(channels, wanted):
     image = picture(5, 7, channels)
     image[0, :3, -1] = (0, 255, 128)
     alpha = image[..., -1:].astype(float) / 255
-    colours = image[..., :3] if channels == 4 else np.repeat(image[..., :1], 3, axis=-1)
-    seen = np.round(colours * alpha + 255 * (1 - alpha)).astype(np.uint8)
+    colors = image[..., :3] if channels == 4 else np.repeat(image[..., :1], 3, axis=-1)
+    seen = np.round(colors * alpha + 255 * (1 - alpha)).astype(np.uint8)
     preprocessing = Preprocessing((5, 7), channels=wanted)
     np.testing.assert_array_equal(np.asarray(preprocessing.to_channels(image)), to_channels(seen, wanted))
     graph = tf.function(preprocessing.to_channels, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
     np.testing.assert_array_equal(graph(image), to_channels(seen, wanted))
     dropped = Preprocessing((5, 7), channels=wanted, background=None).to_channels(image)
-    np.testing.assert_array_equal(dropped, to_channels(colours, wanted))
+    np.testing.assert_array_equal(dropped, to_channels(colors, wanted))
 
 
 def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():

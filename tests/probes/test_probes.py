@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig
-from tests.support import FIXTURES, GOLDEN, randomize
+from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize
 from training.input.sources import DataOptions, array_split, digits
 from training.loop.run import Run
 from training.options.common import FeatureOptions
@@ -113,7 +113,7 @@ def test_nearest_neighbors_vote_as_scikit_learns(clusters):
         ).fit(train.values, train.labels)
         assert row["accuracy"] == pytest.approx(reference.score(evaluation.values, evaluation.labels), abs=1e-12)
     assert rows[0]["accuracy"] != rows[1]["accuracy"]
-    with pytest.raises(UserError, match="120 training images, fewer than 121 neighbours; give smaller --neighbors"):
+    with pytest.raises(UserError, match="120 training images, fewer than 121 neighbors; give smaller --neighbors"):
         nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(121,))
 
 
@@ -229,3 +229,29 @@ def test_a_model_of_tokens_has_no_features_of_an_image():
     model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
     with pytest.raises(UserError, match="one for each token; one vector per image is needed"):
         features.feature_extractor(model)
+
+
+@pytest.mark.parametrize("config", [CONFIG, dataclasses.replace(CONFIG, num_registers=2, classifier="gap")])
+def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, run, tmp_path):
+    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    run.save_model(model)
+    batch = keras_vit.preprocessing_of(model)
+    images = tf.stack([batch(digits().train.example(tf.constant(index))[0]) for index in range(3)])
+    encoded = np.array(keras_vit.intermediates(model, ["encoded"])(images)["encoded"])
+    token, mean = encoded[:, 0], encoded[:, config.num_prefix_tokens :].mean(axis=1)
+    expected = {"mean": mean}
+    if config.has_class_token:
+        expected |= {"token": token, "both": np.concatenate([token, mean], axis=-1)}
+    for kind, values in expected.items():
+        found = features.open_features(_options(run, tmp_path, features=kind)).train.values
+        np.testing.assert_allclose(found[:3], values, atol=1e-5)
+    assert len(list((tmp_path / "cache").iterdir())) == 2 * len(expected)
+    if not config.has_class_token:
+        with pytest.raises(UserError, match="has no class token for --features both; give --features mean"):
+            features.open_features(_options(run, tmp_path, features="both"))
+
+
+def test_a_resnet_has_no_tokens_to_probe():
+    model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
+    with pytest.raises(UserError, match="no normalized tokens for --features token"):
+        features.token_extractor(model, "token")

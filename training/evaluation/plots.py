@@ -30,9 +30,9 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path)
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
         axes.set_yticks(range(len(names)), names, parse_math=False)
         for (row, column), count in np.ndenumerate(matrix):
-            colour = "white" if share[row, column] > 0.5 else "black"
+            color = "white" if share[row, column] > 0.5 else "black"
             if count:
-                axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
+                axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=8)
     figure.savefig(path, dpi=120)
 
 
@@ -43,10 +43,10 @@ def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> No
     middles = [(row["low"] + row["high"]) / 2.0 for row in bins]
     above.bar(middles, [row["accuracy"] for row in bins], 0.9 / BINS, color="tab:blue", label="accuracy")
     above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], "k.", label="mean confidence")
-    above.plot([0, 1], [0, 1], color="grey", linestyle="--", label="perfect calibration")
+    above.plot([0, 1], [0, 1], color="gray", linestyle="--", label="perfect calibration")
     above.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy", title=f"Reliability: ECE {ece:.4f}")
     above.legend(loc="upper left")
-    below.bar(middles, [row["num_examples"] for row in bins], 0.9 / BINS, color="tab:grey")
+    below.bar(middles, [row["num_examples"] for row in bins], 0.9 / BINS, color="tab:gray")
     below.set(xlabel="confidence", ylabel="images", yscale="log")
     figure.savefig(path, dpi=120)
 
@@ -78,7 +78,7 @@ def draw_mistakes(
     for axes, index in zip(grid, mistakes, strict=False):
         try:
             image = split.example(tf.constant(index, tf.int64))[0].numpy()
-            axes.imshow(_as_colours(image), vmin=0, vmax=255)
+            axes.imshow(_as_colors(image), vmin=0, vmax=255)
         except Exception as error:  # of any kind: one picture must not cost the others
             reason = textwrap.fill(f"cannot be shown: {error}"[:120], _LONGEST_NAME)
             axes.text(0.5, 0.5, reason, ha="center", va="center", fontsize=6, parse_math=False)
@@ -89,7 +89,7 @@ def draw_mistakes(
     figure.savefig(path, dpi=110)
 
 
-def _as_colours(image: np.ndarray) -> np.ndarray:
+def _as_colors(image: np.ndarray) -> np.ndarray:
     """An image (H, W, C) of 1 to 4 channels as RGB or RGBA; the second and the fourth channel are alpha."""
     if image.shape[-1] > 2:
         return image

@@ -223,7 +223,7 @@ def decoding_problem(data: tf.Tensor, oddities: "Oddities | None" = None, name: 
     if problem := image_formats.format_problem(content):
         return problem
     try:
-        image = _decode(data, tf.constant(image_formats.colour_key(content) is not None))
+        image = _decode(data, tf.constant(image_formats.color_key(content) is not None))
     except tf.errors.OpError as error:
         return reason(error)
     if oddities is not None:
@@ -236,7 +236,7 @@ class Oddities:
     """Images that are read, but of which a model sees something else than their author may think."""
 
     uniform: list[str] = dataclasses.field(default_factory=list)
-    """Names of those of one colour throughout, once they are on white."""
+    """Names of those of one color throughout, once they are on white."""
     turned: list[str] = dataclasses.field(default_factory=list)
     """Names of those with an EXIF orientation, which is not applied."""
 
@@ -250,7 +250,7 @@ class Oddities:
     def warn(self, looked_at: str) -> None:
         """Print a sentence for each kind. looked_at: how many images, and which."""
         for names, what in (
-            (self.uniform, "of one colour throughout (transparent pictures are put on white)"),
+            (self.uniform, "of one color throughout (transparent pictures are put on white)"),
             (self.turned, "turned by an EXIF orientation, which is not applied: the model sees them as stored"),
         ):
             if names:

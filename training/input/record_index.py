@@ -60,7 +60,7 @@ def _lengths_in(
     if not missing:
         return found
     scanned = pool.map(scan, missing)
-    progress = tqdm.tqdm(scanned, "Finding records", len(missing), unit="file", disable=None, file=sys.stdout)
+    progress = tqdm.tqdm(scanned, "Indexing records", len(missing), unit="file", disable=None, file=sys.stdout)
     found |= dict(zip(missing, progress, strict=True))
     try:
         write(folder, known | {os.path.basename(path): lengths for path, lengths in found.items()})

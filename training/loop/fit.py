@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Sequence
 
 import keras
@@ -22,14 +23,16 @@ from training.devices.strategies import (
 )
 from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
 from training.input.sources import Source, bad_examples_reported
-from training.loop.callbacks import ForwardCallbacks, ProfileSteps, TrainingCheckpoint
+from training.loop.callbacks import ForwardCallbacks, ProfileSteps, ProgressLines, TrainingCheckpoint
 from training.loop.inspect_callback import InspectEpochs
-from training.loop.objectives import make_objective
+from training.loop.objectives import distillation_objective, make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.run import Run
 from training.loop.trainer import Trainer
 from training.options.common import Execution
 from training.recipes.recipe import Recipe
+from training.techniques.distillation import two_headed
+from training.techniques.lora import add_adapters
 
 # Evaluation computes no gradients, so its batches may be larger than those of training.
 _EVALUATION_BATCH = 500
@@ -100,6 +103,9 @@ def compile_trainer(
     """Compile the recipe's trainer for a model that was created under the strategy's scope, and build its optimizer."""
     strategy = strategy or tf.distribute.get_strategy()
     stop_requested = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
+    if recipe.lora:
+        with strategy.scope():
+            add_adapters(model, recipe.lora, recipe.lora_on)
     _freeze(model, recipe.freeze)
     if recipe.head_bias:
         head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
@@ -117,16 +123,19 @@ def compile_trainer(
         if execution.precision == "float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
             optimizer.build(model.trainable_variables)
+        objective, training_objective = make_objective(recipe), distillation_objective(recipe, model)
     trainer = Trainer(
         model,
         batch_size=recipe.batch_size,
-        objective=make_objective(recipe),
+        objective=training_objective or objective,
         accumulation=recipe.accumulation,
         ema_decay=recipe.ema_decay,
         seed=seed,
         remat=execution.remat,
         stop_requested=stop_requested,
         strategy=strategy,
+        validation=objective,
+        training_form=two_headed if recipe.teacher and recipe.distillation == "hard" else None,
     )
     trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
     return trainer
@@ -259,6 +268,8 @@ def _fit(
     user_callbacks = keras.callbacks.CallbackList(list(callbacks), model=trainer, epochs=last_epoch, steps=per_epoch)
     trainer.stop_training = False
     user_callbacks.on_train_begin()
+    on_terminal = is_chief(strategy) and sys.stdout.isatty()
+    lines = [] if on_terminal or not is_chief(strategy) else [ProgressLines(lambda: checkpoint.step, num_steps)]
     for epochs, steps in fits:
         if trainer.stop_training:
             break
@@ -273,11 +284,10 @@ def _fit(
             validation_steps=num_batches,
             shuffle=False,
             callbacks=keras.callbacks.CallbackList(
-                [ForwardCallbacks(user_callbacks), *run_callbacks],
+                [ForwardCallbacks(user_callbacks), *run_callbacks, *lines],
                 add_history=True,
-                add_progbar=is_chief(strategy),
+                add_progbar=on_terminal,
                 model=trainer,
-                verbose="auto",
                 epochs=last_epoch,
                 steps=steps,
             ),

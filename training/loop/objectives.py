@@ -5,7 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, ViTConfig
-from training.recipes.recipe import COLOUR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
+from training.recipes.recipe import COLOR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
+from training.techniques.distillation import HardDistillation, SoftDistillation, check_student, open_teacher
 
 
 class Classification:
@@ -37,7 +38,7 @@ class MaskedPatches:
 
     The three targets of "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2 are:
 
-    * "patch-colour": the mean color of the patch, 3 bits per channel, as one class (512 for RGB, 8 for grayscale);
+    * "patch-color": the mean color of the patch, 3 bits per channel, as one class (512 for RGB, 8 for grayscale);
     * "patch-4x4": the mean colors of the patch downsampled to 4x4, as 16 classes, top row first;
     * "patch-pixels": all pixels of the patch, row by row with the channels innermost, with the squared error.
 
@@ -70,8 +71,8 @@ class MaskedPatches:
         scaled = (patches - low) / (high - low)
         down, across = (_area_means(side, PATCH_CELLS[self._target]) for side in self._patch)
         means = tf.einsum("ah,bnhwc,dw->bnadc", down, scaled, across)  # (B, N, cells, cells, C)
-        levels = tf.clip_by_value(tf.cast(tf.floor(means * COLOUR_LEVELS), tf.int32), 0, COLOUR_LEVELS - 1)
-        classes = tf.reduce_sum(levels * tf.constant([COLOUR_LEVELS**channel for channel in range(channels)]), axis=-1)
+        levels = tf.clip_by_value(tf.cast(tf.floor(means * COLOR_LEVELS), tf.int32), 0, COLOR_LEVELS - 1)
+        classes = tf.reduce_sum(levels * tf.constant([COLOR_LEVELS**channel for channel in range(channels)]), axis=-1)
         return tf.reshape(classes, (shape[0], grid[0] * grid[1], PATCH_CELLS[self._target] ** 2))
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -92,7 +93,7 @@ class MaskedPatches:
         return tf.reduce_sum(counts * losses, axis=(1, 2)) / tf.reduce_sum(corrupted, axis=(1, 2)), sums
 
 
-Objective = Classification | MaskedPatches
+Objective = Classification | MaskedPatches | SoftDistillation | HardDistillation
 
 
 def make_objective(recipe: Recipe) -> Objective:
@@ -101,6 +102,16 @@ def make_objective(recipe: Recipe) -> Objective:
         assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
         return MaskedPatches(recipe.target, recipe.preprocessing(recipe.channels), recipe.model.patch)
     return Classification(recipe.loss, recipe.label_smoothing)
+
+
+def distillation_objective(recipe: Recipe, student: keras.Model) -> SoftDistillation | HardDistillation | None:
+    """Return the objective of training with the recipe's teacher, which is loaded; None without a teacher."""
+    if recipe.teacher is None:
+        return None
+    if recipe.distillation == "hard":
+        check_student(student)
+        return HardDistillation(open_teacher(recipe.teacher, student), recipe.label_smoothing)
+    return SoftDistillation(open_teacher(recipe.teacher, student), recipe.temperature)
 
 
 def _area_means(side: int, cells: int) -> np.ndarray:

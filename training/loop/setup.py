@@ -26,6 +26,7 @@ from training.loop.fit import build_trainer, check_batch, total_steps, train
 from training.loop.run import Run, locked
 from training.options.common import TrainingOptions
 from training.recipes.recipe import Recipe
+from training.techniques.distillation import check_teacher_classes
 
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run")
@@ -107,6 +108,8 @@ def _train_locked(
         print(f"{run.path} is finished: nothing to do.")
         return run
 
+    if recipe.teacher is not None:
+        check_teacher_classes(recipe.teacher, source.labels)
     keras.utils.set_random_seed(options.seed)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()

@@ -39,6 +39,8 @@ class Trainer(keras.Model):
         remat: bool = False,
         stop_requested: tf.Variable | None = None,
         strategy: tf.distribute.Strategy | None = None,
+        validation: Objective | None = None,
+        training_form: Callable[[keras.Model], keras.Model] | None = None,
     ):
         """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
         the model, which is already built, and fail (keras#20585).
@@ -46,7 +48,7 @@ class Trainer(keras.Model):
         Args:
             network: images (B, H, W, C) -> inputs of the objective, such as logits (B, K).
             batch_size: examples per step, on all replicas together.
-            objective: computes the loss and the metrics from the outputs of the network.
+            objective: computes the loss and the metrics from the outputs of the network in training.
             accumulation: micro-batches per step, whose gradients are summed.
             ema_decay: of the moving average of the weights, which is then evaluated; None for no average.
             seed: of dropout and stochastic depth.
@@ -54,11 +56,13 @@ class Trainer(keras.Model):
             stop_requested: for several workers, a variable of this one, created outside the scope. After the same step
                 `any_stop_requested` is true in all of them if one set it.
             strategy: under whose scope the network was created; None for one device.
+            validation: objective of the evaluation, from the outputs of the network; None for that of the training.
+            training_form: makes the model that is computed in training, of the same weights; None for the network.
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
         self.network = network
-        self._batch_size, self._objective = batch_size, objective
+        self._batch_size, self._objective, self._validation = batch_size, objective, validation or objective
         self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
         self._stop_requested = stop_requested
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
@@ -68,7 +72,8 @@ class Trainer(keras.Model):
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
         if remat:
             check_segments(network)
-        self._trained = with_cpu_kernels(network) if on_cpu() else network
+        trained = training_form(network) if training_form else network
+        self._trained = with_cpu_kernels(trained) if on_cpu() else trained
         self._segments = segments(self._trained) if remat else []
         with self._strategy.scope():
             self._make_variables()
@@ -184,7 +189,7 @@ class Trainer(keras.Model):
         averaged = list(zip(self.network.trainable_variables, self.ema, strict=False)) if self.ema else []
         with keras.StatelessScope(averaged):
             outputs = self.network(images, training=False)
-        sums = self._objective.measure(images, labels, outputs, weights)[1]
+        sums = self._validation.measure(images, labels, outputs, weights)[1]
         replica = tf.distribute.get_replica_context()
         if replica.num_replicas_in_sync > 1:
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 OnBadImage = Literal["stop", "skip"]
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
+FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -113,6 +114,9 @@ class FeatureOptions:
     run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    features: FeatureKind = "pre_logits"
+    """Features of a Vision Transformer. pre_logits: what its head reads. Of its normalized tokens, token: the class
+    token; mean: the mean of the patch tokens; both: the two one after the other, as DINOv2's linear classifiers."""
     output: str | None = None
     """Directory of the report; default the run directory."""
     random_weights: bool = False

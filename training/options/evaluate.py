@@ -1,10 +1,11 @@
-"""Options of `training.evaluate`."""
+"""Options of `training.evaluate` and `training.soup`."""
 
 import dataclasses
 from typing import Annotated
 
 import tyro
 
+from keras_vit import UserError
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 
@@ -29,3 +30,20 @@ class EvaluateOptions:
     devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: StrategyOptions("single")
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoupOptions:
+    """Average the weights of runs."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run directories of one architecture and the same classes, fine-tuned from one checkpoint."""
+    output: str
+    """Run directory of the average."""
+    greedy: bool = False
+    """Begin with the most accurate run, and keep of the others those that make the average no less accurate, on the
+    evaluation images of the runs; choose them by --eval-split apart from the test images. Default: average all."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.runs)) < 2 or len(set(self.runs)) < len(self.runs):
+            raise UserError(f"A soup takes two different runs or more, but was given {', '.join(self.runs) or 'none'}.")

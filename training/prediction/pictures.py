@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError
-from keras_vit.files.image_formats import format_list, image_format
+from keras_vit.files.image_formats import format_list, image_files
 
 
 def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
@@ -30,11 +30,5 @@ def _files(name: str) -> list[pathlib.Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        visible = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
-        return sorted(file for file in visible if file.is_file() and _is_image(file))
+        return image_files(path)
     return sorted(pathlib.Path(match) for match in glob.glob(name, recursive=True) if pathlib.Path(match).is_file())
-
-
-def _is_image(path: pathlib.Path) -> bool:
-    with path.open("rb") as stream:
-        return image_format(stream.read(12)) is not None

@@ -1,7 +1,7 @@
 """Frozen features: what a model says of every image of a data set before its head, computed once and kept on disk.
 
-The features are `pre_logits`, what the head reads. They are kept under a key made of the model's numbers and of the
-images themselves, so that a file of another model, or of changed data, is never taken.
+The features are `pre_logits`, what the head reads, or pooled tokens. They are kept under a key made of the model's
+numbers and of the images themselves, so that a file of another model, or of changed data, is never taken.
 """
 
 import dataclasses
@@ -15,13 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of, run_directory
 from keras_vit.checkpoints.download import CACHE_VARIABLE
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import to_path
+from keras_vit.models.layers import PoolTokens
 from training.evaluation.classifiers import OUTPUT_NEEDED, load_model, outputs
 from training.input.sources import Source, Split, bad_examples_reported, open_source
-from training.options.common import FeatureOptions
+from training.options.common import FeatureKind, FeatureOptions
 
 # What is computed once per example for its fingerprint, in one go.
 _FINGERPRINT_BATCH = 1024
@@ -59,7 +60,7 @@ class FeatureSet:
 
 @dataclasses.dataclass(frozen=True)
 class SquareCrop(Preprocessing):
-    """The papers' way for few-shot evaluation: stretch to a square, then cut out the centre."""
+    """The papers' way for few-shot evaluation: stretch to a square, then cut out the center."""
 
     side: int = 256
     """Of the square, in pixels."""
@@ -92,6 +93,7 @@ def open_features(arguments: FeatureOptions) -> FeatureSet:
         preprocessing=_preprocessing(model, arguments.crop_from),
         batch_size=arguments.batch_size,
         cache=_cache(arguments.cache),
+        kind=arguments.features,
     )
     return FeatureSet(source.labels, train, evaluation, output)
 
@@ -110,11 +112,17 @@ def check_several_classes(source: Source) -> None:
 
 
 def features_of(
-    model: keras.Model, source: Source, *, preprocessing: Preprocessing, batch_size: int, cache: pathlib.Path
+    model: keras.Model,
+    source: Source,
+    *,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    cache: pathlib.Path,
+    kind: FeatureKind = "pre_logits",
 ) -> tuple[Features, Features]:
     """Features of the training and of the evaluation split, from the cache or computed and put there."""
-    extractor = feature_extractor(model)
-    model_key = _model_key(model, preprocessing)
+    extractor = feature_extractor(model) if kind == "pre_logits" else token_extractor(model, kind)
+    model_key = _model_key(model, preprocessing, kind)
     found = []
     for name, split in (("training", source.train), ("evaluation", source.evaluation)):
         with bad_examples_reported(split):
@@ -148,6 +156,19 @@ def feature_extractor(model: keras.Model) -> keras.Model:
     return keras.Model(inside.input, features)
 
 
+def token_extractor(model: keras.Model, kind: FeatureKind) -> keras.Model:
+    """The class token of a Vision Transformer, the mean of its patch tokens, or both: images -> (B, D) or (B, 2 D)."""
+    config = keras_vit.config_of(model)
+    if not isinstance(config, ViTConfig) or config.norm_after_pooling:
+        raise UserError(f"This model has no normalized tokens for --features {kind}; leave --features out.")
+    if kind != "mean" and not config.has_class_token:
+        raise UserError(f"This model has no class token for --features {kind}; give --features mean.")
+    pooling = {"token": "token", "mean": "gap", "both": "token+gap"}[kind]
+    inside = keras_vit.intermediates(model, ["encoded"])
+    features = PoolTokens(pooling, config.num_prefix_tokens)(inside.output["encoded"])
+    return keras.Model(inside.input, features)
+
+
 def _with_fresh_weights(model: keras.Model) -> keras.Model:
     keras.utils.set_random_seed(0)
     return keras_vit.build(keras_vit.config_of(model), preprocessing=preprocessing_of(model), num_classes=None)
@@ -170,13 +191,14 @@ def _cache(folder: str | None) -> pathlib.Path:
     return run_directory.check_output(folder)
 
 
-def _model_key(model: keras.Model, preprocessing: Preprocessing) -> str:
-    """A hash of the weights, the architecture, the precision, and what is done to the images."""
+def _model_key(model: keras.Model, preprocessing: Preprocessing, kind: FeatureKind) -> str:
+    """A hash of the weights, the architecture, the precision, the features, and what is done to the images."""
     described = [
         dataclasses.asdict(keras_vit.config_of(model)),
         type(preprocessing).__name__,
         dataclasses.asdict(preprocessing),
         sorted({layer.dtype_policy.name for layer in model.layers}),
+        *([] if kind == "pre_logits" else [kind]),  # the keys of pre_logits are those of earlier versions
     ]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for weight in model.weights:

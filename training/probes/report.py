@@ -32,6 +32,7 @@ def write_report(
         "data": arguments.source.data,
         "classes": len(features.names),
         "features": train.values.shape[1],
+        "kind": arguments.features,
         "training_images": len(train.labels),
         "evaluation_images": len(evaluation.labels),
         "crop_from": arguments.crop_from,

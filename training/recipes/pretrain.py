@@ -286,10 +286,10 @@ RECIPES: dict[str, PretrainRecipe] = {
         for data in _BIT_STAIRS
         for depth in ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4")
     },
-    "masked-patch": _masked_patch("patch-colour"),
+    "masked-patch": _masked_patch("patch-color"),
     "masked-patch-4x4": _masked_patch("patch-4x4"),
     "masked-patch-pixels": _masked_patch("patch-pixels"),
-    "masked-patch-15-percent": _masked_patch("patch-colour", 0.15),
+    "masked-patch-15-percent": _masked_patch("patch-color", 0.15),
     "deit3-like": _deit3_like(),
     **{f"vit-c-{size.lower()}": _early_convolutions(f"ViT_C-{size}") for size in ("1GF", "4GF", "18GF", "36GF")},
 }

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 OptimizerKind = Literal["adamw", "sgd"]
 Loss = Literal["softmax", "sigmoid"]
-Target = Literal["classes", "patch-colour", "patch-4x4", "patch-pixels"]
+Distillation = Literal["soft", "hard"]
+Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels"]
 MixupPartner = Literal["next", "opposite"]
 
 # Masked patch prediction: levels per channel (3 bits); rows and columns of the downsampled patch that is predicted.
-COLOUR_LEVELS = 8
-PATCH_CELLS = {"patch-colour": 1, "patch-4x4": 4}
+COLOR_LEVELS = 8
+PATCH_CELLS = {"patch-color": 1, "patch-4x4": 4}
 
 # The fields for the duration of a run; the first one that is not None counts.
 DURATIONS = ("steps", "examples", "epochs")
@@ -57,6 +58,10 @@ class Recipe:
     """Ratio of the learning rate of each encoder block to that of the next block."""
     freeze: tuple[str, ...] = ()
     """Name prefixes of layers that are not trained, such as embedding or Transformer.encoderblock_0."""
+    lora: int = 0
+    """Rank of LoRA adapters: only they and the head are trained; model.keras has them merged. 0 for none."""
+    lora_on: tuple[str, ...] = ("query", "value")
+    """Dense layers that get adapters, by the last part of their names: query, key, value, out, Dense_0, Dense_1."""
     clip_norm: float | None = 1.0
     """Maximum global norm of the gradient; None for no clipping."""
     accumulation: int = 1
@@ -70,6 +75,14 @@ class Recipe:
     """Initial bias of the head; for the sigmoid loss about minus the logarithm of the number of classes."""
     label_smoothing: float = 0.0
     """Probability mass that is moved from the label to all classes."""
+    teacher: str | None = None
+    """Model to learn from instead of the labels: run directory, .keras file, checkpoint or official name, of the same
+    classes and image size. It sees the same crops and mixtures."""
+    distillation: Distillation = "soft"
+    """With a teacher, soft: only its probabilities. hard (DeiT): labels for the class token, and the teacher's most
+    likely class for the second token of a model with distillation head, by half each."""
+    temperature: float = 1.0
+    """Divides the logits of teacher and model, for soft."""
 
     resize: Resize = "stretch"
     """How images are resized to image_size; see keras_vit.Preprocessing."""
@@ -104,6 +117,7 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", tuple(self.image_size))
         object.__setattr__(self, "freeze", tuple(self.freeze))
+        object.__setattr__(self, "lora_on", tuple(self.lora_on))
         for field, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"The recipe's {field} must be a finite number, but is {value}.")
@@ -116,16 +130,19 @@ class Recipe:
             )
         if "" in self.freeze:
             raise UserError("The recipe's freeze must be prefixes of layer names, but one is empty.")
+        if "" in self.lora_on or not self.lora_on:
+            raise UserError("The recipe's lora_on must be names of layers, such as query value, but one is missing.")
         if self.randaugment_magnitude and not self.randaugment_layers:
             raise UserError("The recipe's randaugment_magnitude has no effect without randaugment_layers; give 2.")
         self._check_crop()
+        self._check_teacher()
 
     def _check_numbers(self) -> None:
-        for field in (*DURATIONS, "batch_size", "learning_rate", "clip_norm", "accumulation"):
+        for field in (*DURATIONS, "batch_size", "learning_rate", "clip_norm", "accumulation", "temperature"):
             value = getattr(self, field)
             if value is not None and value <= 0:
                 raise UserError(f"The recipe's {field} must be positive, but is {value}.")
-        for field in ("weight_decay", "shift", "randaugment_layers", "mixup", "cutmix"):
+        for field in ("weight_decay", "lora", "shift", "randaugment_layers", "mixup", "cutmix"):
             if getattr(self, field) < 0:
                 raise UserError(f"The recipe's {field} must not be negative, but is {getattr(self, field)}.")
         if not 0.0 < self.layer_decay <= 1.0:
@@ -155,6 +172,14 @@ class Recipe:
                 f"{self.crop_from}."
             )
 
+    def _check_teacher(self) -> None:
+        if self.teacher is None and (self.distillation != "soft" or self.temperature != 1.0):
+            raise UserError(
+                "The recipe's distillation and temperature need a teacher; give --teacher runs/large or so."
+            )
+        if self.teacher is not None and self.loss != "softmax":
+            raise UserError(f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.")
+
     def preprocessing(self, channels: int, value_range=(-1.0, 1.0)) -> "keras_vit.Preprocessing":
         """Return the preprocessing of the trained model."""
         crop_from = self.crop_from if self.resize == "resize-small" else None
@@ -179,13 +204,15 @@ class PretrainRecipe(Recipe):
     channels: int = 3
     """1 for grayscale images, 3 for RGB."""
     target: Target = "classes"
-    """What the model predicts: the classes of the images; or, for masked patches, the mean color (patch-colour), the 16
+    """What the model predicts: the classes of the images; or, for masked patches, the mean color (patch-color), the 16
     colors of the patch downsampled to 4x4 (patch-4x4), or all pixels (patch-pixels)."""
     corruption: float = 0.5
     """Fraction of the patches of an image that are masked and predicted, for the targets of patches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.lora:
+            raise UserError("LoRA adapts a trained model; give --lora to training.finetune, or leave it out.")
         if self.target != "classes":
             self._check_masked()
         if self.channels not in (1, 3):
@@ -201,6 +228,8 @@ class PretrainRecipe(Recipe):
             )
         if not 0.0 < self.corruption <= 1.0:
             raise UserError(f"The recipe's corruption must be in (0, 1], but is {self.corruption}.")
+        if self.teacher is not None:
+            raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
         rows, columns = self.model.grid(self.image_size)
         if rows * columns < 2:
             raise UserError(f"The target {self.target} needs at least 2 patches, but the image has 1.")
@@ -229,7 +258,7 @@ def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> 
     """Return the size of the prediction for a masked patch; `training.loop.objectives` defines the targets."""
     if target == "patch-pixels":
         return patch[0] * patch[1] * channels
-    return PATCH_CELLS[target] ** 2 * COLOUR_LEVELS**channels
+    return PATCH_CELLS[target] ** 2 * COLOR_LEVELS**channels
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)

@@ -1,0 +1,84 @@
+"""Soups of runs: the mean of their weights, what a greedy soup keeps, and what is refused."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import UserError, run_directory
+from tests.support import randomize
+from training import evaluate, soup
+from training.loop.run import Run
+
+CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+DIGITS = tuple("0123456789")
+
+
+def make_run(folder, accuracy: float, model, data: str = "digits", labels=DIGITS) -> str:
+    run = Run(folder)
+    run.start({"command": "finetune", "source": {"data": data}}, labels)
+    run.write_metrics([{"epoch": 1, "val_accuracy": accuracy}])
+    run.save_model(model)
+    return str(folder)
+
+
+def build(seed: int, **fields):
+    config = dataclasses.replace(CONFIG, **fields)
+    model = randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10))
+    rng = np.random.default_rng(seed)
+    model.set_weights([weight + rng.normal(0.0, 0.1, weight.shape) for weight in model.get_weights()])
+    return model
+
+
+@pytest.fixture(name="runs")
+def _runs(tmp_path) -> list[str]:
+    return [make_run(tmp_path / f"run{seed}", accuracy, build(seed)) for seed, accuracy in enumerate((0.3, 0.5, 0.4))]
+
+
+def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
+    soup.main([*runs, "--output", str(tmp_path / "soup")])
+    model, labels = run_directory.load(tmp_path / "soup")
+    assert labels == DIGITS
+    every = [run_directory.load_model(run).get_weights() for run in runs]
+    for mean, *weights in zip(model.get_weights(), *every, strict=True):
+        np.testing.assert_allclose(mean, np.mean(weights, axis=0), rtol=1e-5, atol=1e-6)
+    assert json.loads((tmp_path / "soup" / "config.json").read_text())["settings"]["runs"] == runs
+    evaluate.main(["--run", str(tmp_path / "soup"), "--data", "digits"])
+    before = (tmp_path / "soup" / "model.keras").read_bytes()
+    soup.main([*runs, "--output", str(tmp_path / "soup")])
+    assert (tmp_path / "soup" / "model.keras").read_bytes() == before
+
+
+def test_a_greedy_soup_begins_with_the_best_run_and_keeps_what_does_not_harm(runs, tmp_path):
+    # The last run is the best one again, the first is noise that can only harm.
+    shutil.copy(Run(tmp_path / "run1").model_file, Run(tmp_path / "run2").model_file)
+    soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
+    records = Run(tmp_path / "soup").metrics()
+    assert [record["run"] for record in records] == [runs[1], runs[2], runs[0]]
+    assert [record["kept"] for record in records[:2]] == [True, True]
+    assert records[0]["val_accuracy"] == records[1]["val_accuracy"]
+    kept = [run_directory.load_model(record["run"]).get_weights() for record in records if record["kept"]]
+    for mean, *weights in zip(run_directory.load_model(tmp_path / "soup").get_weights(), *kept, strict=True):
+        np.testing.assert_allclose(mean, np.mean(weights, axis=0), rtol=1e-5, atol=1e-6)
+    assert records[2]["kept"] == (records[2]["val_accuracy"] >= records[0]["val_accuracy"])
+
+
+def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
+    output = ["--output", str(tmp_path / "soup")]
+    wide = make_run(tmp_path / "wide", 0.1, build(0, mlp_dim=24))
+    with pytest.raises(UserError, match="wide differs from the first run in config.mlp_dim .there 20, here 24."):
+        soup.main([*runs, wide, *output])
+    letters = make_run(tmp_path / "letters", 0.1, build(0), labels=tuple("abcdefghij"))
+    with pytest.raises(UserError, match="have different classes"):
+        soup.main([runs[0], letters, *output])
+    other = make_run(tmp_path / "other", 0.1, build(0), data="folder:x")
+    with pytest.raises(UserError, match="differ in data .there 'digits', here 'folder:x'.; leave one of them"):
+        soup.main([runs[0], other, *output, "--greedy"])
+    with pytest.raises(UserError, match="takes two different runs or more, but was given"):
+        soup.main([runs[0], *output])
+    with pytest.raises(UserError, match="There is no run directory 'nowhere'"):
+        soup.main([runs[0], "nowhere", *output])
+    assert not (tmp_path / "soup").exists()

@@ -1,0 +1,193 @@
+"""TFLite files for GPUs and NPUs: the model in four axes, the rules of delegates, and float16 simulated."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
+
+import keras_vit
+from export.tflite import delegate_model as delegates
+from export.tflite.delegate_rules import broken_rules, require_rules
+from export.tflite.export import convert, export_tflite
+from export.tflite.half_precision import rounded, run_in_half
+from keras_vit import Preprocessing, UserError
+from keras_vit.errors import ParityError
+from keras_vit.run_directory import Samples
+from tests.models.test_saving import CONFORMANCE
+from tests.support import TINY, TINY_IMAGE, randomize
+
+INPUTS = np.random.default_rng(0).uniform(-1, 1, (3, *TINY_IMAGE, 3)).astype(np.float32)
+# Relative positions and attention along an axis have no form for delegates.
+REFUSED = ("relative", "axial", "axial resnet")
+
+
+def built(name: str) -> keras.Model:
+    return randomize(keras_vit.build(CONFORMANCE[name], image_size=TINY_IMAGE, num_classes=7))
+
+
+def invoked(content: bytes, images: np.ndarray) -> np.ndarray:
+    interpreter = Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    (source,), (target,) = interpreter.get_input_details(), interpreter.get_output_details()
+    logits = []
+    for image in images:
+        interpreter.set_tensor(source["index"], image[None])
+        interpreter.invoke()
+        logits.append(interpreter.get_tensor(target["index"])[0].copy())
+    return np.stack(logits)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFORMANCE if name not in REFUSED])
+def test_the_model_in_four_axes_is_the_model(name):
+    model = built(name)
+    found = np.asarray(delegates.delegate_model(model, INPUTS)(INPUTS))
+    expected = np.asarray(model(INPUTS))
+    assert found.ndim == 4
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_form_is_refused_by_the_name_of_its_layer(name):
+    with pytest.raises(UserError, match=r"The layer '.*' \(.*\) has no form for GPUs and NPUs; take --target cpu"):
+        delegates.delegate_model(built(name), INPUTS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("map", "rotary", "two heads", "hybrid", "bit")),
+    ],
+)
+def test_a_file_keeps_the_rules_of_both_targets_and_is_the_model(name):
+    model = built(name)
+    content = convert(model, for_delegates=INPUTS)
+    assert not broken_rules(content, "gpu")
+    assert not broken_rules(content, "npu")
+    np.testing.assert_allclose(invoked(content, INPUTS), model(INPUTS), rtol=1e-4, atol=1e-4)
+
+
+def test_the_file_for_cpus_breaks_the_rule_of_four_axes():
+    with pytest.raises(ParityError, match=r"breaks rules for --target gpu \(four axes: .* writes a tensor"):
+        require_rules("float32 TFLite file", convert(built("token")), "gpu")
+
+
+def converted(function, shape=(1, 4, 4, 3)) -> bytes:
+    graph = tf.function(function, [tf.TensorSpec(shape)], autograph=False).get_concrete_function()
+    return tf.lite.TFLiteConverter.from_concrete_functions([graph]).convert()
+
+
+@pytest.mark.parametrize(
+    ("rule", "target", "function", "shape"),
+    [
+        ("four axes", "npu", lambda x: tf.nn.softmax(tf.reshape(x, (1, 16, 3))) * 2.0, (1, 4, 4, 3)),
+        ("leading dimension 1", "gpu", lambda x: tf.nn.softmax(tf.transpose(x, (1, 0, 2, 3))) * 2.0, (1, 4, 4, 3)),
+        ("static shapes", "gpu", tf.nn.relu, (None, 4, 4, 3)),
+        (
+            "no broadcast addition to a batched product",
+            "gpu",
+            lambda x: tf.matmul(x, x, transpose_b=True) + tf.reduce_mean(x, -1, keepdims=True),
+            (1, 4, 4, 3),
+        ),
+        ("no output that is read again", "gpu", lambda x: (y := tf.nn.relu(x), tf.tanh(y)), (1, 4, 4, 3)),
+        ("no SUM, which overflows in float16", "gpu", lambda x: tf.reduce_sum(x, 1, keepdims=True), (1, 4, 4, 3)),
+        ("operators of the GPU delegate", "gpu", lambda x: tf.reverse(x, [1]), (1, 4, 4, 3)),
+        ("operators of the GPU delegate", "gpu", lambda x: x[:, :1] * x[:, :, :1], (1, 4, 4, 3)),
+        ("floating point", "gpu", lambda x: tf.cast(x, tf.int32), (1, 4, 4, 3)),
+        ("operators of an NPU", "npu", lambda x: -x, (1, 4, 4, 3)),
+    ],
+)
+def test_a_broken_rule_is_named(rule, target, function, shape):
+    assert rule in broken_rules(converted(function, shape), target)
+
+
+def test_a_file_above_two_gibibytes_is_refused(monkeypatch):
+    monkeypatch.setattr("export.tflite.delegate_rules._LARGEST_FILE", 100)
+    assert "less than 2 GiB" in broken_rules(converted(tf.nn.relu), "gpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """What the simulation reads of parity.Reference."""
+
+    images: np.ndarray
+
+    def batches(self):
+        yield (), self.images
+
+
+def in_half(x):
+    return np.asarray(x, np.float16)
+
+
+def test_float16_is_that_of_numpy():
+    kernel = np.random.default_rng(1).normal(size=(2, 2, 3, 5)).astype(np.float32)
+
+    def function(x):
+        y = tf.nn.relu(tf.nn.conv2d(x, kernel, 2, "VALID"))  # (1, 2, 2, 5)
+        y = y - tf.reduce_mean(y, -1, keepdims=True)
+        return tf.reshape(tf.nn.softmax(tf.matmul(y, y, transpose_b=True) * 0.3), (1, 8))
+
+    images = np.random.default_rng(2).uniform(-1, 1, (4, 4, 4, 3)).astype(np.float32)
+    found = run_in_half(converted(function), Images(images))
+    for image, logits in zip(images, found, strict=True):
+        patches = in_half(image).reshape(2, 2, 2, 2, 3).swapaxes(1, 2).reshape(2, 2, 12)  # rows, columns, pixels
+        y = in_half(patches.astype(np.float32) @ in_half(kernel).reshape(12, 5).astype(np.float32))
+        y = in_half(np.maximum(y, 0))
+        y = in_half(y - in_half(y.astype(np.float32).mean(-1, keepdims=True)))
+        products = in_half(y.astype(np.float32) @ y.astype(np.float32).swapaxes(1, 2))
+        products = in_half(products.astype(np.float32) * np.float32(np.float16(0.3)))
+        powers = np.exp(products.astype(np.float32) - products.max(-1, keepdims=True))
+        np.testing.assert_allclose(logits, in_half(powers / powers.sum(-1, keepdims=True)).ravel(), atol=2e-3)
+
+
+def test_large_numbers_overflow_as_in_float16():
+    assert np.isinf(rounded(tf.constant(65_520.0)))
+    assert rounded(tf.constant(65_504.0)) == 65_504.0
+
+
+def test_massive_activations_do_not_overflow_in_float16():
+    """Channels of some hundreds, as in DINOv2: their squares have no float16."""
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    randomize(model)
+    embedding = model.get_layer("embedding")
+    kernel, bias = embedding.get_weights()
+    bias[3] = 900.0
+    embedding.set_weights([kernel, bias])
+    expected = np.asarray(model(INPUTS))
+    found = run_in_half(convert(model, for_delegates=INPUTS), Images(INPUTS))
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+    delegates_scale = delegates.norm_scales(model, INPUTS)
+    assert min(delegates_scale.values()) < 1 / 64
+
+
+def test_files_for_a_gpu_are_written_with_their_agreement_in_float16(tmp_path):
+    model = randomize(keras_vit.build(TINY, preprocessing=Preprocessing(TINY_IMAGE), num_classes=7))
+    rng = np.random.default_rng(4)
+    encoded = tuple(tf.io.encode_png(rng.integers(0, 256, (14, 33, 3), np.uint8)).numpy() for _ in range(6))
+    written = export_tflite(
+        model, tuple("abcdefg"), Samples(encoded, np.arange(6)), tmp_path, ("float32", "float16"), target="gpu"
+    )
+    assert {path.name for path, _ in written.values()} == {"model-float32-gpu.tflite", "model-float16-gpu.tflite"}
+    report = (tmp_path / "report.md").read_text()
+    assert "agreement in float16" in report
+    for path, _ in written.values():
+        assert not broken_rules(path.read_bytes(), "gpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"formats": ("int8",), "target": "gpu"}, "A GPU computes in floating point, not in int8; take float32 or flo"),
+        ({"target": "npu", "dynamic_batch": True}, "--target npu takes float pixels of one image; leave --uint8-inpu"),
+        ({"target": "gpu", "uint8_input": True}, "--target gpu takes float pixels of one image"),
+    ],
+)
+def test_what_a_delegate_cannot_take_is_refused(options, words, tmp_path):
+    options = {"formats": ("float32",), **options}
+    with pytest.raises(UserError, match=words):
+        export_tflite(built("token"), tuple("abcdefg"), Samples((), np.zeros(0)), tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,40 @@
+"""Options of `training.segment`."""
+
+import dataclasses
+import math
+from typing import Annotated
+
+import tyro
+
+from keras_vit import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SegmentOptions:
+    """Train, evaluate and export a linear segmentation head on frozen features."""
+
+    checkpoint: Annotated[str, tyro.conf.arg(aliases=("--run",))]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name, of a Vision Transformer."""
+    data: str
+    """Folder of images/ and masks/, of which every tenth pair is evaluated, or of train/ and test/ with these two."""
+    workdir: str
+    """Run directory: model.keras, the report segmentation.md, and saved_model/1."""
+    blocks: tuple[int, ...] = (-1,)
+    """Blocks whose tokens are the features, concatenated; negative numbers count from the last. DINOv2: -4 -3 -2 -1."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to which images are stretched; default the model's own."""
+    steps: int = 500
+    """Training steps."""
+    batch_size: int = 16
+    """Images per step."""
+    learning_rate: float = 1e-3
+    """Peak of the cosine schedule of AdamW."""
+    seed: int = 0
+    """Seed of the initial head and of the order of the images."""
+
+    def __post_init__(self) -> None:
+        for field in ("steps", "batch_size"):
+            if getattr(self, field) < 1:
+                raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
+        if not 0.0 < self.learning_rate < math.inf:
+            raise UserError(f"--learning-rate must be a positive number, but is {self.learning_rate}.")

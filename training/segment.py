@@ -1,0 +1,27 @@
+"""Train a linear segmentation head on the frozen features of a model, evaluate it by mIoU, and export a SavedModel.
+
+    python -m training.segment --checkpoint runs/pictures --data scenes --workdir runs/scenes
+
+The folder holds images/ and masks/, or train/ and test/ with these two. A mask has the name and the size of its image
+(scenes/masks/a.png for scenes/images/a.jpg), and its pixels are class numbers from 0; 255 is not counted. The file
+labels.txt in the folder may name the classes. The same command evaluates a finished run again.
+"""
+
+from collections.abc import Sequence
+
+from keras_vit import cli
+from training.options.segment import SegmentOptions
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--checkpoint FILE --data FOLDER --workdir DIR`"""
+    options = cli.parse(SegmentOptions, arguments, prog="python -m training.segment")
+    cli.require_tensorflow()
+
+    from training.segmentation.segment import segment
+
+    segment(options)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,180 @@
+"""Folders of images and masks: which mask belongs to which image, and what is wrong with them."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import PIL.Image
+import tensorflow as tf
+
+from keras_vit import Preprocessing, UserError
+from keras_vit.files.labels import read_labels
+from keras_vit.run_directory import LABELS
+from training.input.dataset import Oddities, decode_image, decoding_problem, listed, problems_of
+from training.input.image_folder import EVALUATION_NAMES
+
+IGNORED = 255
+# Without a split of its own, every tenth pair by name is evaluated.
+_HOLD_OUT = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenes:
+    """Images and their masks, as files."""
+
+    images: tuple[str, ...]
+    masks: tuple[str, ...]
+
+    def every(self, chosen: Callable[[int], bool]) -> "Scenes":
+        """Return the pairs whose numbers are chosen."""
+        rows = [row for row in range(len(self.images)) if chosen(row)]
+        return Scenes(tuple(self.images[row] for row in rows), tuple(self.masks[row] for row in rows))
+
+    def batches(self, preprocessing: Preprocessing, batch_size: int, seed: int) -> tf.data.Dataset:
+        """Return endless training batches: images (B, H, W, C) in the model's range, classes (B, H, W), weights."""
+        files = tf.data.Dataset.from_tensor_slices((list(self.images), list(self.masks)))
+        files = files.shuffle(len(self.images), seed=seed).repeat()
+
+        def example(image: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            classes = tf.ensure_shape(tf.numpy_function(_read_file, [mask], tf.uint8), (None, None))
+            classes = tf.image.resize(classes[..., None], preprocessing.image_size, "nearest")[..., 0]  # (H, W)
+            counted = tf.cast(classes != IGNORED, tf.float32)
+            return (
+                read_image(image, preprocessing),
+                tf.where(classes == IGNORED, tf.zeros_like(classes), classes),
+                counted,
+            )
+
+        data = files.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return data.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def open_scenes(folder: str) -> tuple[tuple[str, ...], Scenes, Scenes]:
+    """Return the names of the classes, the training pairs and the evaluation pairs of a folder.
+
+    Raises UserError if an image has no mask or a mask no image, if they differ in size, if a file cannot be read, or if
+    the values of the masks are not the numbers of the classes.
+    """
+    root = pathlib.Path(folder)
+    evaluation = next((root / name for name in EVALUATION_NAMES if (root / name).is_dir()), None)
+    if (root / "train").is_dir() and evaluation is not None:
+        splits = (_pairs(root / "train"), _pairs(evaluation))
+    else:
+        pairs = _pairs(root)
+        if len(pairs.images) < 2:
+            raise UserError(f"{root} holds {len(pairs.images)} image; it needs two, to train on and to evaluate on.")
+        splits = (pairs.every(lambda row: row % _HOLD_OUT != 0), pairs.every(lambda row: row % _HOLD_OUT == 0))
+    found = sorted(set().union(*(_checked(scenes) for scenes in splits)))
+    return _labels(root, found), *splits
+
+
+def read_image(path: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
+    """Return the image of a file as the model takes it: (H, W, C)."""
+    image = preprocessing(decode_image(tf.io.read_file(path)))
+    return tf.ensure_shape(image, (*preprocessing.image_size, preprocessing.channels))
+
+
+def read_mask(path: str) -> np.ndarray:
+    """Return the classes of a mask: (H, W) uint8, of a palette its indices. Raises UserError if it is no mask."""
+    try:
+        with PIL.Image.open(path) as image:
+            values = np.asarray(image)
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise UserError(f"The mask {path} cannot be read ({error}); repair it, or remove it and its image.") from error
+    if values.ndim != 2 or values.min() < 0 or values.max() > IGNORED:
+        raise UserError(
+            f"The mask {path} should have one channel with class numbers from 0 to 254, but has the shape "
+            f"{values.shape} and values up to {values.max()}; convert colors to numbers."
+        )
+    return values.astype(np.uint8)
+
+
+def _read_file(path: bytes) -> np.ndarray:
+    return read_mask(os.fsdecode(path))
+
+
+def _pairs(folder: pathlib.Path) -> Scenes:
+    """Return the pairs of a folder of images/ and masks/, in the order of their names."""
+    for name in ("images", "masks"):
+        if not (folder / name).is_dir():
+            raise UserError(
+                f"{folder} should hold the folders images and masks, or train and test with these two, but has no "
+                f"{name}; give --data such a folder."
+            )
+    images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
+    unmatched = [f"the image {images[name].name} has no mask" for name in sorted(images.keys() - masks.keys())]
+    unmatched += [f"the mask {masks[name].name} has no image" for name in sorted(masks.keys() - images.keys())]
+    if unmatched:
+        raise UserError(
+            f"In {folder}, {len(unmatched)} files have no counterpart of the same name: {'; '.join(unmatched[:10])}"
+            f"{' …' if len(unmatched) > 10 else ''}; add or remove them."
+        )
+    if not images:
+        raise UserError(f"{folder / 'images'} holds no image.")
+    names = sorted(images)
+    return Scenes(tuple(str(images[name]) for name in names), tuple(str(masks[name]) for name in names))
+
+
+def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Return the files of a folder and those inside it by their path without suffix; no hidden ones."""
+    found: dict[str, pathlib.Path] = {}
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if path.is_dir() or any(part.startswith(".") for part in inside.parts):
+            continue
+        if (first := found.setdefault(str(inside.with_suffix("")), path)) != path:
+            raise UserError(f"{first} and {path} have the same name; the mask of one image must be clear: rename one.")
+    return found
+
+
+def _checked(scenes: Scenes) -> set[int]:
+    """Return the classes in the masks of a split. Raises UserError for the files that do not fit."""
+    oddities = Oddities()
+    problem = functools.partial(_image_problem, oddities=oddities)
+    if bad := problems_of(list(scenes.images), problem):
+        raise UserError(
+            f"{len(bad)} of {len(scenes.images)} images cannot be read: {listed(bad)}; repair them, or remove them and "
+            "their masks."
+        )
+    oddities.warn(f"{len(scenes.images):,} images")
+    classes: set[int] = set()
+    for image, mask in zip(scenes.images, scenes.masks, strict=True):
+        values = read_mask(mask)
+        with PIL.Image.open(image) as opened:
+            width, height = opened.size
+        if values.shape != (height, width):
+            raise UserError(
+                f"The mask {mask} has {values.shape[0]}x{values.shape[1]} pixels, but its image {height}x{width}; "
+                "they must have the same size."
+            )
+        classes |= set(np.unique(values).tolist())
+    return classes - {IGNORED}
+
+
+def _image_problem(file: str, oddities: Oddities) -> str | None:
+    return decoding_problem(tf.io.read_file(file), oddities, file)
+
+
+def _labels(root: pathlib.Path, found: Sequence[int]) -> tuple[str, ...]:
+    """Return the names of the classes. Raises UserError if the values of the masks are not their numbers."""
+    values = ", ".join(map(str, found[:20]))
+    if (root / LABELS).is_file():
+        labels = read_labels(root / LABELS)
+        if found and found[-1] >= len(labels):
+            raise UserError(
+                f"{root / LABELS} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the values "
+                f"{values}; add names, or correct the masks (255 is not counted)."
+            )
+    else:
+        labels = tuple(map(str, range(len(found))))
+        if list(found) != list(range(len(found))):
+            raise UserError(
+                f"The masks have the values {values}, which are not the numbers of classes from 0 on; correct them, or "
+                f"name the class of every number in {root / LABELS}."
+            )
+    if len(labels) < 2:
+        raise UserError(f"The masks of {root} have one class at most (255 is not counted); at least two are needed.")
+    return labels

@@ -1,0 +1,113 @@
+"""Train a segmentation head, evaluate it, write the report and the SavedModel."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit.files.atomic import staged
+from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.tables import markdown_table
+from training.evaluation.classifiers import load_model
+from training.loop.run import Run, locked
+from training.options.segment import SegmentOptions
+from training.segmentation.export import export_segmenter
+from training.segmentation.head import segmenter
+from training.segmentation.masks import IGNORED, Scenes, open_scenes, read_image, read_mask
+
+
+def segment(options: SegmentOptions) -> dict:
+    """Train a head, unless the run is finished; evaluate and export it. Return the report.
+
+    The report holds `mean_iou` and `pixel_accuracy`, on the pixels of the masks that are counted, at the masks' own
+    size, and `iou` by class; None for a class that is in no mask.
+    """
+    if is_remote(options.workdir) or is_remote(options.data):
+        raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
+    labels, train, evaluation = open_scenes(options.data)
+    if options.batch_size > len(train.images):
+        raise UserError(
+            f"A batch of {options.batch_size} is larger than the training set of {len(train.images)} images; give "
+            f"--batch-size {len(train.images)} or less."
+        )
+    run = Run(to_path(options.workdir))
+    settings = {name: value for name, value in dataclasses.asdict(options).items() if name != "workdir"}
+    with locked(run.path):
+        if not run.model_file.is_file():
+            keras.utils.set_random_seed(options.seed)
+            model = segmenter(
+                load_model(options.checkpoint, image_size=options.image_size), options.blocks, len(labels)
+            )
+            run.start({"command": "segment", **settings}, labels)
+            run.write_metrics([_fit(model, train, options)])
+            run.save_model(model)
+        run.start({"command": "segment", **settings}, labels)
+        model = run_directory.load_model(run.path)
+        report = evaluate(model, evaluation, labels)
+        _write_report(run.path, report, options)
+        export_segmenter(model, evaluation, run.path / "saved_model" / "1", labels)
+    return report
+
+
+def _fit(model: keras.Model, train: Scenes, options: SegmentOptions) -> dict:
+    """Train the head and return its last loss and pixel accuracy."""
+    schedule = keras.optimizers.schedules.CosineDecay(options.learning_rate, options.steps)
+    model.compile(
+        keras.optimizers.AdamW(schedule, weight_decay=1e-4),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+        weighted_metrics=["accuracy"],
+    )
+    print(f"{len(train.images):,} training images, {options.steps:,} steps of {options.batch_size}.")
+    batches = train.batches(preprocessing_of(model), options.batch_size, options.seed)
+    history = model.fit(
+        batches, steps_per_epoch=options.steps, shuffle=False, verbose=1 if sys.stdout.isatty() else 2
+    ).history
+    found = {name: float(values[-1]) for name, values in history.items()}
+    if not np.isfinite(found["loss"]):
+        raise UserError("The loss is not finite; give a lower --learning-rate.")
+    return {"epoch": 1, "step": options.steps, **found}
+
+
+def evaluate(model: keras.Model, scenes: Scenes, labels: Sequence[str]) -> dict:
+    """Return `mean_iou`, `pixel_accuracy` and `iou` by class; the logits are resized to the size of each mask."""
+    confusion = np.zeros((len(labels), len(labels)), np.int64)  # class of the mask, predicted class
+    preprocessing = preprocessing_of(model)
+    pairs = zip(scenes.images, scenes.masks, strict=True)
+    for image, file in tqdm.tqdm(pairs, total=len(scenes.images), unit="image", disable=None):
+        mask = read_mask(file)
+        logits = model.predict_on_batch(read_image(tf.constant(image), preprocessing)[None])
+        predicted = tf.argmax(tf.image.resize(logits, mask.shape)[0], axis=-1).numpy()  # (H, W)
+        counted = mask != IGNORED
+        np.add.at(confusion, (mask[counted], predicted[counted]), 1)
+    hits, present = np.diag(confusion), confusion.sum(axis=1) > 0
+    if not present.any():
+        raise UserError("No pixel of the evaluation masks is counted; all are 255.")
+    unions = confusion.sum(axis=0) + confusion.sum(axis=1) - hits
+    iou = [float(hit / union) if there else None for hit, union, there in zip(hits, unions, present, strict=True)]
+    return {
+        "images": len(scenes.images),
+        "mean_iou": float(np.mean([value for value in iou if value is not None])),
+        "pixel_accuracy": float(hits.sum() / confusion.sum()),
+        "iou": dict(zip(labels, iou, strict=True)),
+    }
+
+
+def _write_report(folder: pathlib.Path, report: dict, options: SegmentOptions) -> None:
+    rows = [(name, "–" if value is None else f"{value:.4f}") for name, value in report["iou"].items()]
+    sentence = (
+        f"Mean IoU {report['mean_iou']:.4f}, pixel accuracy {report['pixel_accuracy']:.4f} on {report['images']:,} "
+        "evaluation images"
+    )
+    title = f"# Segmentation: {options.checkpoint} on {options.data}"
+    with staged(folder) as stage:
+        (stage / "segmentation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        page = [title, "", f"{sentence}.", "", markdown_table(("class", "IoU"), rows), ""]
+        (stage / "segmentation.md").write_text("\n".join(page), encoding="utf-8")
+    print(f"{sentence}; report in {folder / 'segmentation.md'}.")

@@ -1,0 +1,146 @@
+"""Distillation: a model learns from what a trained model, the teacher, says of the same crops and mixtures.
+
+soft: "Knowledge distillation: A good teacher is patient and consistent" (arXiv 2106.05237): nothing but the divergence
+from the teacher's probabilities; a ResNet-50 reaches 82.8 % on ImageNet. hard: DeiT (2012.12877), Table 3: a ViT-B/16
+reaches 81.8 % on ImageNet without a teacher, and 83.4 % with a second token that learns the teacher's classes. Here:
+`docs/results.md`.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of, run_directory
+from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.files.remote import is_remote, to_path
+from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
+
+
+def check_teacher_classes(teacher: str, labels: Sequence[str]) -> None:
+    """Raise UserError if the teacher is a run whose classes are not those of the data; reads only its labels.txt."""
+    path = to_path(teacher)
+    if not (path / run_directory.LABELS).is_file():
+        return
+    known = run_directory.load_labels(path)
+    if known != tuple(labels):
+        different = ", ".join(sorted(set(known) ^ set(labels))[:5]) or "only the order"
+        raise UserError(
+            f"The teacher {teacher} knows {len(known)} classes, but the data have {len(labels)}, of which {different} "
+            "differ; give a teacher that was trained on these classes."
+        )
+
+
+def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
+    """Load a teacher under the strategy that is in scope: images in the range of the student -> logits (B, K).
+
+    Args:
+        teacher: run directory, .keras file, or checkpoint of any layout, by path, address or official name.
+        student: the model to train.
+
+    Raises UserError if its images or classes are not those of the student.
+    """
+    model = _load(teacher)
+    own, other = preprocessing_of(student), preprocessing_of(model)
+    if (own.image_size, own.channels) != (other.image_size, other.channels):
+        raise UserError(
+            f"The teacher {teacher} sees images of {_shown(other)}, but this model those of {_shown(own)}; they must "
+            "be the same: give another teacher, or another --image-size."
+        )
+    classes = student.output_shape[-1]
+    if model.output_shape != (None, classes) or "logits" not in keras_vit.intermediates(model).output:
+        raise UserError(
+            f"The teacher {teacher} must have a head of {classes} classes, but its output has the shape "
+            f"{model.output_shape}; give a teacher that was trained on these classes."
+        )
+    images = keras.Input(student.input_shape[1:])
+    network = with_cpu_kernels(model) if on_cpu() else model
+    return keras.Model(images, network(_rescaled(images, own, other)), name="teacher")
+
+
+def two_headed(network: keras.Model) -> keras.Model:
+    """Return the model with the logits of class token and distillation token as its outputs, instead of their mean."""
+    return keras.Model(network.input, [network.get_layer(name).output for name in ("head", "head_distillation")])
+
+
+def check_student(model: keras.Model) -> None:
+    """Raise UserError unless a model has the second head that hard distillation trains."""
+    config = keras_vit.config_of(model)
+    if not isinstance(config, ViTConfig) or config.distillation != "head":
+        raise UserError(
+            "--distillation hard trains the head of a second token, which this model does not have; give "
+            "--model.distillation head or a distilled checkpoint, or --distillation soft."
+        )
+
+
+class SoftDistillation:
+    """The divergence of the model's probabilities from those of the teacher; logits (B, K)."""
+
+    metrics = ("loss", "accuracy")
+
+    def __init__(self, teacher: keras.Model, temperature: float):
+        """Args:
+        teacher: images -> logits (B, K).
+        temperature: that divides both logits; the loss is multiplied by its square ("Distilling the Knowledge in a
+            Neural Network", 1503.02531).
+        """
+        self._teacher, self._temperature = teacher, temperature
+
+    def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """As `Classification.measure`; the labels count only for the accuracy."""
+        logits = tf.cast(outputs, tf.float32)
+        expected = tf.nn.log_softmax(_teacher_logits(self._teacher, images) / self._temperature)
+        found = tf.nn.log_softmax(logits / self._temperature)
+        losses = self._temperature**2 * tf.reduce_sum(tf.exp(expected) * (expected - found), axis=-1)  # (B,)
+        return weights * losses, _sums(losses, logits, labels, weights)
+
+
+class HardDistillation:
+    """The class token learns the labels, the distillation token the teacher's classes; two logits (B, K)."""
+
+    metrics = ("loss", "accuracy")
+
+    def __init__(self, teacher: keras.Model, label_smoothing: float):
+        """Args:
+        teacher: images -> logits (B, K).
+        label_smoothing: of the labels, not of the teacher's classes.
+        """
+        self._teacher, self._label_smoothing = teacher, label_smoothing
+
+    def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """As `Classification.measure`."""
+        by_label, by_teacher = (tf.cast(logits, tf.float32) for logits in outputs)
+        classes = tf.argmax(_teacher_logits(self._teacher, images), axis=-1)  # (B,)
+        losses = 0.5 * keras.losses.categorical_crossentropy(labels, by_label, True, self._label_smoothing)
+        losses += 0.5 * tf.nn.sparse_softmax_cross_entropy_with_logits(classes, by_teacher)
+        return weights * losses, _sums(losses, by_label + by_teacher, labels, weights)
+
+
+def _teacher_logits(teacher: keras.Model, images) -> tf.Tensor:
+    return tf.stop_gradient(tf.cast(teacher(images, training=False), tf.float32))
+
+
+def _sums(losses, logits, labels, weights) -> list[tf.Tensor]:
+    right = tf.cast(tf.argmax(logits, axis=-1) == tf.argmax(labels, axis=-1), tf.float32)
+    return [tf.reduce_sum(x) for x in (weights * losses, weights * right, weights)]
+
+
+def _load(teacher: str) -> keras.Model:
+    path = to_path(teacher) if is_remote(teacher) else find_checkpoint(teacher)
+    if path.suffix == ".keras" or (path / run_directory.LABELS).is_file():
+        return run_directory.load_model(path)
+    return keras_vit.from_checkpoint(path)
+
+
+def _rescaled(images, own: Preprocessing, other: Preprocessing):
+    """Images in the value range of the student -> in that of the teacher."""
+    if own.channel_ranges() == other.channel_ranges():
+        return images
+    (low, high), (new_low, new_high) = (map(tf.constant, each.channel_ranges()) for each in (own, other))
+    return (images - low) * ((new_high - new_low) / (high - low)) + new_low
+
+
+def _shown(preprocessing: Preprocessing) -> str:
+    height, width = preprocessing.image_size
+    return f"{height}x{width} pixels in {preprocessing.channels} channels"
