@@ -4,7 +4,8 @@
 
 Each peer runs alone on the GPU, in its own process, with the largest batch that fits into memory, found by halving. The
 product of two large matrices runs before each case. The command writes results.json and results.md. It needs JAX and
-torch, each with its GPU build, timm and transformers, but no TensorFlow.
+torch, each with its GPU build, timm and transformers, but no TensorFlow. On a machine without a GPU it runs one image
+of a small model on the CPU, as a trial; the matrix product then takes TensorFlow.
 """
 
 import dataclasses
@@ -67,54 +68,70 @@ def rows(found: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
     for case, result in found:
         head = f"| {case.model} | {case.size} | {case.task} | {result.peer} |"
         if result.failure is not None:
-            lines.append(f"{head} | failed: {result.failure.replace('|', '/')} | | | |")
+            lines.append(f"{head} | failed: {result.failure.replace('|', '/')} | | | | |")
             continue
         images = case.batch / result.median
         spread = f"{case.batch / max(result.seconds):,.0f} to {case.batch / min(result.seconds):,.0f}"
         relative = f"{own / images:.2f}x" if own is not None else ""
         speed = rate(result, case)
         share = f"{speed / limit:.0%}" if limit else ""
-        lines.append(f"{head} {case.batch} | {images:,.0f} ({spread}) | {relative} | {speed / 1e12:.0f} | {share} |")
+        peak = f"{result.peak_bytes / 1e9:.1f}"
+        lines.append(
+            f"{head} {case.batch} | {images:,.0f} ({spread}) | {relative} | {speed / 1e12:.3g} | {share} | {peak} |"
+        )
     return lines
+
+
+def cases(arguments: Arguments, gpu: str | None) -> list[Case]:
+    """The cases with their first batches; without a GPU those of the trial."""
+    if gpu is None:
+        return [Case(task, "ViT-Ti_16", 1, 224, "bfloat16") for task in arguments.tasks]
+    found = []
+    for model in arguments.models:
+        for size in arguments.sizes:
+            relative = _RELATIVE_SIZE[model] * (4 if size > 224 else 1)
+            for task in arguments.tasks:
+                batch = max(_FIRST_BATCH[task] // relative, _SMALLEST_BATCH)
+                found.append(Case(task, model, batch, size, "bfloat16", device="gpu"))
+    return found
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--models … --output DIR`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks.gpu")
     output = run_directory.check_output(parsed.output)
-    head = f"{_gpu()}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
+    gpu = _gpu()
+    if gpu is None:
+        print("No GPU found, so ViT-Ti_16 runs with one image on the CPU; this only shows that the command works.")
+    head = f"{gpu or 'CPU'}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
     lines = [
-        f"# Speed on a GPU\n\n{head}\n",
-        "| model | px | task | | batch | images/s, median (least to most) | relative time | TFLOP/s | of the limit |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"# Speed on {'the CPU' if gpu is None else 'a GPU'}\n\n{head}\n",
+        "| model | px | task | | batch | images/s, median (least to most) | relative time | TFLOP/s | of limit | GB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    cases = []
-    for model in parsed.models:
-        for size in parsed.sizes:
-            for task in parsed.tasks:
-                batch = max(_FIRST_BATCH[task] // (_RELATIVE_SIZE[model] * (4 if size > 224 else 1)), _SMALLEST_BATCH)
-                case = Case(task, model, batch, size, "bfloat16", device="gpu")
-                (limit,) = compare(case, [LIMIT], parsed.rounds)
-                found = [largest(case, peer, parsed.rounds) for peer in _PEERS]
-                shown = rows(found, 0.0 if limit.failure else rate(limit, case))
-                print("\n".join(shown), flush=True)
-                lines += shown
-                pairs = [*found, (case, limit)]
-                cases += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
-                document = json.dumps({"machine": head, "cases": cases}, indent=1)
-                with staged(output) as stage:  # after every case, for interrupted runs
-                    (stage / "results.json").write_text(document + "\n", encoding="utf-8")
-                    (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    measured = []
+    for case in cases(parsed, gpu):
+        (limit,) = compare(case, [LIMIT], parsed.rounds)
+        found = [largest(case, peer, parsed.rounds) for peer in _PEERS]
+        shown = rows(found, 0.0 if limit.failure else rate(limit, case))
+        print("\n".join(shown), flush=True)
+        lines += shown
+        pairs = [*found, (case, limit)]
+        measured += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
+        document = json.dumps({"machine": head, "cases": measured}, indent=1)
+        with staged(output) as stage:  # after every case, for interrupted runs
+            (stage / "results.json").write_text(document + "\n", encoding="utf-8")
+            (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _gpu() -> str:
-    """Name of the GPU."""
+def _gpu() -> str | None:
+    """Name of the GPU, or None."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
-        return "an unknown GPU"
+        return None
 
 
 if __name__ == "__main__":

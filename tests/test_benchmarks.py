@@ -144,6 +144,7 @@ def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, monkeyp
         ]
 
     monkeypatch.setattr(gpu, "compare", compare_one)
+    monkeypatch.setattr(gpu, "_gpu", lambda: "H100")
     options = ["--models", "ViT-S_16", "--sizes", "224", "--tasks", "inference", "--output", str(tmp_path / "gpu")]
     gpu.main(options)
     text = (tmp_path / "gpu/results.md").read_text()
@@ -153,3 +154,19 @@ def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, monkeyp
     assert text.strip().endswith(capsys.readouterr().out.strip().splitlines()[-1])
     with pytest.raises(UserError, match="no comparison for 'ViT-H_14'"):
         gpu.Arguments(models=("ViT-H_14",))
+
+
+def test_without_a_gpu_the_command_says_so_and_runs_one_image_on_the_cpu(tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def compare_one(case, peers, rounds):
+        tried.append((case.device, case.model, case.batch, peers[0]))
+        return [Result(peers[0], (0.5,), 1.0, 0.5, 2 * 10**9)]
+
+    monkeypatch.setattr(gpu, "compare", compare_one)
+    monkeypatch.setattr(gpu, "_gpu", lambda: None)
+    gpu.main(["--tasks", "training", "--output", str(tmp_path / "gpu")])
+    assert capsys.readouterr().out.splitlines()[0].startswith("No GPU found, so ViT-Ti_16 runs with one image")
+    assert {case[:3] for case in tried} == {("cpu", "ViT-Ti_16", 1)}
+    assert [case[3] for case in tried] == ["matrix_product", "keras_vit_jax", "timm_compiled", "transformers_compiled"]
+    assert "| 2.0 |" in (tmp_path / "gpu/results.md").read_text()
