@@ -14,6 +14,7 @@ import tyro
 from keras_vit import cli
 from training.devices.tpu import prepare_tpu
 from training.options.common import DataOptions
+from training.options.jax import check_jax, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.recipe import Recipe, override_duration
@@ -31,8 +32,11 @@ def main(arguments: Sequence[str]) -> None:
     name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
     # Only the HyperRules depend on the data, so their values are not known yet.
     options = _parse(name, rest, FINETUNE_RECIPES.get(name) or find_finetune_recipe(name, 1, (224, 224)))
-    prepare_tpu(options.devices)
-    cli.require_tensorflow()
+    if jax_requested():
+        check_jax(options, options.recipe)
+    else:
+        prepare_tpu(options.devices)
+        cli.require_tensorflow()
 
     from training.input.dataset import typical_size
     from training.loop.finetune import finetune
