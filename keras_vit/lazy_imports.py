@@ -22,7 +22,7 @@ def public_names(module: dict, homes: Mapping[str, Sequence[str]]) -> Callable[[
         homes: public names by the submodule that defines them.
     """
     package = module["__package__"]
-    home = {name: neighbour for neighbour, names in homes.items() for name in names}
+    home = {name: neighbor for neighbor, names in homes.items() for name in names}
     parts = {part.name for part in pkgutil.iter_modules(module.get("__path__", ()))}
 
     def first_use(name: str):

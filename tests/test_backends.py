@@ -65,8 +65,8 @@ golden = keras_vit.from_checkpoint(sys.argv[1])
 recorded = np.load(sys.argv[2])
 np.save(sys.argv[3], golden(recorded["images"]))
 assert keras_vit.preprocessing_of(golden)(np.zeros((40, 30, 1), "uint8")).shape == (32, 32, 3)
-centre = keras_vit.Preprocessing((8, 9), resize="resize-small", crop_from=12)
-assert np.allclose(centre(np.full((40, 30, 3), 255, "uint8")), 1.0, atol=1e-6)
+center = keras_vit.Preprocessing((8, 9), resize="resize-small", crop_from=12)
+assert np.allclose(center(np.full((40, 30, 3), 255, "uint8")), 1.0, atol=1e-6)
 """
 
 

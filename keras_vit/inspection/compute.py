@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -299,7 +300,8 @@ def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, li
     inside = intermediates(model, [*names, *blocks])
     num_tokens = grid[0] * grid[1] + config.num_prefix_tokens
     size = max(1, min(_LARGEST_BATCH, _HELD // (len(names) * config.num_heads * num_tokens**2)))
-    progress = keras.utils.Progbar(len(inputs), unit_name="image") if len(inputs) > size else None
+    shows_progress = len(inputs) > size and sys.stdout.isatty()
+    progress = keras.utils.Progbar(len(inputs), unit_name="image") if shows_progress else None
     for first in range(0, len(inputs), size):
         outputs = inside(inputs[first : first + size], training=False)
         outputs = {name: _as_float32(value) for name, value in outputs.items()}

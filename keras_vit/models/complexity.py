@@ -45,13 +45,13 @@ class Costs:
     """Multiply-adds of matrix products and convolutions."""
     activations: int
     """Numbers kept for the gradient: what all layers put out, attention probabilities, what is inside GELU."""
-    normalisation: int = 0
-    """Operations of norms: 5 for each number they put out, 4 for each weight that is standardised."""
+    normalization: int = 0
+    """Operations of norms: 5 for each number they put out, 4 for each weight that is standardized."""
 
     @property
     def flops(self) -> int:
         """Floating-point operations."""
-        return 2 * self.multiply_adds + self.normalisation
+        return 2 * self.multiply_adds + self.normalization
 
     def __add__(self, other: "Costs") -> "Costs":
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -86,14 +86,14 @@ def _of_call(layer: keras.layers.Layer, inputs: list, outputs) -> Costs:
     """What a call of a layer adds; the parameters are the layer's."""
     if isinstance(layer, (ModelSpec, keras.layers.Reshape)):
         return Costs(0, 0, 0)
-    size, products, kept, normalisation = math.prod(outputs.shape), 0, 0, 0
+    size, products, kept, normalization = math.prod(outputs.shape), 0, 0, 0
     if isinstance(layer, TokenDense):
         products = size * layer.kernel.shape[0]
         kept = _GELU_KEEPS * size * (layer.activation in (gelu_tanh, gelu_erf))
         kept += _SIGMOID_KEEPS * size * (layer.activation in (gelu_quick, keras.activations.silu))
     elif isinstance(layer, (StandardizedConv2D, keras.layers.Conv2D)):
         products = size * math.prod(layer.kernel.shape[:3])
-        normalisation = 4 * math.prod(layer.kernel.shape) * isinstance(layer, StandardizedConv2D)
+        normalization = 4 * math.prod(layer.kernel.shape) * isinstance(layer, StandardizedConv2D)
     elif isinstance(layer, DotProductAttention):  # scores, and the mean of the values
         (sequences, queries, _), (_, keys, _) = (tensor.shape for tensor in inputs[:2])
         products, kept = 2 * size * keys, sequences * layer.num_heads * queries * keys
@@ -101,5 +101,5 @@ def _of_call(layer: keras.layers.Layer, inputs: list, outputs) -> Costs:
         sequences, length, width = inputs[0].shape
         products = sequences * length * width * (2 * length - 1)
     elif isinstance(layer, _NORMS):
-        normalisation = 5 * size
-    return Costs(0, products, size + kept, normalisation)
+        normalization = 5 * size
+    return Costs(0, products, size + kept, normalization)

@@ -71,12 +71,12 @@ def resampling_matrix(old: int, new: int, resampler: Resampler) -> np.ndarray:
     Beyond the border the outermost sample is repeated; only the antialiased filter is cut off there and scaled back to
     a sum of one (torch `UpSample.h`, `UpSampleKernel.cpp`).
     """
-    centre = (np.arange(new) + 0.5) * (old / new)
+    center = (np.arange(new) + 0.5) * (old / new)
     if resampler == "bicubic-antialias":
         # Shrinking widens the filter. Keys' a is -0.5 here, as in Pillow, but -0.75 in torch's plain bicubic.
-        weights = _cubic((np.arange(old) + 0.5 - centre[:, None]) / max(old / new, 1.0), a=-0.5)
+        weights = _cubic((np.arange(old) + 0.5 - center[:, None]) / max(old / new, 1.0), a=-0.5)
         return weights / weights.sum(axis=1, keepdims=True)
-    position = np.linspace(0.0, old - 1, new) if resampler.endswith("-aligned") else centre - 0.5
+    position = np.linspace(0.0, old - 1, new) if resampler.endswith("-aligned") else center - 0.5
     left = np.floor(position)
     right_share = position - left
     if resampler.startswith("bicubic"):

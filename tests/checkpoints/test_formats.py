@@ -321,12 +321,12 @@ def test_another_patch_size_keeps_the_embedding_of_enlarged_images():
     "name", ["vit_token.npz", "hybrid_stages2.npz", "hf_bit", "torchvision_vit_convstem.safetensors"]
 )
 def test_the_number_of_channels_can_be_changed(name):
-    grey = keras_vit.from_checkpoint(FIXTURES / name, channels=1, **FILES[name][0])
-    assert grey.input_shape[-1] == 1
+    gray = keras_vit.from_checkpoint(FIXTURES / name, channels=1, **FILES[name][0])
+    assert gray.input_shape[-1] == 1
     color = keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0])
     if name == "vit_token.npz":
         images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 1)).astype(np.float32)
-        np.testing.assert_allclose(grey(images), color(np.repeat(images, 3, axis=-1)), atol=1e-5)
+        np.testing.assert_allclose(gray(images), color(np.repeat(images, 3, axis=-1)), atol=1e-5)
 
 
 def test_an_unknown_number_of_heads_is_refused():
@@ -386,8 +386,8 @@ def test_every_kind_of_model_is_adapted_to_other_classes(kind, tiny_images):
 
 
 def test_a_value_range_per_channel_becomes_the_mean_for_another_number_of_channels():
-    grey = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4, channels=1)
-    low, high = keras_vit.preprocessing_of(grey).value_range
+    gray = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4, channels=1)
+    low, high = keras_vit.preprocessing_of(gray).value_range
     np.testing.assert_allclose(low, -(0.485 / 0.229 + 0.456 / 0.224 + 0.406 / 0.225) / 3, rtol=1e-6)
     np.testing.assert_allclose(high, (0.515 / 0.229 + 0.544 / 0.224 + 0.594 / 0.225) / 3, rtol=1e-6)
 

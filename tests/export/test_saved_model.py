@@ -346,7 +346,7 @@ def drawings(number: int) -> dict[str, bytes]:
     colors = np.stack([keyed, keyed[::-1], 255 - keyed], axis=-1)
     files = {
         "black on nothing.png": encoded(np.dstack([black, black, black, alpha]), "PNG"),
-        "nested/deeper/grey on nothing.PNG": encoded(np.dstack([black, alpha]), "PNG"),
+        "nested/deeper/gray on nothing.PNG": encoded(np.dstack([black, alpha]), "PNG"),
         "soft.png": encoded(soft, "PNG"),
         "no suffix": encoded(soft[..., :2], "PNG"),
         "really a PNG.jpg": encoded(soft[..., :3], "PNG"),
@@ -354,9 +354,9 @@ def drawings(number: int) -> dict[str, bytes]:
         "nested/żółć palette.png": encoded(palette, "PNG", transparency=bytes(range(0, 160, 10))),
         "bits.png": encoded(ink, "PNG"),
         "16 bits.png": encoded(deep[:, : 2 * width].copy().view(np.uint16), "PNG"),
-        "16 bits of grey and alpha.png": raw_png(deep[:, : 4 * width], 16, 4),
+        "16 bits of gray and alpha.png": raw_png(deep[:, : 4 * width], 16, 4),
         "16 bits of color and alpha.png": raw_png(deep, 16, 6),
-        "grey key.png": raw_png(keyed, 8, 0, key=b"\0\x46"),
+        "gray key.png": raw_png(keyed, 8, 0, key=b"\0\x46"),
         "4 bits and a key.png": raw_png(deep[:, : width // 2], 4, 0, key=b"\0\5"),
         "1 bit and a key.png": raw_png(np.packbits(ink[:, : width // 8 * 8], axis=1), 1, 0, key=b"\0\1"),
         "16 bits and a key.png": raw_png(np.repeat(keyed, 2, axis=1), 16, 0, key=b"\x46\x46"),
@@ -506,13 +506,13 @@ def test_the_size_is_read_from_the_header(kind):
 
 
 def test_header_checks_of_the_graph_are_those_of_training_and_inspection():
-    grey = np.random.default_rng(0).integers(0, 256, (7, 11), dtype=np.uint8)
-    small = bytearray(encoded(grey, "GIF"))
+    gray = np.random.default_rng(0).integers(0, 256, (7, 11), dtype=np.uint8)
+    small = bytearray(encoded(gray, "GIF"))
     small[6] += 1
-    ramp, bitmap = encoded(grey, "BMP"), bytearray(encoded(np.dstack([grey] * 4), "BMP"))
+    ramp, bitmap = encoded(gray, "BMP"), bytearray(encoded(np.dstack([gray] * 4), "BMP"))
     bitmap[30] = 3
-    files = [bytes(small), encoded(grey, "GIF"), ramp, ramp[:58] + b"\7" + ramp[59:], bytes(bitmap), ramp[:20]]
-    files += [encoded(grey > 99, "BMP"), encoded(grey, "TIFF"), GARBAGE["animated WebP"], encoded(grey, "WEBP"), b"BM"]
+    files = [bytes(small), encoded(gray, "GIF"), ramp, ramp[:58] + b"\7" + ramp[59:], bytes(bitmap), ramp[:20]]
+    files += [encoded(gray > 99, "BMP"), encoded(gray, "TIFF"), GARBAGE["animated WebP"], encoded(gray, "WEBP"), b"BM"]
     for data in files:
         in_graph = int(image_decoding.header_pixels(tf.constant(data))) > 0
         assert in_graph == (format_problem(data) is None) or len(data) < 54, data[:60]
@@ -527,14 +527,14 @@ def test_frames_of_a_gif_count_together():
 
 @pytest.mark.parametrize("blocks", [b"\1\0", b"\1\0\2\0\0"], ids=["of one byte", "of alternating lengths"])
 def test_the_walk_through_the_blocks_of_a_gif_is_bounded(monkeypatch, blocks):
-    grey = encoded(np.zeros((5, 5), np.uint8), "GIF")
+    gray = encoded(np.zeros((5, 5), np.uint8), "GIF")
     comment = b"\x21\xfe" + blocks * 60 + b"\0"
-    frame = grey.index(b"\x2c")
-    file = tf.constant(grey[:frame] + comment + grey[frame:])
+    frame = gray.index(b"\x2c")
+    file = tf.constant(gray[:frame] + comment + gray[frame:])
     assert int(image_decoding.header_pixels(file)) == 25
     monkeypatch.setattr(image_decoding, "_GIF_RUN", 4)
     monkeypatch.setattr(image_decoding, "_GIF_STEPS", 12)
-    assert int(image_decoding.header_pixels(tf.constant(grey))) == 25
+    assert int(image_decoding.header_pixels(tf.constant(gray))) == 25
     assert int(image_decoding.header_pixels(file)) == 0
 
 

@@ -136,7 +136,7 @@ def metadata(content: bytes) -> flatbuffers.table.Table:
     return flatbuffers.table.Table(data, int.from_bytes(data[:4], "little"))
 
 
-def test_a_file_holds_labels_and_normalisation_as_standard_metadata(phone):
+def test_a_file_holds_labels_and_normalization_as_standard_metadata(phone):
     for kind, (path, _) in phone[1].items():
         with zipfile.ZipFile(path) as attached:
             assert attached.read("labels.txt").decode() == "wren\nant\nŻubr\nbee\nnewt\n"
@@ -212,8 +212,8 @@ def test_pixels_can_be_the_input_of_every_format(tmp_path):
         assert path.name == f"model-{kind}-uint8-input.tflite"
         (given,) = Interpreter(model_path=str(path)).get_input_details()
         assert (given["dtype"], given["shape"].tolist()) == (np.uint8, [1, *SIZE, 3])
-        normalisation = table(first(first(first(metadata(path.read_bytes()), 3), 2), 4), 1)
-        assert (floats(normalisation, 0), floats(normalisation, 1)) == ([0.0], [1.0])
+        normalization = table(first(first(first(metadata(path.read_bytes()), 3), 2), 4), 1)
+        assert (floats(normalization, 0), floats(normalization, 1)) == ([0.0], [1.0])
 
 
 def test_any_batch_on_request(tmp_path):

@@ -129,7 +129,7 @@ def test_sixteen_operations_are_drawn_evenly(monkeypatch):
         lambda image, seed: randaugment.autoaugment(image, seed),
         lambda image, seed: augment.random_erasing(image, seed, 0.7),
     ],
-    ids=["RandAugment", "RandAugment of grey", "AutoAugment", "erasing"],
+    ids=["RandAugment", "RandAugment of gray", "AutoAugment", "erasing"],
 )
 def test_policies_repeat_with_their_seed_and_vary_without(change):
     image = tf.constant(PICTURE)

@@ -10,19 +10,19 @@ import tensorflow as tf
 from keras_vit.files.image_formats import color_key, format_problem
 from training.input import image_header
 
-GREY = np.random.default_rng(0).integers(0, 256, (7, 11), np.uint8)
+GRAY = np.random.default_rng(0).integers(0, 256, (7, 11), np.uint8)
 
 
 def encoded(kind: str, mode: str = "L", **options) -> bytes:
     stream = io.BytesIO()
-    PIL.Image.fromarray(GREY).convert(mode).save(stream, kind, **options)
+    PIL.Image.fromarray(GRAY).convert(mode).save(stream, kind, **options)
     return stream.getvalue()
 
 
 SIGNATURE = [tf.TensorSpec((), tf.string)]  # so that they are traced once
 supported = tf.function(image_header.is_supported, SIGNATURE, autograph=False)
 keyed = tf.function(image_header.has_color_key, SIGNATURE, autograph=False)
-ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GREY[::-1])]}
+ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GRAY[::-1])]}
 FILES = {
     "gray PNG": encoded("PNG"),
     "gray PNG with a color key": encoded("PNG", transparency=3),

@@ -185,7 +185,7 @@ def _folder(tmp_path) -> pathlib.Path:
     for number, suffix in enumerate((".png", ".jpg", ".JPEG", ".bmp", ".gif")):
         write_image(root / "zebra" / f"{number}{suffix}", 10 * number, (9 + number, 7))
         write_image(root / "ant" / "more" / f"{number}{suffix}", 100 + 10 * number)
-    write_image(root / "ant" / "grey.png", 50, channels=1)
+    write_image(root / "ant" / "gray.png", 50, channels=1)
     write_image(root / "ant" / "alpha.png", 60, channels=4)
     (root / "ant" / ".DS_Store").write_bytes(b"hidden files are nobody's images")
     return root
@@ -363,12 +363,12 @@ def _bmp(mode: str, palette: list[int] | None = None) -> bytes:
 
 
 RAMP = np.repeat(np.arange(256), 3).tolist()
-COLOURS = np.random.default_rng(0).permutation(RAMP).tolist()
+COLORS = np.random.default_rng(0).permutation(RAMP).tolist()
 
 
 @pytest.mark.parametrize(
     "content",
-    [_bmp("P", COLOURS), _bmp("P", RAMP[::-1]), _bmp("1"), _bmp("L")[:30] + bytes([1]) + _bmp("L")[31:]],
+    [_bmp("P", COLORS), _bmp("P", RAMP[::-1]), _bmp("1"), _bmp("L")[:30] + bytes([1]) + _bmp("L")[31:]],
     ids=["colors", "inverted", "black and white", "run lengths"],
 )
 def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
@@ -377,7 +377,7 @@ def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, 
         open_source(DataOptions(f"folder:{folder}"))
 
 
-@pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["grey", "ramp", "color"])
+@pytest.mark.parametrize("content", [_bmp("L"), _bmp("P", RAMP), _bmp("RGB")], ids=["gray", "ramp", "color"])
 def test_a_bmp_of_grey_values_or_colors_is_read(content, folder):
     (folder / "ant" / "plain.bmp").write_bytes(content)
     open_source(DataOptions(f"folder:{folder}"))

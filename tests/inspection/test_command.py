@@ -38,16 +38,16 @@ def encoded(array: np.ndarray, form: str = "PNG", **options) -> bytes:
 
 
 RNG = np.random.default_rng(0)
-COLOUR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)
-GREY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
+COLOR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)
+GRAY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
 FILES = {
-    "color.png": encoded(COLOUR),
-    "alpha.png": encoded(np.dstack([COLOUR, GREY])),
-    "grey.png": encoded(GREY),
-    "grey.bmp": encoded(GREY, "BMP"),
-    "deep.png": encoded(GREY.astype(np.uint16) * 257),
-    "photo.jpg": encoded(COLOUR, "JPEG", quality=90),
-    "first.gif": encoded(GREY, "GIF"),
+    "color.png": encoded(COLOR),
+    "alpha.png": encoded(np.dstack([COLOR, GRAY])),
+    "gray.png": encoded(GRAY),
+    "gray.bmp": encoded(GRAY, "BMP"),
+    "deep.png": encoded(GRAY.astype(np.uint16) * 257),
+    "photo.jpg": encoded(COLOR, "JPEG", quality=90),
+    "first.gif": encoded(GRAY, "GIF"),
 }
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_image_or_far_too_large_is_one_sentence(data, words):
 def test_of_a_folder_evenly_spaced_images_are_taken_and_hidden_ones_left(tmp_path):
     for index in range(10):
         (tmp_path / f"class{index // 5}").mkdir(exist_ok=True)
-        (tmp_path / f"class{index // 5}" / f"{index}.png").write_bytes(FILES["grey.png"])
+        (tmp_path / f"class{index // 5}" / f"{index}.png").write_bytes(FILES["gray.png"])
     (tmp_path / ".hidden.png").write_bytes(b"")
     (tmp_path / "notes.txt").touch()
     names = [picture.name for picture in inspection.read_images(tmp_path, 4)]
@@ -101,8 +101,8 @@ def test_a_turned_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
     for folder in ("ant", "bee"):
-        (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOUR, "JPEG", exif=exif))
-        (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOUR, 0 * GREY])))
+        (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOR, "JPEG", exif=exif))
+        (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
         (tmp_path / folder / "seen.png").write_bytes(FILES["alpha.png"])
     inspection.read_images(tmp_path, 9)
     inspection.read_images(tmp_path / "ant" / "clear.png", 1)
@@ -149,7 +149,7 @@ class Reader(html.parser.HTMLParser):
 
 def tiny_result(**options) -> inspection.InspectionResult:
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    images = [inspection.Image("<script>$x$ é 漢.png", COLOUR, "<b>"), inspection.Image("b.png", COLOUR)]
+    images = [inspection.Image("<script>$x$ é 漢.png", COLOR, "<b>"), inspection.Image("b.png", COLOR)]
     labels = ["<img src=x>", *"abcdef"]
     return inspection.inspect(model, images, checkpoint="</title>$c$", labels=labels, **options)
 
@@ -215,12 +215,12 @@ def test_measures_that_are_none_of_ours_stop_no_report(text, tmp_path):
 
 @pytest.fixture(scope="module", name="run")
 def _run(tmp_path_factory) -> pathlib.Path:
-    """A finished run directory of a tiny grey model."""
+    """A finished run directory of a tiny gray model."""
     run = tmp_path_factory.mktemp("run")
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3)
     randomize(model).save(run / "model.keras")
     (run / "labels.txt").write_text("ant\nbee\ncat\n")
-    Samples((FILES["grey.png"],) * 5, np.array([0, 1, 2, 0, 1])).save(run / "samples.npz")
+    Samples((FILES["gray.png"],) * 5, np.array([0, 1, 2, 0, 1])).save(run / "samples.npz")
     return run
 
 

@@ -481,7 +481,7 @@ def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
     expected = -np.mean(np.sum((0.8 * labels + 0.2 / 3) * log_probabilities, axis=-1))
     weighted = tf.data.Dataset.from_tensors(tuple(np.float32(part) for part in (images, labels, np.ones(5))))
-    assert trainer.evaluate(weighted, verbose=0, return_dict=True)["loss"] == pytest.approx(expected, rel=1e-4)
+    assert float(trainer.evaluate(weighted, verbose=0, return_dict=True)["loss"]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_tiny_model_fits_one_batch():

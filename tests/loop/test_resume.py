@@ -113,7 +113,10 @@ def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
     assert checkpoints.load_latest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
     monkeypatch.setattr(checkpoints, "save", save)
     in_process(tmp_path / "run")
-    assert "Continuing after step 9, in epoch 1." in capfd.readouterr().out
+    output = capfd.readouterr().out
+    assert "Continuing after step 9, in epoch 1." in output
+    assert "Epoch 3/3, step 42 of 42: accuracy" in output
+    assert not set(output) & set("\r\b\x1b")
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 

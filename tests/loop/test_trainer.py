@@ -62,7 +62,7 @@ def test_the_average_follows_the_weights_and_is_what_is_evaluated():
         variable.assign(average)
     logits = ours.network.predict(images, verbose=0)
     losses = tf.nn.softmax_cross_entropy_with_logits(labels, logits).numpy()
-    assert measured["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert float(measured["loss"]) == pytest.approx(losses.mean(), rel=1e-5)
 
 
 def test_a_step_of_sigmoid_loss_is_that_of_its_definition():

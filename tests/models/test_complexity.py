@@ -102,5 +102,5 @@ _QUICK = {("ViT-Ti_16", 224), ("ViT-S_16", 384), ("ViT-B_8", 224), ("R+ViT-Ti_16
 )
 def test_operations_are_those_published(name, side):
     found = costs(MODELS[name], (side, side))
-    tables = (found.multiply_adds + found.normalisation) / 1e9
+    tables = (found.multiply_adds + found.normalization) / 1e9
     assert tables == pytest.approx(PUBLISHED[name, side], rel=0.01)

@@ -81,10 +81,10 @@ def test_a_half_precision_kernel_is_rounded_once_at_the_end():
 
 @hypothesis.given(SIDES, SIDES, CHANNELS, CHANNELS)
 def test_mean_keeps_the_embedding_of_a_grey_patch(height, width, channels, new_channels):
-    kernel, grey = random(height, width, channels, 2), random(height, width, 1)
+    kernel, gray = random(height, width, channels, 2), random(height, width, 1)
     adapted = adapt_channels(kernel, new_channels, "mean")
     assert adapted.shape == (height, width, new_channels, 2)
-    before, after = embed(grey.repeat(channels, 2), kernel), embed(grey.repeat(new_channels, 2), adapted)
+    before, after = embed(gray.repeat(channels, 2), kernel), embed(gray.repeat(new_channels, 2), adapted)
     np.testing.assert_allclose(after, before, atol=1e-12)
     if new_channels != channels:
         np.testing.assert_array_equal(adapted, adapted[:, :, :1].repeat(new_channels, 2))
@@ -92,9 +92,9 @@ def test_mean_keeps_the_embedding_of_a_grey_patch(height, width, channels, new_c
 
 @hypothesis.given(CHANNELS, st.integers(1, 4))
 def test_repeating_all_channels_keeps_the_embedding_of_a_grey_patch(channels, times):
-    kernel, grey = random(5, 3, channels, 2), random(5, 3, 1)
+    kernel, gray = random(5, 3, channels, 2), random(5, 3, 1)
     adapted = adapt_channels(kernel, channels * times, "repeat")
-    before, after = embed(grey.repeat(channels, 2), kernel), embed(grey.repeat(channels * times, 2), adapted)
+    before, after = embed(gray.repeat(channels, 2), kernel), embed(gray.repeat(channels * times, 2), adapted)
     np.testing.assert_allclose(after, before, atol=1e-12)
 
 

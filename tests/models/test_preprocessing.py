@@ -48,7 +48,7 @@ def test_cropping_keeps_the_aspect():
 
 
 def test_cropping_averages_what_it_shrinks():
-    """Stripes of one pixel become grey; without antialiasing they alias to black or white."""
+    """Stripes of one pixel become gray; without antialiasing they alias to black or white."""
     stripes = np.zeros((40, 90, 1), np.uint8)
     stripes[:, ::2] = 200
     fitted = np.asarray(Preprocessing((5, 5), channels=1, resize="crop").fit(stripes))
@@ -82,11 +82,11 @@ def test_any_picture_becomes_rgb(channels):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_any_picture_becomes_grey(channels):
     image = picture(5, 7, channels)
-    grey = np.asarray(to_channels(tf.constant(image), 1))
+    gray = np.asarray(to_channels(tf.constant(image), 1))
     luma = image[..., :3] @ np.array([0.299, 0.587, 0.114]) if channels >= 3 else image[..., 0]
-    assert grey.shape == (5, 7, 1)
-    assert grey.dtype == np.uint8
-    assert np.abs(grey[..., 0] - luma).max() <= 0.5001
+    assert gray.shape == (5, 7, 1)
+    assert gray.dtype == np.uint8
+    assert np.abs(gray[..., 0] - luma).max() <= 0.5001
 
 
 @pytest.mark.parametrize("channels", [2, 4])

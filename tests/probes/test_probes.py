@@ -113,7 +113,7 @@ def test_nearest_neighbors_vote_as_scikit_learns(clusters):
         ).fit(train.values, train.labels)
         assert row["accuracy"] == pytest.approx(reference.score(evaluation.values, evaluation.labels), abs=1e-12)
     assert rows[0]["accuracy"] != rows[1]["accuracy"]
-    with pytest.raises(UserError, match="120 training images, fewer than 121 neighbours; give smaller --neighbors"):
+    with pytest.raises(UserError, match="120 training images, fewer than 121 neighbors; give smaller --neighbors"):
         nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(121,))
 
 

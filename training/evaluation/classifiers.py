@@ -8,6 +8,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import tensorflow as tf
+import tqdm
 from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
@@ -148,13 +149,13 @@ def outputs(
     found, labels = [], []
     batch_size = -(-min(batch_size, split.num_examples) // multiple_of) * multiple_of
     batches = evaluation_batches(split, preprocessing, num_classes=num_classes, batch_size=batch_size)
-    progress = keras.utils.Progbar(-(-split.num_examples // batch_size), unit_name="batch")
-    with bad_examples_reported(split):
+    num_batches = -(-split.num_examples // batch_size)
+    with bad_examples_reported(split), tqdm.tqdm(total=num_batches, unit="batch", disable=None) as progress:
         for images, one_hot, weights in batches:
             real = weights.numpy() > 0.0
             found.append(compute(images)[real].astype(np.float32))
             labels.append(np.argmax(one_hot, axis=-1)[real])
-            progress.add(1)
+            progress.update()
     return np.concatenate(found), np.concatenate(labels)
 
 
@@ -244,12 +245,11 @@ def _of_files(
 
     found, labels = [], []
     data = tf.data.Dataset.range(split.num_examples).map(file, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
-    progress = keras.utils.Progbar(len(data), unit_name="batch")
-    with bad_examples_reported(split):
+    with bad_examples_reported(split), tqdm.tqdm(total=len(data), unit="batch", disable=None) as progress:
         for images, numbers in data.prefetch(tf.data.AUTOTUNE):
             found.append(compute(images))
             labels.append(numbers.numpy())
-            progress.add(1)
+            progress.update()
     return np.concatenate(found), np.concatenate(labels)
 
 

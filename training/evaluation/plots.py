@@ -43,10 +43,10 @@ def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> No
     middles = [(row["low"] + row["high"]) / 2.0 for row in bins]
     above.bar(middles, [row["accuracy"] for row in bins], 0.9 / BINS, color="tab:blue", label="accuracy")
     above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], "k.", label="mean confidence")
-    above.plot([0, 1], [0, 1], color="grey", linestyle="--", label="perfect calibration")
+    above.plot([0, 1], [0, 1], color="gray", linestyle="--", label="perfect calibration")
     above.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy", title=f"Reliability: ECE {ece:.4f}")
     above.legend(loc="upper left")
-    below.bar(middles, [row["num_examples"] for row in bins], 0.9 / BINS, color="tab:grey")
+    below.bar(middles, [row["num_examples"] for row in bins], 0.9 / BINS, color="tab:gray")
     below.set(xlabel="confidence", ylabel="images", yscale="log")
     figure.savefig(path, dpi=120)
 

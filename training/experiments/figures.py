@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import matplotlib.figure
 
 # Colors and marks that can be distinguished without seeing red or green (Okabe and Ito).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKS = "osD^vPX"
 
 # Table 6: exaFLOPs of pre-training on JFT-300M, and top-1 of ImageNet after fine-tuning in %.
@@ -55,7 +55,7 @@ def _data_size(left, right, rows, shots: int) -> None:
 def _scaling(left, right, rows, shots: int) -> None:
     _lines(left, rows, "training_flops", "accuracy")
     left.set(xlabel="floating-point operations of training", ylabel="accuracy, %", title="here")
-    for (line, points), color, mark in zip(_TABLE_6.items(), _COLOURS, _MARKS, strict=False):
+    for (line, points), color, mark in zip(_TABLE_6.items(), _COLORS, _MARKS, strict=False):
         right.plot(*zip(*sorted(points), strict=True), color=color, marker=mark, label=line)
     right.set(xscale="log", xlabel="exaFLOPs of pre-training", ylabel="ImageNet top-1, %")
     right.set_title("the paper's Table 6, JFT-300M")
@@ -67,7 +67,7 @@ def _positions(left, right, rows, shots: int) -> None:
     names = [f"{row['line']}, {row['setting']}".removesuffix(", -") for row in rows]
     heights = range(len(rows), 0, -1)
     for height, row in zip(heights, rows, strict=True):
-        for measure, color, mark in (("few_shot", _COLOURS[0], "o"), ("accuracy", _COLOURS[1], "s")):
+        for measure, color, mark in (("few_shot", _COLORS[0], "o"), ("accuracy", _COLORS[1], "s")):
             mean, error = _percent(row[measure])
             bar = None if error is None else [[error], [error]]
             name = _label(measure, shots).removesuffix(", %") if height == len(rows) else None
@@ -77,7 +77,7 @@ def _positions(left, right, rows, shots: int) -> None:
     left.legend()
     known = [(height, _TABLE_8[key]) for height, row in zip(heights, rows, strict=True)
              if (key := (row["line"], row["setting"])) in _TABLE_8]  # fmt: skip
-    right.plot([value for _, value in known], [height for height, _ in known], "o", color=_COLOURS[0])
+    right.plot([value for _, value in known], [height for height, _ in known], "o", color=_COLORS[0])
     right.set_yticks(list(heights), [])
     right.set(ylim=left.get_ylim(), xlabel="ImageNet 5-shot accuracy, %", title="the paper's Table 8, ViT-B/16")
     for axes in (left, right):
@@ -85,7 +85,7 @@ def _positions(left, right, rows, shots: int) -> None:
 
 
 def _head(left, right, rows, shots: int) -> None:
-    for row, color, mark in zip(rows, _COLOURS, _MARKS, strict=False):
+    for row, color, mark in zip(rows, _COLORS, _MARKS, strict=False):
         steps, values = zip(*row["curve"], strict=True)
         name = f"{row['line']},\n{row['setting']}"
         left.plot(steps, [100 * value for value in values], color=color, marker=mark, markersize=4, label=name)
@@ -116,7 +116,7 @@ def _shape(left, right, rows, shots: int) -> None:
 def _lines(axes, rows, x: str, measure: str) -> None:
     """A line for each `line` of the rows, over a logarithmic axis, with intervals."""
     lines = list(dict.fromkeys(row["line"] for row in rows))
-    for line, color, mark in zip(lines, _COLOURS, _MARKS, strict=False):
+    for line, color, mark in zip(lines, _COLORS, _MARKS, strict=False):
         own = sorted((row for row in rows if row["line"] == line), key=lambda row: row[x])
         points = [_percent(row[measure]) for row in own]
         errors = None if points[0][1] is None else [error for _, error in points]

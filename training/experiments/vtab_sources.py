@@ -48,7 +48,7 @@ def _closest_vehicle(example: dict) -> tf.Tensor:
 
 
 def _stored(key: str, num_stored: int, num_classes: int) -> LabelRule:
-    """A stored number, of which neighbours share a class where there are fewer classes."""
+    """A stored number, of which neighbors share a class where there are fewer classes."""
 
     def label(example: dict) -> tf.Tensor:
         return tf.cast(tf.cast(example[key], tf.float32) // (num_stored / num_classes), tf.int32)

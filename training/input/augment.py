@@ -49,7 +49,7 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: P
         window = tf.concat([begin[:2], size[:2]], axis=0)
         if (
             preprocessing.channels == 3
-        ):  # libjpeg repeats grey as we do, at no cost; its grey of colors is not quite ours
+        ):  # libjpeg repeats gray as we do, at no cost; its gray of colors is not quite ours
             return tf.io.decode_and_crop_jpeg(data, window, channels=3)
         return preprocessing.to_channels(tf.io.decode_and_crop_jpeg(data, window))
 
@@ -134,7 +134,7 @@ def mixup(pairs: tuple, seed: tf.Tensor, p: float, *, mostly_own: bool) -> tuple
 def cutmix(pairs: tuple, seed: tf.Tensor, p: float) -> tuple[tf.Tensor, tf.Tensor]:
     """A window of the partner in each image, the same for the whole batch, and the labels by the areas.
 
-    arXiv 1905.04899: about 1 - Beta(p, p) of the area, about a centre anywhere, as far as it is inside. Arguments as of
+    arXiv 1905.04899: about 1 - Beta(p, p) of the area, about a center anywhere, as far as it is inside. Arguments as of
     `mixup`.
     """
     (images, labels), (other_images, other_labels) = pairs
@@ -142,9 +142,9 @@ def cutmix(pairs: tuple, seed: tf.Tensor, p: float) -> tuple[tf.Tensor, tf.Tenso
     _, height, width, _ = images.shape
     sides = tf.constant((height, width))
     size = tf.cast(tf.cast(sides, tf.float32) * tf.sqrt(1.0 - beta(share_seed, p)), tf.int32)
-    centre = tf.cast(tf.random.stateless_uniform((2,), centre_seed) * tf.cast(sides, tf.float32), tf.int32)
-    begin = tf.maximum(centre - size // 2, 0)
-    end = tf.minimum(centre + size // 2, sides)
+    center = tf.cast(tf.random.stateless_uniform((2,), centre_seed) * tf.cast(sides, tf.float32), tf.int32)
+    begin = tf.maximum(center - size // 2, 0)
+    end = tf.minimum(center + size // 2, sides)
     window = _window(begin, end, height, width)
     share = 1.0 - tf.reduce_mean(tf.cast(window, tf.float32))
     return tf.where(window, other_images, images), labels * share + other_labels * (1.0 - share)

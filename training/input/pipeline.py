@@ -16,7 +16,7 @@ from training.input import augment, color, randaugment
 from training.input.dataset import Split, decode_image
 from training.recipes.recipe import Recipe
 
-# Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbours stay correlated.
+# Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbors stay correlated.
 _SHUFFLE_ROUNDS = 16
 # Of the images kept beside a model: largest side in sides of its input, and bytes of all together.
 _LARGEST_SAMPLE, _SAMPLE_BYTES = 4, 64 * 2**20

@@ -2,7 +2,7 @@
 
 Papers: "RandAugment" (arXiv 1909.13719), "AutoAugment" (1805.09501). Operations, their scales and their rounding are
 those of tensorflow/tpu `efficientnet/autoaugment.py`, which big_vision's `pp/archive/autoaugment.py` keeps. keras-cv
-has another list (no rotation, posterising, inversion, sharpness, cutout), other scales, bilinear reflections for grey
+has another list (no rotation, posterizing, inversion, sharpness, cutout), other scales, bilinear reflections for gray
 borders, and draws from the state of its layers, so that an image could not be made again from its number.
 
 Axes: H W C, uint8 0..255, 1 or 3 channels; a level is a strength where 10 is the scale's nominal end; seeds are two
@@ -130,14 +130,14 @@ def solarize_add(image: tf.Tensor, addition: tf.Tensor) -> tf.Tensor:
     return tf.where(image < 128, lighter, image)
 
 
-def grey(image: tf.Tensor) -> tf.Tensor:
+def gray(image: tf.Tensor) -> tf.Tensor:
     """The luma, with one channel."""
     return tf.image.rgb_to_grayscale(image) if image.shape[-1] == 3 else image
 
 
 def contrast(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """Away from the mean of the luma, or towards it."""
-    mean = tf.cast(tf.reduce_mean(tf.cast(grey(image), tf.float32)), tf.uint8)
+    mean = tf.cast(tf.reduce_mean(tf.cast(gray(image), tf.float32)), tf.uint8)
     return blend(tf.fill(tf.shape(image), mean), image, factor)
 
 
@@ -152,7 +152,7 @@ def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def transform(image: tf.Tensor, matrix: list) -> tf.Tensor:
-    """Output pixel (x, y) is the nearest input pixel to (a x + b y + c, d x + e y + f); outside it is grey."""
+    """Output pixel (x, y) is the nearest input pixel to (a x + b y + c, d x + e y + f); outside it is gray."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],
         transforms=tf.stack([tf.cast(number, tf.float32) for number in (*matrix, 0.0, 0.0)])[None],
@@ -164,7 +164,7 @@ def transform(image: tf.Tensor, matrix: list) -> tf.Tensor:
 
 
 def rotate(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
-    """About the centre, anticlockwise."""
+    """About the center, anticlockwise."""
     angle = degrees * (math.pi / 180.0)
     cos, sin = tf.cos(angle), tf.sin(angle)
     x, y = (image.shape[1] - 1) / 2.0, (image.shape[0] - 1) / 2.0
@@ -172,7 +172,7 @@ def rotate(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
 
 
 def cutout(image: tf.Tensor, half: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A grey square of twice `half` pixels about a place anywhere in the image, as far as it is inside."""
+    """A gray square of twice `half` pixels about a place anywhere in the image, as far as it is inside."""
     half = tf.cast(half, tf.int32)
     rows, columns = (
         tf.range(side) - tf.random.stateless_uniform((), place, 0, side, tf.int32)
@@ -189,7 +189,7 @@ _OPERATIONS: dict[str, Callable] = {
     "Rotate": rotate,
     "Posterize": posterize,
     "Solarize": solarize,
-    "Color": lambda image, factor: blend(tf.repeat(grey(image), image.shape[-1], axis=-1), image, factor),
+    "Color": lambda image, factor: blend(tf.repeat(gray(image), image.shape[-1], axis=-1), image, factor),
     "Contrast": contrast,
     "Brightness": lambda image, factor: blend(tf.zeros_like(image), image, factor),
     "Sharpness": sharpness,

@@ -53,7 +53,7 @@ def open_source(arguments: DataOptions) -> Source:
 
 
 def digits() -> Source:
-    """The 1,797 handwritten digits that scikit-learn ships, 8x8 grey: four fifths to train on, the rest to test."""
+    """The 1,797 handwritten digits that scikit-learn ships, 8x8 gray: four fifths to train on, the rest to test."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -21,6 +21,10 @@ from training.loop import checkpoints
 from training.loop.run import Run
 from training.loop.trainer import Trainer
 
+# Seconds between two lines of a log file. So many epochs have a line each; later ones only after this time, so that an
+# hour of short epochs is below 10 kB.
+_LINE_SECONDS, _EPOCHS_WITH_LINES = 60.0, 20
+
 
 class TrainingInterrupted(Exception):
     """Training was interrupted by a signal; its checkpoint is saved."""
@@ -183,6 +187,54 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             f"The loss or a weight is not finite at step {self.step}, so training stopped; the workdir keeps the last "
             "checkpoint: try a lower --learning-rate in a new workdir."
         )
+
+
+class ProgressLines(keras.callbacks.Callback):
+    """Prints a line at the end of an epoch, and within an epoch after each minute, where a terminal has a bar.
+
+    Args:
+        step: returns the number of steps done.
+        num_steps: of the run.
+        clock: returns seconds.
+    """
+
+    def __init__(self, step: Callable[[], int], num_steps: int, clock: Callable[[], float] = time.monotonic):
+        super().__init__()
+        self._step, self._num_steps, self._clock = step, num_steps, clock
+        self._epoch, self._epochs_printed, self._rate = 0, 0, 0.0
+        self._last, self._first_step = clock(), step()
+        self._start = self._last
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._rate = logs["images_per_second"]
+        if self._clock() - self._last >= _LINE_SECONDS:
+            self._print(logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        is_last = self._step() >= self._num_steps
+        if is_last or self._epochs_printed < _EPOCHS_WITH_LINES or self._clock() - self._last >= _LINE_SECONDS:
+            self._epochs_printed += 1
+            self._print(logs)
+
+    def _print(self, logs) -> None:
+        self._last, step = self._clock(), self._step()
+        metrics = {name: value for name, value in logs.items() if name != "images_per_second"}
+        measured = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        left = (self._last - self._start) / max(step - self._first_step, 1) * (self._num_steps - step)
+        print(
+            f"Epoch {self._epoch + 1}/{self.params['epochs']}, step {step:,} of {self._num_steps:,}: {measured}, "
+            f"{self._rate:,.0f} images/s, {_duration(left)} left",
+            flush=True,
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class ProfileSteps(keras.callbacks.Callback):

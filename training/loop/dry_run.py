@@ -54,7 +54,7 @@ def describe_run(
         ("steps", f"{num_steps:,} of {recipe.batch_size:,} images, {images:,} in all"),
         ("epochs", f"{images / source.train.num_examples:.4g}"),
         ("parameters", f"{cost.parameters:,}"),
-        ("forward, an image", f"{_si(cost.multiply_adds + cost.normalisation)} multiply-adds, {_si(cost.flops)}FLOPs"),
+        ("forward, an image", f"{_si(cost.multiply_adds + cost.normalization)} multiply-adds, {_si(cost.flops)}FLOPs"),
         ("training, total", f"{_si(3 * cost.flops * images)}FLOPs, counting the gradient as twice the forward pass"),
         ("memory of a step, about" + f", on each of {replicas}" * (replicas > 1), f"{_si(sum(parts.values()))}B"),
         *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Sequence
 
 import keras
@@ -22,7 +23,7 @@ from training.devices.strategies import (
 )
 from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
 from training.input.sources import Source, bad_examples_reported
-from training.loop.callbacks import ForwardCallbacks, ProfileSteps, TrainingCheckpoint
+from training.loop.callbacks import ForwardCallbacks, ProfileSteps, ProgressLines, TrainingCheckpoint
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.jax.trainer import JaxTrainer
 from training.loop.objectives import distillation_objective, make_objective
@@ -270,6 +271,8 @@ def _fit(
     user_callbacks = keras.callbacks.CallbackList(list(callbacks), model=trainer, epochs=last_epoch, steps=per_epoch)
     trainer.stop_training = False
     user_callbacks.on_train_begin()
+    on_terminal = is_chief(strategy) and sys.stdout.isatty()
+    lines = [] if on_terminal or not is_chief(strategy) else [ProgressLines(lambda: checkpoint.step, num_steps)]
     for epochs, steps in fits:
         if trainer.stop_training:
             break
@@ -284,11 +287,10 @@ def _fit(
             validation_steps=num_batches,
             shuffle=False,
             callbacks=keras.callbacks.CallbackList(
-                [ForwardCallbacks(user_callbacks), *run_callbacks],
+                [ForwardCallbacks(user_callbacks), *run_callbacks, *lines],
                 add_history=True,
-                add_progbar=is_chief(strategy),
+                add_progbar=on_terminal,
                 model=trainer,
-                verbose="auto",
                 epochs=last_epoch,
                 steps=steps,
             ),

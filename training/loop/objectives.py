@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import Preprocessing, ViTConfig
-from training.recipes.recipe import COLOUR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
+from training.recipes.recipe import COLOR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
 from training.techniques.distillation import HardDistillation, SoftDistillation, check_student, open_teacher
 
 
@@ -72,8 +72,8 @@ class MaskedPatches:
         scaled = (patches - low) / (high - low)
         down, across = (_area_means(side, PATCH_CELLS[self._target]) for side in self._patch)
         means = tf.einsum("ah,bnhwc,dw->bnadc", down, scaled, across)  # (B, N, cells, cells, C)
-        levels = tf.clip_by_value(tf.cast(tf.floor(means * COLOUR_LEVELS), tf.int32), 0, COLOUR_LEVELS - 1)
-        classes = tf.reduce_sum(levels * tf.constant([COLOUR_LEVELS**channel for channel in range(channels)]), axis=-1)
+        levels = tf.clip_by_value(tf.cast(tf.floor(means * COLOR_LEVELS), tf.int32), 0, COLOR_LEVELS - 1)
+        classes = tf.reduce_sum(levels * tf.constant([COLOR_LEVELS**channel for channel in range(channels)]), axis=-1)
         return tf.reshape(classes, (shape[0], grid[0] * grid[1], PATCH_CELLS[self._target] ** 2))
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:

@@ -60,7 +60,7 @@ class FeatureSet:
 
 @dataclasses.dataclass(frozen=True)
 class SquareCrop(Preprocessing):
-    """The papers' way for few-shot evaluation: stretch to a square, then cut out the centre."""
+    """The papers' way for few-shot evaluation: stretch to a square, then cut out the center."""
 
     side: int = 256
     """Of the square, in pixels."""

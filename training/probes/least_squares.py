@@ -19,7 +19,7 @@ _SELECTION = 10_000
 
 
 class LeastSquares:
-    """Ridge regression from features (n, D), standardised, to targets -1 and 1, for any strength of the penalty.
+    """Ridge regression from features (n, D), standardized, to targets -1 and 1, for any strength of the penalty.
 
     The eigenvectors of X'X (D + 1 <= n) or XX' are computed once; a strength then costs one matrix product.
     """
@@ -50,8 +50,8 @@ class LeastSquares:
         return float(np.mean(np.argmax(self.scores(features.values, l2), axis=-1) == features.labels))
 
     def _design(self, features: np.ndarray) -> np.ndarray:
-        standardised = (features - self._mean) / self._scale
-        return np.pad(standardised, ((0, 0), (0, 1)), constant_values=_BIAS_FEATURE)
+        standardized = (features - self._mean) / self._scale
+        return np.pad(standardized, ((0, 0), (0, 1)), constant_values=_BIAS_FEATURE)
 
 
 def shots_of(labels: np.ndarray, num_classes: int, shots: int, seed: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The vote of the nearest neighbours among features; `knn.py` has its sources."""
+"""The vote of the nearest neighbors among features; `knn.py` has its sources."""
 
 from collections.abc import Sequence
 
@@ -19,14 +19,14 @@ def nearest_neighbors(
     neighbors: Sequence[int] = (1, 10, 20, 100),
     temperature: float = 0.07,
 ) -> list[dict]:
-    """Accuracy on the evaluation features for each number of neighbours: `neighbors`, `accuracy`."""
+    """Accuracy on the evaluation features for each number of neighbors: `neighbors`, `accuracy`."""
     if max(neighbors) > len(train.labels):
         raise UserError(
-            f"There are {len(train.labels)} training images, fewer than {max(neighbors)} neighbours; "
+            f"There are {len(train.labels)} training images, fewer than {max(neighbors)} neighbors; "
             "give smaller --neighbors."
         )
     index = sklearn.neighbors.NearestNeighbors(n_neighbors=max(neighbors), metric="cosine").fit(train.values)
-    distances, rows = index.kneighbors(evaluation.values)  # (n, most neighbours), the nearest first
+    distances, rows = index.kneighbors(evaluation.values)  # (n, most neighbors), the nearest first
     # The nearest has weight 1: exp(1 / temperature) itself may overflow.
     votes = np.exp((distances[:, :1] - distances) / temperature)
     found = []

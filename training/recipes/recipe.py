@@ -24,7 +24,7 @@ Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels"]
 MixupPartner = Literal["next", "opposite"]
 
 # Masked patch prediction: levels per channel (3 bits); rows and columns of the downsampled patch that is predicted.
-COLOUR_LEVELS = 8
+COLOR_LEVELS = 8
 PATCH_CELLS = {"patch-color": 1, "patch-4x4": 4}
 
 # The fields for the duration of a run; the first one that is not None counts.
@@ -258,7 +258,7 @@ def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> 
     """Return the size of the prediction for a masked patch; `training.loop.objectives` defines the targets."""
     if target == "patch-pixels":
         return patch[0] * patch[1] * channels
-    return PATCH_CELLS[target] ** 2 * COLOUR_LEVELS**channels
+    return PATCH_CELLS[target] ** 2 * COLOR_LEVELS**channels
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)

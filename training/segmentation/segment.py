@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
+import tqdm
 
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.files.atomic import staged
@@ -64,7 +66,9 @@ def _fit(model: keras.Model, train: Scenes, options: SegmentOptions) -> dict:
     )
     print(f"{len(train.images):,} training images, {options.steps:,} steps of {options.batch_size}.")
     batches = train.batches(preprocessing_of(model), options.batch_size, options.seed)
-    history = model.fit(batches, steps_per_epoch=options.steps, epochs=1, shuffle=False).history
+    history = model.fit(
+        batches, steps_per_epoch=options.steps, shuffle=False, verbose=1 if sys.stdout.isatty() else 2
+    ).history
     found = {name: float(values[-1]) for name, values in history.items()}
     if not np.isfinite(found["loss"]):
         raise UserError("The loss is not finite; give a lower --learning-rate.")
@@ -75,14 +79,13 @@ def evaluate(model: keras.Model, scenes: Scenes, labels: Sequence[str]) -> dict:
     """Return `mean_iou`, `pixel_accuracy` and `iou` by class; the logits are resized to the size of each mask."""
     confusion = np.zeros((len(labels), len(labels)), np.int64)  # class of the mask, predicted class
     preprocessing = preprocessing_of(model)
-    progress = keras.utils.Progbar(len(scenes.images), unit_name="image")
-    for image, file in zip(scenes.images, scenes.masks, strict=True):
+    pairs = zip(scenes.images, scenes.masks, strict=True)
+    for image, file in tqdm.tqdm(pairs, total=len(scenes.images), unit="image", disable=None):
         mask = read_mask(file)
         logits = model.predict_on_batch(read_image(tf.constant(image), preprocessing)[None])
         predicted = tf.argmax(tf.image.resize(logits, mask.shape)[0], axis=-1).numpy()  # (H, W)
         counted = mask != IGNORED
         np.add.at(confusion, (mask[counted], predicted[counted]), 1)
-        progress.add(1)
     hits, present = np.diag(confusion), confusion.sum(axis=1) > 0
     if not present.any():
         raise UserError("No pixel of the evaluation masks is counted; all are 255.")
