@@ -182,7 +182,7 @@ class Trainer(keras.Model):
             return self._accumulated(images, labels)
         return self._backward(images, labels, 0, [v.value for v in self._statistics])
 
-    def _update(self, gradients, sums, statistics) -> dict:
+    def _update(self, gradients, sums, statistics):
         """Update all variables from the sums over the replicas, and return the logs."""
         self.optimizer.apply(gradients, self.network.trainable_variables)
         for variable, value in zip(self._statistics, statistics, strict=True):
