@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_vit import ViTConfig, preprocessing_of
 from training.devices.strategies import distributed, open_strategy
-from training.input.pipeline import training_batches
+from training.input.pipeline import evaluation_batches, training_batches
 from training.input.sources import digits
 from training.loop.fit import build_trainer
 from training.options.common import Execution, StrategyOptions
@@ -33,7 +33,7 @@ CASES = {"adamw": (ADAMW, Execution()), "sgd": (SGD, Execution()), "remat": (ADA
 
 
 def train(case: str, state: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-    """Train from a state, or from random weights; return it, the loss after each step, and the state at the end."""
+    """Train from a state or random weights; return it, the loss of each step and of the average, and the end."""
     recipe, execution = CASES[case]
     source, strategy = digits(), open_strategy(StrategyOptions())
     trainer = build_trainer(lambda: recipe.build(10), recipe, STEPS, strategy=strategy, execution=execution, seed=1)
@@ -57,8 +57,12 @@ def train(case: str, state: dict[str, np.ndarray] | None) -> dict[str, np.ndarra
         verbose=0,
         callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))],
     )
+    evaluation = evaluation_batches(
+        source.evaluation, preprocessing_of(trainer.network), num_classes=10, batch_size=source.evaluation.num_examples
+    )
+    evaluated = trainer.evaluate(evaluation, verbose=0, return_dict=True)
     end = {f"end/{name}": np.array(variable) for name, variable in trainer.state.items()}
-    return {"losses": np.array([float(loss) for loss in losses]), **begin, **end}
+    return {"losses": np.array([float(loss) for loss in [*losses, evaluated["loss"]]]), **begin, **end}
 
 
 if __name__ == "__main__":

@@ -151,11 +151,13 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         """
         if [variable.path for variable in trainable_variables or ()] != list(self._paths):
             raise ValueError("Give the trainable variables that the optimizer was built for, in their order.")
-        gradients = [ops.convert_to_tensor(gradient) for gradient in grads]
+        tensorflow = keras.backend.backend() == "tensorflow"
+        to_tensor = tf.convert_to_tensor if tensorflow else ops.convert_to_tensor
+        update = self._update_handle if tensorflow else self._update_values
+        gradients = [to_tensor(gradient) for gradient in grads]
         if self._clip_norm is not None:
             gradients = _clipped(gradients, self._clip_norm)
-        learning_rate, step = ops.cast(self.learning_rate, "float32"), ops.convert_to_tensor(self.iterations.value)
-        update = self._update_handle if keras.backend.backend() == "tensorflow" else self._update_values
+        learning_rate, step = ops.cast(self.learning_rate, "float32"), to_tensor(self.iterations.value)
         for variable, gradient, *slots in zip(trainable_variables, gradients, *self.slots, strict=True):
             rate = learning_rate * self._share.get(variable.path, 1.0)
             update(variable, gradient, rate, self._decay.get(variable.path, 0.0), step, slots)
