@@ -1,20 +1,34 @@
 """Preprocess an image for a model: one definition for training, evaluation and export.
 
-It uses keras.ops, so it runs in a tf.data pipeline, in an exported graph and on any backend. Pixels are 0..255 until
-`normalize`. Official values: vit_jax `input_pipeline.py` (plain resize, (x - 127.5) / 127.5).
+It uses keras.ops, so it runs on any backend, in an exported graph, and in a tf.data pipeline beside any backend. Pixels
+are 0..255 until `normalize`. Official values: vit_jax `input_pipeline.py` (plain resize, (x - 127.5) / 127.5).
 """
 
 import dataclasses
+import importlib
 import operator
+import sys
 from typing import Any, get_args
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_vit.errors import UserError, check_integers
 from keras_vit.models.config import Background, Resize, make_plain
 
+
+class _Operations:
+    """keras.ops; while TensorFlow traces a graph on another backend, such as tf.data for JAX, those of TensorFlow."""
+
+    def __getattr__(self, name: str):
+        tensorflow = sys.modules.get("tensorflow")
+        if tensorflow is None or keras.backend.backend() == "tensorflow" or tensorflow.executing_eagerly():
+            return getattr(keras.ops, name)
+        backend = importlib.import_module("keras.src.backend.tensorflow")
+        return getattr(backend, name, None) or getattr(backend.numpy, name)
+
+
+ops = _Operations()
 # ITU-R BT.601 luma, the weights of PIL's convert("L") and of libjpeg.
 _LUMA = (0.299, 0.587, 0.114)
 

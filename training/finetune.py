@@ -16,6 +16,7 @@ from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data
 from training.options.common import DataOptions
+from training.options.jax import check_jax, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.recipe import Recipe, override_duration
@@ -36,8 +37,11 @@ def main(arguments: Sequence[str]) -> None:
     check_data(options.source)
     if options.checkpoint is not None:
         check_name(options.checkpoint)
-    prepare_tpu(options.devices)
-    cli.require_tensorflow()
+    if jax_requested():
+        check_jax(options, options.recipe)
+    else:
+        prepare_tpu(options.devices)
+        cli.require_tensorflow()
 
     from training.input.dataset import typical_size
     from training.loop.finetune import finetune

@@ -15,6 +15,7 @@ from keras_vit import UserError, cli
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data
 from training.options.common import DataOptions
+from training.options.jax import check_jax, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import override_duration
@@ -37,8 +38,11 @@ def main(arguments: Sequence[str]) -> None:
     )
     options = dataclasses.replace(options, recipe=override_duration(options.recipe, named))
     check_data(options.source)
-    prepare_tpu(options.devices)
-    cli.require_tensorflow()
+    if jax_requested():
+        check_jax(options, options.recipe)
+    else:
+        prepare_tpu(options.devices)
+        cli.require_tensorflow()
 
     from training.loop.pretrain import pretrain
     from training.loop.setup import report_interruption

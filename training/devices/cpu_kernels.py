@@ -23,7 +23,9 @@ _INVERSE_SQRT_2, _INVERSE_SQRT_2_PI = 0.7071067811865476, 0.3989422804014327
 
 
 def on_cpu() -> bool:
-    """Whether this process trains on CPUs. GPUs were not measured, and a TPU compiles the complete step anyway."""
+    """Whether TensorFlow trains on CPUs. GPUs were not measured; XLA compiles the complete step on a TPU and on JAX."""
+    if keras.backend.backend() != "tensorflow":
+        return False
     return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
 
 

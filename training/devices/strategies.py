@@ -8,9 +8,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 
+import keras
 import tensorflow as tf
 
 from keras_vit import UserError
+from training.devices.jax_devices import JaxDevices
 from training.devices.rendezvous import wait_for_workers
 from training.devices.slurm import slurm_config
 from training.devices.tpu import has_tpu
@@ -33,7 +35,12 @@ _LOST_WORKER_ERRORS = (
 
 
 def open_strategy(options: StrategyOptions) -> tf.distribute.Strategy:
-    """Create the strategy; once per process, before any computation. Raises UserError for missing devices."""
+    """Create the strategy; once per process, before any computation. Raises UserError for missing devices.
+
+    On JAX, return the devices of `keras.distribution` in its place.
+    """
+    if keras.backend.backend() == "jax":
+        return JaxDevices()
     kind = options.strategy
     gpus = tf.config.list_physical_devices("GPU")
     if kind == "auto":
@@ -153,7 +160,7 @@ def distributed(strategy: tf.distribute.Strategy, batch_size: int, batches: Call
         batch_size: examples per batch on all replicas; a multiple of the number of replicas.
         batches: part (i, n) -> rows i * B / n to (i + 1) * B / n of every batch.
     """
-    if strategy.num_replicas_in_sync == 1 and not several_workers(strategy):
+    if isinstance(strategy, JaxDevices) or (strategy.num_replicas_in_sync == 1 and not several_workers(strategy)):
         return batches(part=(0, 1))
     rows = batch_size // strategy.num_replicas_in_sync
 

@@ -25,6 +25,7 @@ from training.input.pipeline import evaluation_batches, steps_per_epoch, trainin
 from training.input.sources import Source, bad_examples_reported
 from training.loop.callbacks import ForwardCallbacks, ProfileSteps, ProgressLines, TrainingCheckpoint
 from training.loop.inspect_callback import InspectEpochs
+from training.loop.jax.trainer import JaxTrainer
 from training.loop.objectives import distillation_objective, make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.run import Run
@@ -126,7 +127,7 @@ def compile_trainer(
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
             optimizer.build(model.trainable_variables)
         objective, training_objective = make_objective(recipe), distillation_objective(recipe, model)
-    trainer = Trainer(
+    trainer = (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
         model,
         batch_size=recipe.batch_size,
         objective=training_objective or objective,
@@ -180,6 +181,8 @@ def _jit_compile(execution: Execution, deterministic: bool) -> bool:
             )
         if deterministic:
             raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
+        return True
+    if keras.backend.backend() == "jax":
         return True
     single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
     return execution.xla == "auto" and single_gpu and not deterministic

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
 
 from keras_vit import Preprocessing, ViTConfig
 from training.recipes.recipe import COLOR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
@@ -23,14 +24,14 @@ class Classification:
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return the weighted loss of each example (B,) and the sums of loss, correct predictions and weights."""
-        logits = tf.cast(outputs, tf.float32)
+        logits = ops.cast(outputs, "float32")
         if self._loss == "softmax":
             losses = keras.losses.categorical_crossentropy(labels, logits, True, self._label_smoothing)
         else:
             smooth = labels * (1.0 - self._label_smoothing) + self._label_smoothing / labels.shape[-1]
-            losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(smooth, logits), axis=-1)
-        right = tf.cast(tf.argmax(logits, axis=-1) == tf.argmax(labels, axis=-1), tf.float32)
-        return weights * losses, [tf.reduce_sum(x) for x in (weights * losses, weights * right, weights)]
+            losses = ops.sum(ops.binary_crossentropy(smooth, logits, from_logits=True), axis=-1)
+        right = ops.cast(ops.argmax(logits, axis=-1) == ops.argmax(labels, axis=-1), "float32")
+        return weights * losses, [ops.sum(x) for x in (weights * losses, weights * right, weights)]
 
 
 class MaskedPatches:

@@ -56,8 +56,13 @@ class Momentum:
     momentum: float
     slots = ("momentum",)
 
+    def new_values(self, value, gradient, learning_rate, step, momentum):
+        """Return the new values of a variable and its slots; arguments as of `update`, but tensors of any backend."""
+        momentum = self.momentum * momentum - learning_rate * gradient
+        return value + momentum, momentum
+
     def update(self, variable, gradient, learning_rate, step, momentum) -> None:
-        """Update a variable and its slots, all as resource handles.
+        """Update a variable and its slots, all as resource handles of TensorFlow.
 
         Args:
             gradient: of the variable's shape.
@@ -77,6 +82,14 @@ class Adam:
     beta_2: float
     epsilon: float
     slots = ("momentum", "velocity")
+
+    def new_values(self, value, gradient, learning_rate, step, momentum, velocity):
+        """As `Momentum.new_values`."""
+        step = ops.cast(step + 1, "float32")
+        rate = learning_rate * ops.sqrt(1.0 - ops.power(self.beta_2, step)) / (1.0 - ops.power(self.beta_1, step))
+        momentum = momentum + (gradient - momentum) * (1.0 - self.beta_1)
+        velocity = velocity + (ops.square(gradient) - velocity) * (1.0 - self.beta_2)
+        return value - rate * momentum / (ops.sqrt(velocity) + self.epsilon), momentum, velocity
 
     def update(self, variable, gradient, learning_rate, step, momentum, velocity) -> None:
         """As `Momentum.update`."""
@@ -98,7 +111,8 @@ class Adam:
 class SummedGradientOptimizer(keras.optimizers.Optimizer):
     """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
 
-    The arithmetic is that of Keras, but in a single TensorFlow operation, where Keras traces and runs twenty.
+    The arithmetic is that of Keras, but in a single TensorFlow operation, where Keras traces and runs twenty. On other
+    backends it is on keras.ops, for a step that is compiled as a whole.
     """
 
     def __init__(
@@ -137,23 +151,35 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         """
         if [variable.path for variable in trainable_variables or ()] != list(self._paths):
             raise ValueError("Give the trainable variables that the optimizer was built for, in their order.")
-        gradients = [tf.convert_to_tensor(gradient) for gradient in grads]
+        tensorflow = keras.backend.backend() == "tensorflow"
+        to_tensor = tf.convert_to_tensor if tensorflow else ops.convert_to_tensor
+        update = self._update_handle if tensorflow else self._update_values
+        gradients = [to_tensor(gradient) for gradient in grads]
         if self._clip_norm is not None:
             gradients = _clipped(gradients, self._clip_norm)
-        learning_rate, step = tf.cast(self.learning_rate, tf.float32), tf.convert_to_tensor(self.iterations.value)
+        learning_rate, step = ops.cast(self.learning_rate, "float32"), to_tensor(self.iterations.value)
         for variable, gradient, *slots in zip(trainable_variables, gradients, *self.slots, strict=True):
             rate = learning_rate * self._share.get(variable.path, 1.0)
-            if decay := self._decay.get(variable.path, 0.0):
-                lost = tf.convert_to_tensor(variable.value) * (decay * rate)
-                tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=lost)
-            self._rule.update(variable.value.handle, gradient, rate, step, *(slot.value.handle for slot in slots))
+            update(variable, gradient, rate, self._decay.get(variable.path, 0.0), step, slots)
         self.iterations.assign_add(1)
 
+    def _update_handle(self, variable, gradient, rate, decay: float, step, slots) -> None:
+        if decay:
+            lost = tf.convert_to_tensor(variable.value) * (decay * rate)
+            tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=lost)
+        self._rule.update(variable.value.handle, gradient, rate, step, *(slot.value.handle for slot in slots))
 
-def _clipped(gradients: list[tf.Tensor], norm: float) -> list[tf.Tensor]:
+    def _update_values(self, variable, gradient, rate, decay: float, step, slots) -> None:
+        value = variable.value - variable.value * (decay * rate) if decay else variable.value
+        values = self._rule.new_values(value, gradient, rate, step, *(slot.value for slot in slots))
+        for changed, new in zip((variable, *slots), values, strict=True):
+            changed.assign(new)
+
+
+def _clipped(gradients: list, norm: float) -> list:
     """Scale the gradients to a global norm of at most `norm`; all become NaN if their norm is not finite."""
-    total = tf.sqrt(tf.reduce_sum(tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])))
-    scale = norm * tf.minimum(1.0 / total, 1.0 / norm) + (total - total)
+    total = ops.sqrt(ops.sum(ops.stack([ops.sum(ops.square(gradient)) for gradient in gradients])))
+    scale = norm * ops.minimum(1.0 / total, 1.0 / norm) + (total - total)
     return [gradient * scale for gradient in gradients]
 
 

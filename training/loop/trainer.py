@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from keras_vit import UserError
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
@@ -175,23 +176,30 @@ class Trainer(keras.Model):
         # Set again, because iterators over several workers lose the static shape.
         rows = self._batch_size // replica.num_replicas_in_sync
         images, labels = (tf.ensure_shape(part, (rows, *part.shape[1:])) for part in data[:2])
-        if self._accumulation == 1:
-            gradients, sums, statistics = self._backward(images, labels, 0, [v.value for v in self._statistics])
-        else:
-            gradients, sums, statistics = self._accumulated(images, labels)
+        gradients, sums, statistics = self._gradients_of_batch(images, labels)
         stop = [] if self._stop_requested is None else [tf.identity(self._stop_requested)]
         if replica.num_replicas_in_sync > 1:
             parts = [gradients, sums, statistics, stop]
             flat = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.nest.flatten(parts))
             gradients, sums, statistics, stop = tf.nest.pack_sequence_as(parts, flat)
             statistics = [total / replica.num_replicas_in_sync for total in statistics]
+        for value in stop:
+            self._any_stop_requested.assign(value)
+        return self._update(gradients, sums, statistics)
+
+    def _gradients_of_batch(self, images, labels):
+        """As `_backward` for the full batch."""
+        if self._accumulation > 1:
+            return self._accumulated(images, labels)
+        return self._backward(images, labels, 0, [v.value for v in self._statistics])
+
+    def _update(self, gradients, sums, statistics):
+        """Update all variables from the sums over the replicas, and return the logs."""
         self.optimizer.apply(gradients, self.network.trainable_variables)
         for variable, value in zip(self._statistics, statistics, strict=True):
             variable.assign(value)
         for average, variable in zip(self.ema, self.network.trainable_variables, strict=bool(self.ema)):
             average.assign(average + (1.0 - self._ema_decay) * (variable - average))
-        for value in stop:
-            self._any_stop_requested.assign(value)
         self.step.assign_add(1)
         return self._logs(self.sums, sums)
 
@@ -274,11 +282,11 @@ class Trainer(keras.Model):
             return []
         return tf.unstack(tf.random.stateless_uniform((len(self._random), 2), key, None, None, self._random[0].dtype))
 
-    def _logs(self, totals, sums) -> dict[str, tf.Tensor]:
+    def _logs(self, totals, sums) -> dict:
         """Add to the totals and return the means so far."""
         for total, value in zip(totals, sums, strict=True):
-            total.assign_add(tf.cast(value, total.dtype))
-        loss, correct, seen = (tf.cast(total.value, tf.float32) for total in totals)
+            total.assign_add(ops.cast(value, total.dtype))
+        loss, correct, seen = (ops.cast(total.value, "float32") for total in totals)
         return dict(zip(self._objective.metrics, (loss / seen, correct / seen), strict=False))
 
     def reset_metrics(self):

@@ -1,0 +1,72 @@
+"""Training steps on the backend of this process, for `test_jax.py`: python -m tests.loop.jax_steps STATE OUTPUT."""
+
+import dataclasses
+import pathlib
+import sys
+
+import keras
+import numpy as np
+
+from keras_vit import ViTConfig, preprocessing_of
+from training.devices.strategies import distributed, open_strategy
+from training.input.pipeline import evaluation_batches, training_batches
+from training.input.sources import digits
+from training.loop.fit import build_trainer
+from training.options.common import Execution, StrategyOptions
+from training.recipes.pretrain import RECIPES
+from training.recipes.schedules import Schedule
+
+STEPS, BATCH = 20, 48
+ADAMW = dataclasses.replace(
+    RECIPES["digits"],
+    model=ViTConfig(patch_size=4, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=48),
+    batch_size=BATCH,
+    learning_rate=3e-3,
+    schedule=Schedule(warmup_steps=5),
+    optimizer="adamw",
+    weight_decay=0.1,
+    clip_norm=0.5,
+    ema_decay=0.9,
+)
+SGD = dataclasses.replace(ADAMW, optimizer="sgd", loss="sigmoid", learning_rate=0.05, accumulation=2, layer_decay=0.8)
+CASES = {"adamw": (ADAMW, Execution()), "sgd": (SGD, Execution()), "remat": (ADAMW, Execution(remat=True))}
+
+
+def train(case: str, state: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    """Train from a state or random weights; return it, the loss of each step and of the average, and the end."""
+    recipe, execution = CASES[case]
+    source, strategy = digits(), open_strategy(StrategyOptions())
+    trainer = build_trainer(lambda: recipe.build(10), recipe, STEPS, strategy=strategy, execution=execution, seed=1)
+    if state is None:
+        rng = np.random.default_rng(2)
+        for variable in trainer.network.trainable_variables:
+            variable.assign(rng.normal(0.0, 0.1, variable.shape))
+        for average, variable in zip(trainer.ema, trainer.network.trainable_variables, strict=True):
+            average.assign(variable)
+    for name, variable in trainer.state.items() if state else ():
+        variable.assign(state[f"begin/{name}"])
+    begin = {f"begin/{name}": np.array(variable) for name, variable in trainer.state.items()}
+    losses: list[float] = []
+    batches = training_batches(
+        source.train, recipe, preprocessing_of(trainer.network), num_classes=10, seed=1, first_step=0
+    )
+    trainer.fit(
+        distributed(strategy, BATCH, lambda part: batches),
+        steps_per_epoch=STEPS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))],
+    )
+    evaluation = evaluation_batches(
+        source.evaluation, preprocessing_of(trainer.network), num_classes=10, batch_size=source.evaluation.num_examples
+    )
+    evaluated = trainer.evaluate(evaluation, verbose=0, return_dict=True)
+    end = {f"end/{name}": np.array(variable) for name, variable in trainer.state.items()}
+    return {"losses": np.array([float(loss) for loss in [*losses, evaluated["loss"]]]), **begin, **end}
+
+
+if __name__ == "__main__":
+    begin, output = map(pathlib.Path, sys.argv[1:])
+    for name in CASES:
+        with np.load(begin / f"{name}.npz") as stored:
+            np.savez(output / f"{name}.npz", **train(name, dict(stored)))

@@ -1,0 +1,152 @@
+"""Training with Keras on JAX, in processes of its own, against the trainer on TensorFlow."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit import UserError
+from tests.loop import jax_steps
+from training import pretrain
+from training.loop.run import Run
+from training.options.common import DataOptions, Execution, StrategyOptions
+from training.options.jax import check_jax
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import RECIPES
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def on_jax(*arguments: str, devices: int = 1) -> str:
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(name="steps", scope="module")
+def _steps(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
+    """Two directories with the same training steps: on TensorFlow, and on JAX from the same state."""
+    tensorflow, jax = tmp_path_factory.mktemp("tensorflow"), tmp_path_factory.mktemp("jax")
+    for name in jax_steps.CASES:
+        np.savez(tensorflow / f"{name}.npz", **jax_steps.train(name, None))
+    on_jax("-m", "tests.loop.jax_steps", str(tensorflow), str(jax))
+    return tensorflow, jax
+
+
+def assert_close(name: str, here: pathlib.Path, there: pathlib.Path, tolerance: float) -> None:
+    with np.load(here / f"{name}.npz") as one, np.load(there / f"{name}.npz") as other:
+        assert set(one) == set(other)
+        assert len(one["losses"]) == jax_steps.STEPS + 1  # the last is that of the average, evaluated
+        np.testing.assert_allclose(one["losses"], other["losses"], rtol=tolerance)
+        assert one["end/step/00000"] == other["end/step/00000"] == jax_steps.STEPS
+        assert not np.array_equal(one["begin/weight/00000"], one["end/weight/00000"])
+
+
+@pytest.mark.parametrize("name", jax_steps.CASES)
+def test_twenty_steps_have_the_losses_of_tensorflow(name, steps):
+    assert_close(name, *steps, tolerance=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", jax_steps.CASES)
+def test_eight_devices_train_as_one(name, steps, tmp_path_factory):
+    eight = tmp_path_factory.getbasetemp() / "eight"
+    if not eight.exists():
+        eight.mkdir()
+        on_jax("-m", "tests.loop.jax_steps", str(steps[0]), str(eight), devices=8)
+    assert_close(name, eight, steps[1], tolerance=1e-5)
+
+
+# Dropout, an average, several epochs with several checkpoints in each. The second run stops when step 8 is saved.
+_RUNS = """
+import pathlib, sys
+from training import pretrain
+from training.loop import checkpoints
+
+COMMAND = [
+    "digits", "--data", "digits", "--seed", "5", "--epochs", "2", "--batch-size", "96", "--warmup-steps", "6",
+    "--checkpoint-every", "4", "--ema-decay", "0.9", "--model.num-layers", "1", "--model.hidden-size", "24",
+    "--model.mlp-dim", "48", *sys.argv[2:], "--workdir",
+]
+folder, save = pathlib.Path(sys.argv[1]), checkpoints.save
+pretrain.main([*COMMAND, str(folder / "undisturbed")])
+
+class Interrupted(Exception):
+    pass
+
+def save_and_stop(folder, step, *rest):
+    save(folder, step, *rest)
+    if step == 8:
+        raise Interrupted
+
+checkpoints.save = save_and_stop
+try:
+    pretrain.main([*COMMAND, str(folder / "resumed")])
+except Interrupted:
+    checkpoints.save = save
+    pretrain.main([*COMMAND, str(folder / "resumed")])
+"""
+
+
+def check_resumed(folder: pathlib.Path, *more: str, devices: int) -> None:
+    assert "Continuing after step 8, in epoch 1." in on_jax("-c", _RUNS, str(folder), *more, devices=devices)
+    undisturbed, resumed = Run(folder / "undisturbed"), Run(folder / "resumed")
+    for one, other in zip(undisturbed.metrics(), resumed.metrics(), strict=True):
+        timed = {"seconds": 0, "images_per_second": 0}
+        assert one | timed == other | timed
+    one, other = (keras.models.load_model(run.model_file) for run in (undisturbed, resumed))
+    for here, there in zip(one.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(here, there, err_msg=here.path)
+
+
+def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits_and_opens_on_tensorflow(tmp_path):
+    check_resumed(tmp_path, devices=1)
+
+
+@pytest.mark.slow
+def test_on_eight_devices_in_bfloat16_with_micro_batches_too(tmp_path):
+    check_resumed(tmp_path, "--precision", "bfloat16", "--accumulation", "2", devices=8)
+
+
+OPTIONS = PretrainOptions(source=DataOptions("digits"), workdir="runs/never", recipe=RECIPES["digits"])
+REFUSED = {
+    "--strategy mirrored": {"devices": StrategyOptions("mirrored")},
+    "--replicas": {"devices": StrategyOptions(replicas=2)},
+    "--precision float16": {"execution": Execution(precision="float16")},
+    "--steps-per-execution": {"execution": Execution(steps_per_execution=2)},
+    "--xla off": {"execution": Execution(xla="off")},
+    "--inspect-every": {"execution": Execution(inspect_every=1)},
+    "--profile-steps": {"execution": Execution(profile_steps=(1, 2))},
+    "--dry-run": {"dry_run": True},
+    "--target patch-pixels": {
+        "recipe": dataclasses.replace(RECIPES["digits"], target="patch-pixels", label_smoothing=0.0)
+    },
+    "--teacher": {"recipe": dataclasses.replace(RECIPES["digits"], teacher="runs/large")},
+    "--patch-dropout": {"recipe": dataclasses.replace(RECIPES["digits"], patch_dropout=0.5)},
+    "--sharpness-radius": {"recipe": dataclasses.replace(RECIPES["digits"], sharpness_radius=0.1)},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_jax_does_not_support_is_refused_in_a_sentence(name):
+    options = dataclasses.replace(OPTIONS, **REFUSED[name])
+    with pytest.raises(UserError, match=rf"^{name} is not supported with KERAS_BACKEND=jax \(.+\); leave it out, or"):
+        check_jax(options, options.recipe)
+
+
+def test_the_command_refuses_before_keras_is_used(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    workdir = tmp_path / "run"
+    with pytest.raises(UserError, match="^--xla off is not supported"):
+        pretrain.main(["digits", "--data", "digits", "--workdir", str(workdir), "--xla", "off"])
+    assert not workdir.exists()

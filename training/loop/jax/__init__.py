@@ -1,0 +1,1 @@
+"""Training with Keras on JAX."""

@@ -1,0 +1,143 @@
+"""The training and evaluation step on JAX.
+
+They compute what `Trainer` does on TensorFlow, from the same batches, in the same order: see there. Here one compiled
+function takes the values of all variables and returns the new ones. The batch is divided among the devices by
+`keras.distribution.DataParallel`; sums over the batch are sums over all devices, and dropout masks do not depend on
+their number.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import keras
+from keras import ops
+
+from training.loop.trainer import Trainer
+
+
+class JaxTrainer(Trainer):
+    """`Trainer` on the JAX backend of Keras. Its variables, and so its checkpoints, are the same."""
+
+    @property
+    def state(self) -> dict[str, keras.Variable]:
+        self.jax_state_sync()  # within `fit`, Keras keeps the values outside of the variables
+        return super().state
+
+    def make_train_function(self, force=False):
+        return keras.Model.make_train_function(self, force)
+
+    def make_test_function(self, force=False):
+        return keras.Model.make_test_function(self, force)
+
+    def train_step(self, state, data):
+        groups = [self.trainable_variables, self.non_trainable_variables, self.optimizer.variables, []]
+        with keras.StatelessScope(_pairs(groups, state)) as scope:
+            logs = self._update(*self._gradients_of_batch(*data[:2]))
+        return logs, _values(scope, groups)
+
+    def test_step(self, state, data):
+        images, labels, weights = data
+        groups = [self.trainable_variables, self.non_trainable_variables, []]
+        with keras.StatelessScope(_pairs(groups, state)) as scope:
+            trained = [v.value for v in self.ema or self.network.trainable_variables]
+            others = [v.value for v in self.network.non_trainable_variables]
+            outputs, _ = self.network.stateless_call(trained, others, images, training=False)
+            logs = self._logs(self.test_sums, self._validation.measure(images, labels, outputs, weights)[1])
+        return logs, _values(scope, groups)
+
+    def _accumulated(self, images, labels):
+        import jax
+
+        count = self._accumulation
+        parts = [_micro_batches(x, count) for x in (images, labels)]
+        start = (
+            [ops.zeros(variable.shape) for variable in self.network.trainable_variables],
+            [ops.zeros(()) for _ in range(3)],
+            [v.value for v in self._statistics],
+        )
+
+        def add(totals, micro):
+            index, images, labels = micro
+            *added, statistics = self._backward(images, labels, index, totals[2])
+            return (*jax.tree.map(ops.add, list(totals[:2]), added), statistics), None
+
+        return jax.lax.scan(add, start, (ops.arange(count), *parts))[0]
+
+    def _backward(self, images, labels, micro, statistics):
+        import jax
+
+        variables = self.network.trainable_variables
+        changed = [*zip(self._random, self.draw(micro), strict=True), *zip(self._statistics, statistics, strict=True)]
+        values = {id(v): v.value for v in self.network.variables} | {id(v): value for v, value in changed}
+
+        def loss(trained):
+            now = values | {id(v): value for v, value in zip(variables, trained, strict=True)}
+            outputs, now = self._outputs(now, images)
+            losses, sums = self._objective.measure(images, labels, outputs, ops.ones(images.shape[:1]))
+            return ops.sum(losses) / self._batch_size, (sums, [now[id(v)] for v in self._statistics])
+
+        gradients, (sums, statistics) = jax.grad(loss, has_aux=True)([values[id(v)] for v in variables])
+        return gradients, sums, statistics
+
+    def _outputs(self, values: dict, images) -> tuple:
+        """Return the outputs of the network in training, and the values of its variables, by id, after it."""
+        import jax
+
+        outputs = images
+        for part in self._segments or [self._trained]:
+            call = functools.partial(part.stateless_call, training=True)
+            groups = part.trainable_variables, part.non_trainable_variables
+            given = [[values[id(v)] for v in group] for group in groups]
+            outputs, others = (jax.checkpoint(call) if self._segments else call)(*given, outputs)
+            values = values | {id(v): value for v, value in zip(groups[1], others, strict=True)}
+        return outputs, values
+
+    def draw(self, micro) -> list:
+        """Return the seed of each random layer, different for each step and micro-batch."""
+        import jax
+
+        if not self._random:
+            return []
+        key = jax.random.fold_in(jax.random.key(self._seed % 2**31), self.step.value)
+        return list(jax.random.bits(jax.random.fold_in(key, micro), (len(self._random), 2), self._random[0].dtype))
+
+
+def training_step(trainer: JaxTrainer) -> Callable:
+    """Return the compiled training step: (state, (images, labels)) -> (logs, new state); the state is donated.
+
+    The state is that of `state_shapes`. For one device; `fit` compiles the step for its devices itself.
+    """
+    import jax
+
+    return jax.jit(trainer.train_step, donate_argnums=0)
+
+
+def state_shapes(trainer: JaxTrainer, sharding) -> tuple[list, ...]:
+    """Return the shapes and dtypes of the state of `training_step`, to compile it for devices that are not there.
+
+    Args:
+        trainer: compiled.
+        sharding: `jax.sharding.Sharding` of each variable.
+    """
+    import jax
+
+    groups = [trainer.trainable_variables, trainer.non_trainable_variables, trainer.optimizer.variables, []]
+    return tuple([jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding) for v in group] for group in groups)
+
+
+def _pairs(groups: Sequence[Sequence[keras.Variable]], state) -> list[tuple]:
+    return [pair for group, values in zip(groups, state, strict=True) for pair in zip(group, values, strict=True)]
+
+
+def _values(scope: keras.StatelessScope, groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
+    return tuple([scope.get_current_value(v) for v in group] for group in groups)
+
+
+def _micro_batches(rows, count: int):
+    """Rows (B, ...) -> (count, B / count, ...), each micro-batch divided among all devices."""
+    parts = ops.reshape(rows, (count, rows.shape[0] // count, *rows.shape[1:]))
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return parts
+    axes = [None, distribution.batch_dim_name, *(None for _ in rows.shape[1:])]
+    return keras.distribution.distribute_tensor(parts, keras.distribution.TensorLayout(axes, distribution.device_mesh))
