@@ -23,6 +23,11 @@ class JaxTrainer(Trainer):
         self.jax_state_sync()  # within `fit`, Keras keeps the values outside of the variables
         return super().state
 
+    def _copy(self, variable):
+        copy = super()._copy(variable)
+        copy.assign(ops.copy(variable.value))  # a buffer of its own: the step donates each buffer once
+        return copy
+
     def make_train_function(self, force=False):
         return keras.Model.make_train_function(self, force)
 
