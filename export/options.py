@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from keras_vit.errors import UserError
+
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
 LARGEST_DISAGREEMENT = 0.02
@@ -29,6 +31,9 @@ class SourceOptions:
     """Number of attention heads, if the checkpoint does not contain it."""
     num_groups: int | None = None
     """Number of GroupNorm groups, if the checkpoint does not contain it."""
+    license: str | None = None
+    """License of the weights, for the files and reports. Default: what the checkpoint, or the one that the run was
+    fine-tuned from, states."""
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -47,12 +52,19 @@ class SavedModelOptions:
     """Add the signature "attention" with the probabilities of every block."""
     xla: bool = False
     """Compile the network with XLA, in the first call with each batch size."""
+    threshold: float | None = None
+    """Add the output "accepted" to serving_default: whether the probability of the most likely class reaches this
+    number, 0 to 1."""
     max_disagreement: float = LARGEST_DISAGREEMENT
     """Largest share of images with another predicted class than the model, for bfloat16."""
 
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
+            raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
+
 
 Target = Literal["cpu", "gpu", "npu"]
-TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int8", "int16x8"]
+TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +82,10 @@ class TFLiteOptions:
     uint8_input: bool = False
     """Take pixels 0..255 and normalize them in the model; the files are named model-FORMAT-uint8-input.tflite."""
     dynamic_batch: bool = False
-    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int8 and int16x8."""
+    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights, int8 and int16x8."""
     calibration: str | None = None
-    """Folder of representative images for int8 and int16x8. Default: training images in the run directory."""
+    """Folder of representative images for int4-weights, int8 and int16x8. Default: training images in the run
+    directory."""
     calibration_images: int = 256
     """Number of calibration images."""
     max_disagreement: float = LARGEST_DISAGREEMENT

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from export import parity
 from export.source import Provenance
+from keras_vit.files.tables import markdown_table
 
 # Heading, column names, and rows.
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
@@ -22,6 +23,26 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 _MOST_BARS = 15
 # Timed calls of an artifact, and the seconds that all its calls may take.
 _REPEATS, _LONGEST = 50, 5.0
+# Names of facts that are no words.
+_WORDS = {
+    "dtype": "type of the weights",
+    "xla": "compiled by XLA",
+    "images_from": "images for the comparison",
+    "num_images": "number of these images",
+    "max_abs_diff": "largest difference of a logit from the Keras model",
+    "mean_abs_diff": "mean difference of a logit",
+    "tolerance": "largest difference that counts as rounding",
+    "agreement": "share of images with the same predicted class",
+    "keras_accuracy": "accuracy of the Keras model",
+    "encoded_images_max_abs_diff": "largest difference of a probability, from image files",
+    "warm_up_requests": "warm-up requests",
+    "cpp_loader_max_abs_diff": "largest difference of a logit in TensorFlow's C++ loader",
+    "threshold": "threshold to accept an image",
+    "latency_ms": "latency of one image, ms",
+    "1_threads": "one thread",
+    "2_threads": "two threads",
+    "export_seconds": "seconds of the export",
+}
 
 
 def operator_table(names: Iterable[str]) -> dict[str, int]:
@@ -81,20 +102,30 @@ def write(
     Args:
         directory: for the three files.
         title: of report.md and report.png.
-        facts: content of report.json. Its "notes" become sentences of report.md.
+        facts: content of report.json. Its "notes" become sentences of report.md, its "operators" folded tables.
         tables: of report.md: heading, column names, and rows. Default: one table of the facts.
         panels: of report.png: bars by name. Default: the latency and the most frequent operators.
     """
     facts = {**facts, "versions": versions()}
     (directory / "report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     if not tables:
-        tables = [("", ("measure", "value"), [(name, _text(value)) for name, value in facts.items()])]
+        shown = [
+            (_words(name), _text(value))
+            for name, value in facts.items()
+            if name not in ("operators", "notes") and (name, value) != ("threshold", None)
+        ]
+        tables = [("", ("measure", "value"), shown)]
+    else:
+        tables = [("", ("", ""), [("weights", facts["weights"]), ("license", _text(facts["license"]))]), *tables]
     lines = [f"# {title}", ""]
     for heading, columns, rows in tables:
         lines += [f"## {heading}", ""] if heading else []
-        lines += [_row(columns), _row("---" for _ in columns), *(_row(row) for row in rows), ""]
+        lines += [_table(columns, rows), ""]
     for sentence in facts.get("notes", ()):
         lines += [sentence, ""]
+    for name, operators in _operators(facts).items():
+        lines += [f"<details><summary>{name}: {sum(operators.values()):,}</summary>", ""]
+        lines += [_table(("operator", "number"), list(operators.items())), "", "</details>", ""]
     lines += ["![report](report.png)", ""]
     (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
     if panels is None:
@@ -142,7 +173,7 @@ def write_formats(
     heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
     common = {
         "artifact": artifact,
-        "model": origin.name,
+        **origin.as_json(),
         "images_from": origin.images,
         "num_images": len(expected.logits),
         "keras_accuracy": expected.accuracy,
@@ -197,8 +228,20 @@ def format_table(files: Mapping[Any, tuple[pathlib.Path, parity.Parity]], sizes:
     return parity.as_table(rows, ("format", "file", "bytes", "max |logit diff|", "agreement", "accuracy"))
 
 
-def _row(cells: Iterable[object]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    return markdown_table(columns, [[str(cell) for cell in row] for row in rows], num_text_columns=len(columns))
+
+
+def _operators(facts: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
+    """Tables of operators by their caption: of the artifact, or of each format."""
+    if "operators" in facts:
+        return {"Operators": facts["operators"]}
+    return {f"Operators of {kind}": row["operators"] for kind, row in facts.get("formats", {}).items()}
+
+
+def _words(name: str) -> str:
+    """The name of a fact in words."""
+    return _WORDS.get(name, name.replace("_", " "))
 
 
 def _accuracy(accuracy: float | None) -> str:
@@ -206,10 +249,14 @@ def _accuracy(accuracy: float | None) -> str:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.2g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
+        return ", ".join(f"{_words(name)} {_text(part)}" for name, part in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(_text(part) for part in value)
     return "unknown" if value is None else str(value)
@@ -223,8 +270,8 @@ def _draw(title: str, panels: Mapping[str, Mapping[str, float]], path: pathlib.P
     figure.suptitle(title, fontsize=10)
     all_axes = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (name, bars) in zip(all_axes, shown.items(), strict=True):
-        drawn = axes.barh(list(bars), list(bars.values()), color="tab:blue")
-        axes.bar_label(drawn, labels=[f"{value:.4g}" for value in bars.values()], padding=3, fontsize=8)
+        drawn = axes.barh([_words(bar) for bar in bars], list(bars.values()), color="tab:blue")
+        axes.bar_label(drawn, labels=[f"{value:.3g}" for value in bars.values()], padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.margins(x=0.12)
         axes.set_title(name, fontsize=9, loc="left")

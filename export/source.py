@@ -11,9 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
+from keras_vit.checkpoints.describe import license_of
 from keras_vit.files.image_formats import format_list, image_files
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import to_path
+from keras_vit.files.tables import short_name
 from keras_vit.run_directory import Samples
 
 # Number of random images, and their sizes relative to the input of the model.
@@ -32,6 +34,27 @@ class Provenance:
     """Content of config.json of the run."""
     metrics: dict = dataclasses.field(default_factory=dict)
     """Last line of metrics.jsonl of the run."""
+    weights: str = "unknown"
+    """Where the weights come from: a checkpoint, or training from scratch."""
+    license: str | None = None
+    """License of the weights; None if nothing states it."""
+
+    temperature: float = 1.0
+    """Divides the logits before the softmax, if the run is calibrated."""
+
+    @property
+    def license_text(self) -> str:
+        """The license for people."""
+        return self.license or "not specified; add the license of the weights and of the data"
+
+    def as_json(self) -> dict[str, str | float | None]:
+        """The fields of report.json."""
+        return {
+            "model": self.name,
+            "weights": self.weights,
+            "license": self.license,
+            "temperature": self.temperature,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +77,27 @@ def open_source(
     image_size: tuple[int, int] | None = None,
     num_heads: int | None = None,
     num_groups: int | None = None,
+    license: str | None = None,  # noqa: A002 - the name of the option
 ) -> Source:
     """Load the model of a run or a checkpoint. The arguments are the fields of `SourceOptions`.
 
     Raises UserError unless there is exactly one classifier with its labels.
     """
+    source = _open(run, checkpoint, labels, images, image_size, num_heads, num_groups)
+    if license is None:
+        return source
+    return dataclasses.replace(source, origin=dataclasses.replace(source.origin, license=license))
+
+
+def _open(
+    run: str | None,
+    checkpoint: str | None,
+    labels: str | None,
+    images: str | None,
+    image_size: tuple[int, int] | None,
+    num_heads: int | None,
+    num_groups: int | None,
+) -> Source:
     config = {"image_size": image_size, "num_heads": num_heads, "num_groups": num_groups}
     if run is not None and checkpoint is None:
         options = {"labels": labels, "images": images, **config}
@@ -74,8 +113,28 @@ def open_source(
 def _from_run(run: pathlib.Path) -> Source:
     model, labels = run_directory.load(run)
     samples = Samples.load(run_directory.find(run, run_directory.SAMPLES))
-    origin = Provenance(str(run), "evaluation images of the run", _json(run / run_directory.CONFIG), _last_metrics(run))
+    config = _json(run / run_directory.CONFIG)
+    weights, terms = _weights(config)
+    origin = Provenance(
+        str(run),
+        "evaluation images of the run",
+        config,
+        _last_metrics(run),
+        weights,
+        terms,
+        run_directory.load_temperature(run),
+    )
     return Source(model, labels, samples, origin)
+
+
+def _weights(config: dict) -> tuple[str, str | None]:
+    """Where the weights of a run come from, and their license."""
+    weights, settings = config.get("weights"), config.get("settings")
+    if isinstance(weights, dict):
+        return f"fine-tuned from {short_name(str(weights.get('checkpoint')))}", weights.get("license")
+    if isinstance(settings, dict) and settings.get("command") == "pretrain":
+        return "trained from scratch", None
+    return "unknown", None
 
 
 def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | None, config: dict[str, Any]) -> Source:
@@ -84,10 +143,11 @@ def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | Non
     labels = checkpoint_labels(labels_file, model.output_shape[1])
     if images is None:
         samples = random_images(preprocessing_of(model))
-        origin = Provenance(checkpoint, f"{_NUM_RANDOM} random images")
+        seen = f"{_NUM_RANDOM} random images"
     else:
         samples = read_folder(images, labels)
-        origin = Provenance(checkpoint, f"images of {images}")
+        seen = f"images of {images}"
+    origin = Provenance(checkpoint, seen, weights=short_name(checkpoint), license=license_of(checkpoint))
     return Source(model, labels, samples, origin)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from keras_vit.checkpoints.save import save_checkpoint
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
+    from keras_vit.models.complexity import summary
     from keras_vit.models.position_resizing import resize_position_embedding
     from keras_vit.preprocessing import Preprocessing
 else:
@@ -46,6 +47,7 @@ else:
             "checkpoints.download": ["find_checkpoint"],
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.position_resizing": ["resize_position_embedding"],
+            "models.complexity": ["summary"],
             "preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],
         },
@@ -77,6 +79,7 @@ __all__ = [
     "preprocessing_of",
     "resize_position_embedding",
     "save_checkpoint",
+    "summary",
 ]
 
 

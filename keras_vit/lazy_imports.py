@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-# The modules with the layers of saved models. The second one imports the first.
-_LAYERS, _ALL_LAYERS = "keras_vit.models.layers", "keras_vit.models.attention"
+# The modules with the layers of saved models, besides keras_vit.models.layers, which the first one imports.
+_LAYERS, _WITH_LAYERS = "keras_vit.models.layers", ("keras_vit.models.attention", "keras_vit.preprocessing")
 
 
 def public_names(module: dict, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
@@ -43,9 +43,14 @@ def register_layers_with_keras() -> None:
     If Keras is not imported yet, the layers are imported right after it.
     """
     if "keras" in sys.modules:
-        importlib.import_module(_ALL_LAYERS)
+        _import_layers()
     else:
         sys.meta_path.insert(0, _ImportsLayersBehindKeras())
+
+
+def _import_layers() -> None:
+    for module in _WITH_LAYERS:
+        importlib.import_module(module)
 
 
 class _ImportsLayersBehindKeras:
@@ -67,7 +72,7 @@ class _ImportsLayersBehindKeras:
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
                 execute(module)
-                importlib.import_module(_ALL_LAYERS)
+                _import_layers()
 
             setattr(spec.loader, "exec_module", with_layers)  # noqa: B010 - mypy refuses to assign to a method
         return spec

@@ -77,7 +77,7 @@ class Preprocessing:
         return low, high
 
     def fit(self, image):
-        """Resize a decoded image (H, W, C), 0..255 -> (height, width, channels), 0..255.
+        """Resize a decoded image (..., H, W, C), 0..255 -> (..., height, width, channels), 0..255.
 
         The result is float32, or the dtype of the image if it already has the size.
         """
@@ -86,7 +86,7 @@ class Preprocessing:
             return _center_of_resized(image, self.crop_from, self.image_size)
         if self.resize == "pad":
             return _letterboxed(image, self.image_size)
-        if tuple(image.shape[:2]) == self.image_size:
+        if tuple(image.shape[-3:-1]) == self.image_size:
             return image
         crop = self.resize == "crop"
         return ops.image.resize(
@@ -99,7 +99,7 @@ class Preprocessing:
         )
 
     def to_channels(self, image):
-        """One decoded image (H, W, C), 1 to 4 channels -> (H, W, channels) of the same dtype, without alpha."""
+        """Decoded images (..., H, W, C), 1 to 4 channels -> (..., H, W, channels) of the same dtype, without alpha."""
         return to_channels(image, self.channels, self.background)
 
     def normalize(self, image):
@@ -110,8 +110,57 @@ class Preprocessing:
         return (ops.cast(image, "float32") - zero) / ops.convert_to_tensor(scale.astype(np.float32))
 
     def __call__(self, image):
-        """One decoded image -> the float32 input of the model, without the batch axis."""
-        return self.normalize(self.fit(image))
+        """Images -> the float32 input of a model.
+
+        Args:
+            image: one decoded image (H, W, C), 0..255, or a PIL image -> (height, width, channels). A batch
+                (B, H, W, C), or a list of images of any sizes -> (B, height, width, channels).
+        """
+        if isinstance(image, list | tuple):
+            return ops.stack([self(one) for one in image])
+        return self.normalize(self.fit(_pixels(image)))
+
+    def layer(self, name: str | None = None) -> "PreprocessingLayer":
+        """A Keras layer that does the same: images (B, H, W, C), 0..255 -> (B, height, width, channels) float32.
+
+        keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer(), model])
+        """
+        return PreprocessingLayer(self, name=name)
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class PreprocessingLayer(keras.layers.Layer):
+    """`Preprocessing` of a batch as a layer; see `Preprocessing.layer`. Its output is float32 in every dtype policy."""
+
+    def __init__(self, preprocessing: Preprocessing | dict, name: str | None = None, **kwargs):
+        super().__init__(name=name, **{**kwargs, "dtype": "float32", "autocast": False, "trainable": False})
+        self.preprocessing = (
+            preprocessing if isinstance(preprocessing, Preprocessing) else Preprocessing(**preprocessing)
+        )
+
+    def call(self, images):
+        return self.preprocessing(images)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape[0], *self.preprocessing.image_size, self.preprocessing.channels
+
+    def compute_output_spec(self, images):
+        return keras.KerasTensor(self.compute_output_shape(images.shape), "float32")
+
+    def get_config(self):
+        return {**super().get_config(), "preprocessing": dataclasses.asdict(self.preprocessing)}
+
+
+def _pixels(image):
+    """A PIL image as an array (H, W, C) uint8, alpha kept; anything else as it is."""
+    if not hasattr(image, "getbands"):
+        return image
+    if image.mode.startswith("I"):  # 16 bits
+        return np.clip(np.asarray(image)[:, :, None] // 256, 0, 255).astype(np.uint8)
+    if image.mode not in ("L", "LA", "RGB", "RGBA"):
+        gray, transparent = image.mode == "1", image.has_transparency_data
+        image = image.convert("L" if gray else "RGBA" if transparent else "RGB")
+    return np.atleast_3d(np.asarray(image))
 
 
 def _pair(size) -> Any:
@@ -128,25 +177,27 @@ def _floats(value) -> float | tuple[float, ...]:
 
 
 def _center_of_resized(image, smaller_side: int, size: tuple[int, int]):
-    """big_vision's resize_small with TensorFlow's "area" method, then its central_crop: (H, W, C) -> (h, w, C) float32.
+    """big_vision's resize_small with TensorFlow's "area" method, then its central_crop.
+
+    (..., H, W, C) -> (..., h, w, C) float32.
 
     An output pixel is the mean of the image area that it covers. Each axis is a matrix product, which every backend
     supports, and only the cropped part is computed.
     """
-    shape = ops.shape(image)
-    smaller = ops.cast(ops.minimum(shape[0], shape[1]), "float32")
+    shape = ops.shape(image)[-3:-1]
+    smaller = ops.cast(ops.minimum(*shape), "float32")
     rows, columns = (
         _area_weights(ops.cast(side, "float32"), smaller_side / smaller, length)
-        for side, length in zip(shape[:2], size, strict=True)
+        for side, length in zip(shape, size, strict=True)
     )
     return _resampled(ops.cast(image, "float32"), rows, columns)
 
 
 def _resampled(image, rows, columns):
-    """An image (H, W, C) with the weights (h, H) of its rows and (w, W) of its columns -> (h, w, C)."""
-    planes = ops.transpose(image, (2, 0, 1))  # (C, H, W)
-    planes = ops.matmul(ops.matmul(rows, planes), ops.transpose(columns))  # (C, h, w)
-    return ops.transpose(planes, (1, 2, 0))
+    """Images (..., H, W, C) with the weights (h, H) of their rows and (w, W) of their columns -> (..., h, w, C)."""
+    planes = ops.moveaxis(image, -1, -3)  # (..., C, H, W)
+    planes = ops.matmul(ops.matmul(rows, planes), ops.transpose(columns))  # (..., C, h, w)
+    return ops.moveaxis(planes, -3, -1)
 
 
 def _area_weights(side, factor, length: int):
@@ -162,12 +213,12 @@ def _area_weights(side, factor, length: int):
 
 
 def _letterboxed(image, size: tuple[int, int]):
-    """The whole image in its aspect ratio, centered on white: (H, W, C) 0..255 -> (h, w, C) float32.
+    """The whole image in its aspect ratio, centered on white: (..., H, W, C) 0..255 -> (..., h, w, C) float32.
 
     Equal to tf.image.resize with antialiasing, then padding. As a matrix product for each axis it runs on every backend
     with sides that are unknown before the graph runs, and takes no memory for a padded square of a long image.
     """
-    sides = [ops.cast(side, "float32") for side in ops.shape(image)[:2]]
+    sides = [ops.cast(side, "float32") for side in ops.shape(image)[-3:-1]]
     step = ops.maximum(sides[0] / size[0], sides[1] / size[1])  # pixels of the image per pixel of the output
     rows, columns = (_letterbox_weights(side, step, length) for side, length in zip(sides, size, strict=True))
     # Where the weights are 0, white remains.
@@ -187,7 +238,7 @@ def _letterbox_weights(side, step, length: int):
 
 
 def to_channels(image, channels: int, background: Background | None = None):
-    """An image (H, W, C) with 1 to 4 channels -> (H, W, channels) of the same dtype.
+    """Images (..., H, W, C) with 1 to 4 channels -> (..., H, W, channels) of the same dtype.
 
     Grayscale becomes RGB by repetition, RGB becomes grayscale by luma. An alpha channel, the last of 2 or 4, is dropped
     or blended with the background. C may be unknown until the graph runs.

@@ -1,6 +1,8 @@
 """Read a finished run: its model, class names and sample images."""
 
 import dataclasses
+import json
+import math
 import os
 import pathlib
 import zipfile
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import keras
 
 CONFIG, LABELS, MODEL, SAMPLES = "config.json", "labels.txt", "model.keras", "samples.npz"
+# The temperature that `training.evaluate --calibrate` fitted.
+TEMPERATURE = "temperature.json"
 # Training images, for calibration without the evaluation images.
 CALIBRATION = "calibration.npz"
 
@@ -61,6 +65,21 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
 def load_labels(run: str | os.PathLike) -> tuple[str, ...]:
     """The class names of a run, in the order of its logits."""
     return read_labels(find(run, LABELS))
+
+
+def load_temperature(run: str | os.PathLike) -> float:
+    """The number that divides the logits before the softmax, of a run directory or its model.keras; default 1."""
+    path = to_path(run)
+    file = (path.parent if path.name == MODEL else path) / TEMPERATURE
+    if not file.is_file():
+        return 1.0
+    try:
+        temperature = json.loads(file.read_text(encoding="utf-8"))["temperature"]
+    except (ValueError, KeyError, TypeError):
+        temperature = None
+    if not isinstance(temperature, float) or not 0.0 < temperature < math.inf:
+        raise UserError(f"{file} has no temperature; repeat python -m training.evaluate --calibrate, or remove it.")
+    return temperature
 
 
 def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:

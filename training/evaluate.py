@@ -28,6 +28,7 @@ def main(arguments: Sequence[str]) -> None:
         output=options.output,
         real_labels=options.real_labels,
         save_predictions=options.save_predictions,
+        calibrate=options.calibrate,
         overrides=options.input,
         devices=options.devices,
     )

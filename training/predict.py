@@ -25,7 +25,9 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.prediction.predict import open_classifier, predict
 
-    classifier = open_classifier(options.run, options.labels, options.image_size, options.num_heads)
+    classifier = open_classifier(
+        options.run, options.labels, options.image_size, options.num_heads, threshold=options.threshold
+    )
     if options.serve:
         from training.prediction.page import open_page
 

@@ -19,6 +19,8 @@ from export.source import Provenance, check_model
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
+from keras_vit.files.tables import short_name
+from keras_vit.models.build import logits_model
 from keras_vit.run_directory import Samples
 
 # Further batch sizes to verify, on the first images.
@@ -45,6 +47,7 @@ def export_onnx(
         raise UserError(f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none.")
     runtimes.require_packages(formats)
     check_model(model, labels, output)
+    model = logits_model(model)
     for kind in formats:
         runtimes.check_size(kind, model)
     texts = fingerprint.claim(output, model, labels)
@@ -55,7 +58,9 @@ def export_onnx(
     with staged(output) as stage:
         for kind in dict.fromkeys(formats):
             started = time.perf_counter()
-            runtimes.write(network, kind, stage, labels)
+            about = {"weights": origin.weights, "license": origin.license_text}
+            about["temperature"] = str(origin.temperature)
+            runtimes.write(network, kind, stage, labels, about)
             file = stage / FILES[kind][0]
             found, batches = _verify(file, kind, expected)
             written[kind] = (output / file.name, found)
@@ -150,7 +155,7 @@ def _report(
     report.write_formats(
         stage,
         "ONNX and OpenVINO",
-        f"{origin.name} as {' and '.join(rows)}",
+        f"{short_name(origin.name)} as {' and '.join(rows)}",
         origin,
         expected,
         rows,

@@ -12,7 +12,7 @@ import logging
 import pathlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -54,7 +54,9 @@ def check_size(kind: OnnxFormat, model: keras.Model) -> None:
         )
 
 
-def write(model: keras.Model, kind: OnnxFormat, directory: pathlib.Path, labels: Sequence[str]) -> None:
+def write(
+    model: keras.Model, kind: OnnxFormat, directory: pathlib.Path, labels: Sequence[str], about: Mapping[str, str]
+) -> None:
     """Write the files of a format for any batch size.
 
     Args:
@@ -62,6 +64,7 @@ def write(model: keras.Model, kind: OnnxFormat, directory: pathlib.Path, labels:
         kind: the format.
         directory: for the files.
         labels: class names. The ONNX file stores them and the preprocessing as metadata.
+        about: further texts for the metadata of the ONNX file.
     """
     named = keras.Model(model.input, {"logits": model.output})
     image = keras.InputSpec(shape=model.input_shape, dtype="float32", name="image")
@@ -71,10 +74,10 @@ def write(model: keras.Model, kind: OnnxFormat, directory: pathlib.Path, labels:
             _openvino()
         named.export(str(path), format=kind, verbose=False, input_signature=[image])
     if kind == "onnx":
-        _finish(path, model, labels)
+        _finish(path, model, labels, about)
 
 
-def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> None:
+def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str], about: Mapping[str, str]) -> None:
     """Add the metadata and the name of the batch axis to an ONNX file. Raises ParityError unless the file is valid.
 
     tf2onnx writes an unsupported operator under its TensorFlow name, and only logs a message.
@@ -91,7 +94,7 @@ def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> No
         end.type.tensor_type.shape.dim[0].dim_param = "batch"
     preprocessing = dataclasses.asdict(preprocessing_of(model))
     onnx.helper.set_model_props(
-        written, {"labels": json.dumps(list(labels)), "preprocessing": json.dumps(preprocessing)}
+        written, {"labels": json.dumps(list(labels)), "preprocessing": json.dumps(preprocessing), **about}
     )
     try:
         onnx.checker.check_model(written, full_check=True)

@@ -33,6 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         dtype=options.dtype,
         attention=options.attention,
         xla=options.xla,
+        threshold=options.threshold,
         max_disagreement=options.max_disagreement,
     )
     print(summary(path, found))

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -29,6 +30,8 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
+from keras_vit.files.tables import short_name
+from keras_vit.models.build import logits_model
 from keras_vit.run_directory import Samples
 
 # Number of images for the C++ loader, and of timed calls.
@@ -45,6 +48,7 @@ def export_saved_model(
     dtype: Dtype = "float32",
     attention: bool = False,
     xla: bool = False,
+    threshold: float | None = None,
     max_disagreement: float = parity.LARGEST_DISAGREEMENT,
 ) -> tuple[pathlib.Path, parity.Parity]:
     """Write the next version to `output`. Returns its path and its differences from the Keras model.
@@ -55,6 +59,7 @@ def export_saved_model(
     """
     origin = origin or Provenance()
     check_model(model, labels, output)
+    model = logits_model(model)
     if attention:
         attention_names(model)
     if xla and dtype == "bfloat16":
@@ -67,23 +72,33 @@ def export_saved_model(
         labels_file.write_text(labels_text(labels), encoding="utf-8")
         served = inference_model(model, dtype, for_tensorflow=True, all_tokens=attention)
         constants = has_constants(served)
-        _write(served, labels, labels_file, version, attention=attention, xla=xla)
+        _write(
+            served,
+            labels,
+            labels_file,
+            version,
+            attention=attention,
+            xla=xla,
+            temperature=origin.temperature,
+            threshold=threshold,
+        )
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
-            found, facts = _verify(version, expected, dtype, max_disagreement, constants)
+            found, facts = _verify(version, expected, dtype, max_disagreement, constants, origin.temperature)
         facts = {
             "artifact": "SavedModel",
-            "model": origin.name,
+            **origin.as_json(),
             "dtype": dtype,
             "xla": xla,
+            "threshold": threshold,
             "images_from": origin.images,
             **facts,
             "export_seconds": round(time.perf_counter() - started, 1),
         }
         card = model_card(model, labels, origin, facts, _interface(version))
         (version / "README.md").write_text(card, encoding="utf-8")
-        report.write(version, f"{origin.name} as SavedModel", facts)
+        report.write(version, f"{short_name(origin.name)} as SavedModel", facts)
         path = _put_as_next_version(version, output)
     return path, found
 
@@ -104,17 +119,27 @@ def _put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib
 
 
 def _write(
-    model: keras.Model, labels: Sequence[str], labels_file: pathlib.Path, path: pathlib.Path, **options: bool
+    model: keras.Model, labels: Sequence[str], labels_file: pathlib.Path, path: pathlib.Path, **options: Any
 ) -> None:
     """Write signatures, weights and labels. The function holds the last reference to the model."""
     servable = Servable(model, labels, str(labels_file))
-    save_module(servable, path, signatures(model, servable.labels, **options))
+    functions = signatures(model, servable.labels, **options)
+    servable.serve = tf.function(
+        lambda image: functions["image_tensor"](image=image)["logits"],
+        input_signature=[tf.TensorSpec(None, tf.float32)],
+    )
+    save_module(servable, path, functions)
     preprocessing = preprocessing_of(model)
     describe(path, (*preprocessing.image_size, preprocessing.channels))
 
 
 def _verify(
-    path: pathlib.Path, expected: parity.Reference, dtype: Dtype, max_disagreement: float, constants: bool
+    path: pathlib.Path,
+    expected: parity.Reference,
+    dtype: Dtype,
+    max_disagreement: float,
+    constants: bool,
+    temperature: float,
 ) -> tuple[parity.Parity, dict]:
     """Load a SavedModel, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
     loaded = tf.saved_model.load(path)
@@ -129,7 +154,7 @@ def _verify(
         logits.append(loaded.signatures["image_tensor"](image=tf.constant(images))["logits"])
         probabilities.append(loaded.signatures["serving_default"](image_bytes=tf.constant(files))["probabilities"])
     found = parity.compare(expected, np.concatenate(logits))
-    difference = np.abs(np.concatenate(probabilities) - tf.nn.softmax(expected.logits)).max()
+    difference = np.abs(np.concatenate(probabilities) - tf.nn.softmax(expected.logits / temperature)).max()
     if dtype == "float32":
         parity.require_equal("SavedModel", found)
         if not difference <= expected.tolerance:

@@ -10,6 +10,7 @@ from export.report import versions
 from export.source import Provenance
 from keras_vit import Preprocessing, ViTConfig, config_of, preprocessing_of
 from keras_vit.files.image_formats import format_list
+from keras_vit.files.tables import markdown_table
 
 _SERVING = """\
 docker run -p 8500:8500 -p 8501:8501 -v "$PWD:/models/NAME" -e MODEL_NAME=NAME tensorflow/serving
@@ -63,19 +64,20 @@ def model_card(
         "Architecture": f"{kind}: {_differing(config)}",
         "Parameters": f"{model.count_params():,}, stored as {facts['dtype']}",
         "Origin": origin.name,
+        "Weights": origin.weights,
         "Training": _training(settings),
         "Data": f"{_data(settings)}; {len(labels)} classes: {shown}",
         "Last metrics of training": _numbers(origin.metrics) or "unknown",
         "Measured on this artifact": f"{_measured(facts)} ({facts['num_images']:,} {origin.images})",
+        "Probabilities": _probabilities(origin.temperature, facts["threshold"]),
         "Preprocessing": _preprocessing(preprocessing),
-        "License": "not specified; add the license of the weights and of the data",
+        "License": origin.license_text,
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
     }
-    lines = [f"# {model.name}: {len(labels)} classes", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {_cell(text)} |" for name, text in rows.items()]
+    lines = [f"# {model.name}: {len(labels)} classes", ""]
+    lines += [markdown_table(("", ""), list(rows.items()), num_text_columns=2)]
     lines += ["", "## Signatures", "", "B is the number of images, 0 or more.", ""]
-    lines += ["| signature | | tensor | type | shape |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(row)} |" for row in interface]
+    lines += [markdown_table(("signature", "", "tensor", "type", "shape"), interface, num_text_columns=5)]
     lines += ["", f"{_FILES.format(format_list())} {_ALPHA[preprocessing.background]}", ""]
     lines += ["An image that cannot be decoded is INVALID_ARGUMENT with its index in the batch.", ""]
     lines += ["## Serving", "", "In the parent directory:", "", "```text", _SERVING.rstrip(), "```", ""]
@@ -84,14 +86,19 @@ def model_card(
     return "\n".join(lines)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
 def _differing(config) -> str:
     """Fields that differ from their defaults."""
     fields = {field.name: field.default for field in dataclasses.fields(config)}
-    return ", ".join(f"{name} {value}" for name, value in vars(config).items() if value != fields.get(name))
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in vars(config).items() if value != fields.get(name)
+    )
+
+
+def _probabilities(temperature: float, threshold: float | None) -> str:
+    text = "softmax of the logits"
+    if temperature != 1.0:
+        text += f" divided by the temperature {temperature:.4g}, which was fitted to the evaluation images"
+    return text if threshold is None else f"{text}; accepted from {threshold:g} on"
 
 
 def _training(settings: Mapping) -> str:
@@ -113,7 +120,7 @@ def _data(settings: Mapping) -> str:
 def _numbers(values: Mapping) -> str:
     """Numbers and strings as text."""
     return ", ".join(
-        f"{name} {value if not isinstance(value, float) else format(value, '.6g')}"
+        f"{name.replace('_', ' ')} {value if not isinstance(value, float) else format(value, '.4g')}"
         for name, value in values.items()
         if isinstance(value, int | float | str)
     )

@@ -4,7 +4,7 @@ K classes, B images (0 or more), image size H x W with C channels:
 
     serving_default     image_bytes (B,) image files of any size, decoded, resized and normalized in the graph as in
                         evaluation -> probabilities (B, K), and the top 5 classes: classes (B, 5) int32, labels (B, 5)
-                        their names, scores (B, 5) their probabilities
+                        their names, scores (B, 5) their probabilities; with a threshold, accepted (B,) bool
     image_tensor        image (B, H, W, C) float32 in the model's range -> logits (B, K), probabilities (B, K)
     image_tensor_uint8  image (B, H, W, C) uint8, 0..255 -> the same
     features            image_bytes (B,) -> features (B, D), the input of the head ("pre_logits")
@@ -38,7 +38,10 @@ ENCODED = "image/encoded"
 
 
 class Servable(tf.Module):
-    """The content of a SavedModel besides its signatures: variables, if any, and labels.
+    """The content of a SavedModel besides its signatures: variables, if any, labels, and `serve`.
+
+    `serve` is the endpoint of Keras' own exports: images (B, H, W, C) -> logits (B, K), as the Keras model is called.
+    `keras.layers.TFSMLayer(directory)` and `tf.saved_model.load(directory).serve(images)` use it.
 
     Tracking the Keras model too would store each weight twice.
     """
@@ -71,7 +74,13 @@ def attention_names(model: keras.Model) -> list[str]:
 
 
 def signatures(
-    model: keras.Model, labels: tf.Tensor, *, attention: bool = False, xla: bool = False
+    model: keras.Model,
+    labels: tf.Tensor,
+    *,
+    attention: bool = False,
+    xla: bool = False,
+    temperature: float = 1.0,
+    threshold: float | None = None,
 ) -> dict[str, Callable]:
     """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
 
@@ -80,6 +89,8 @@ def signatures(
         labels: (K,) strings, tracked by the saved object.
         attention: whether to add the attention probabilities. Raises UserError if the model has none.
         xla: whether XLA compiles the network. Image files are decoded outside of it.
+        temperature: divides the logits before the softmax; the output "logits" stays as it is.
+        threshold: adds "accepted" to serving_default; None leaves it out.
     """
     preprocessing = preprocessing_of(model)
     shape = (*preprocessing.image_size, preprocessing.channels)
@@ -99,7 +110,7 @@ def signatures(
     @tf.function(input_signature=[any_images])
     def image_tensor(image):
         logits = network(tf.ensure_shape(image, images.shape))["logits"]
-        return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
+        return {"logits": logits, "probabilities": tf.nn.softmax(logits / temperature)}
 
     @tf.function(input_signature=[any_pixels])
     def image_tensor_uint8(image):
@@ -110,7 +121,8 @@ def signatures(
         probabilities = image_tensor(decoded(image_bytes))["probabilities"]
         scores, classes = tf.math.top_k(probabilities, min(_TOP, labels.shape[0]))
         names = tf.gather(labels, classes)
-        return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores}
+        accepted = {} if threshold is None else {"accepted": scores[:, 0] >= threshold}
+        return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores, **accepted}
 
     @tf.function(input_signature=[any_files])
     def features(image_bytes):

@@ -22,11 +22,11 @@ def main(arguments: Sequence[str]) -> None:
     from export import parity
     from export.source import open_source
     from export.tflite.export import export_tflite, read_calibration, summary
-    from export.tflite.quantize import STATIC
+    from export.tflite.quantize import CALIBRATED
 
     parity.check_share(options.max_disagreement)
     source, calibration = open_source(**vars(options.source)), None
-    if any(kind in STATIC for kind in options.formats):
+    if any(kind in CALIBRATED for kind in options.formats):
         calibration = read_calibration(
             options.source.run, options.calibration, options.calibration_images, source.labels
         )

@@ -19,11 +19,13 @@ from export.tflite import quantize, tflite_file
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.delegate_rules import require_rules
 from export.tflite.half_precision import run_in_half
-from export.tflite.quantize import STATIC, WEIGHT_SHARE
+from export.tflite.quantize import CALIBRATED, STATIC, WEIGHT_SHARE
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
+from keras_vit.files.tables import short_name
+from keras_vit.models.build import logits_model
 from keras_vit.run_directory import CALIBRATION, Samples
 
 _GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
@@ -55,7 +57,10 @@ def export_tflite(
     """
     origin = origin or Provenance()
     _check_formats(formats, calibration, target, uint8_input=uint8_input, dynamic_batch=dynamic_batch)
+    if "int4-weights" in formats:
+        _check_dense(model, target)
     check_model(model, labels, output)
+    model = logits_model(model)
     texts = fingerprint.claim(output, model, labels)
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
@@ -73,7 +78,7 @@ def export_tflite(
         for kind in formats:
             started = time.perf_counter()
             # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
-            all_tokens = kind in STATIC
+            all_tokens = kind in CALIBRATED
             if all_tokens not in float_files:
                 float_files[all_tokens] = pathlib.Path(temporary) / f"{kind}.tflite"
                 float_files[all_tokens].write_bytes(
@@ -90,9 +95,13 @@ def export_tflite(
             if target != "cpu":
                 require_rules(f"{kind} TFLite file", content, target)
             file = stage / _file_name(kind, ending)
-            description = f"{origin.name}, {kind}"
+            description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
+            if origin.temperature != 1.0:
+                description += f"; calibrated: softmax(logits / {origin.temperature:.6g})"
             file.write_bytes(
-                tflite_file.with_metadata(content, model.name, description, labels, preprocessing, uint8_input)
+                tflite_file.with_metadata(
+                    content, model.name, description, labels, preprocessing, uint8_input, origin.license_text
+                )
             )
             _check_weights(file, 4 * model.count_params(), WEIGHT_SHARE[kind])
             found = parity.compare(expected, run_tflite(file, expected, uint8_input))
@@ -136,11 +145,21 @@ def _check_formats(
         )
     if target == "gpu" and (other := [kind for kind in formats if kind not in _GPU_FORMATS]):
         raise UserError(f"A GPU computes in floating point, not in {other[0]}; take {' or '.join(_GPU_FORMATS)}.")
-    static = [kind for kind in formats if kind in STATIC]
-    if static and calibration is None:
-        raise UserError(f"{static[0]} needs representative images to calibrate its ranges; pass --calibration FOLDER.")
-    if static and dynamic_batch:
-        raise UserError(f"{static[0]} is calibrated for one image at a time; leave --dynamic-batch out.")
+    calibrated = [kind for kind in formats if kind in CALIBRATED]
+    if calibrated and calibration is None:
+        raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
+    if calibrated and dynamic_batch:
+        raise UserError(f"{calibrated[0]} is calibrated for one image at a time; leave --dynamic-batch out.")
+
+
+def _check_dense(model: keras.Model, target: Target) -> None:
+    """Raise UserError unless most weights are those of dense layers, which int4-weights stores in 4 bits."""
+    dense = sum(layer.count_params() for layer in model.layers if isinstance(layer, keras.layers.Dense))
+    if target != "cpu" or dense < model.count_params() / 2:
+        raise UserError(
+            "int4-weights stores dense layers in 4 bits, but most weights here are those of convolutions; take "
+            "int8-weights."
+        )
 
 
 def _file_name(kind: TFLiteFormat, ending: str = "") -> str:
@@ -252,7 +271,7 @@ def _report(
     report.write_formats(
         stage,
         "TFLite",
-        f"{origin.name} as TFLite",
+        f"{short_name(origin.name)} as TFLite",
         origin,
         expected,
         rows,
@@ -282,13 +301,15 @@ def read_calibration(run: str | None, folder: str | None, number: int, labels: S
     elif run is not None:
         if not (to_path(run) / CALIBRATION).is_file():
             raise UserError(
-                f"{run} has no training images ({CALIBRATION}) to calibrate int8 and int16x8; pass "
+                f"{run} has no training images ({CALIBRATION}) to calibrate int4-weights, int8 and int16x8; pass "
                 "--calibration FOLDER of representative images, or train again."
             )
         stored = Samples.load(to_path(run) / CALIBRATION)
         found, where = Samples(stored.encoded[:number], stored.labels[:number]), f"{run}/{CALIBRATION}"
     else:
-        raise UserError("A checkpoint has no images to calibrate int8 and int16x8; pass --calibration FOLDER.")
+        raise UserError(
+            "A checkpoint has no images to calibrate int4-weights, int8 and int16x8; pass --calibration FOLDER."
+        )
     if len(found.encoded) < number:
         raise UserError(
             f"--calibration-images asks for {number} images, but {where} has {len(found.encoded)}; pass that number, "

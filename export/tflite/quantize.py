@@ -5,6 +5,8 @@
     int8-dynamic  dynamic range quantization: weights in 8 bits with one scale per output channel, matrix products in 8
                   bits with activations quantized at run time, everything else in float32
     int8-weights  the same weights, arithmetic in float32
+    int4-weights  as int8-dynamic, but the weights of dense layers in 4 bits, except for those of the head. GPTQ (arXiv
+                  2210.17323) rounds each weight so that it corrects the errors of those before it
     int8          static quantization: weights, and inputs and outputs of matrix products, in 8 bits with calibrated
                   ranges
     int16x8       the same with inputs and outputs in 16 bits, for processors that support such products
@@ -24,19 +26,23 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from ai_edge_quantizer import calibrator, qtyping, quantizer, recipe, recipe_manager
+from ai_edge_litert.interpreter import Interpreter
+from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer, recipe, recipe_manager
 from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
 from export.options import TFLiteFormat
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
+# Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
+CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", *STATIC)
 # Size of a weight relative to float32.
 WEIGHT_SHARE: dict[TFLiteFormat, float] = {
     "float32": 1.0,
     "float16": 0.5,
     "int8-dynamic": 0.25,
     "int8-weights": 0.25,
+    "int4-weights": 0.125,
     "int8": 0.25,
     "int16x8": 0.25,
 }
@@ -51,20 +57,30 @@ def quantize(float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence
     Args:
         float_file: float32 file with batch 1, or with a dynamic batch if the format needs no calibration.
         kind: the format.
-        calibration: inputs (1, H, W, C) of the model, for the formats in STATIC.
+        calibration: inputs (1, H, W, C) of the model, for the formats in CALIBRATED.
     """
-    settings = _recipe(kind)
+    settings = _recipe(kind, float_file)
     ranges = _ranges(float_file, settings, calibration) if kind in STATIC else None
+    if kind == "int4-weights":
+        with _silenced():
+            ranges = quantizer.Quantizer(str(float_file), settings).calibrate(_inputs(calibration))
     with _silenced():
         return bytes(quantizer.Quantizer(str(float_file), settings).quantize(ranges).quantized_model)
 
 
-def _recipe(kind: TFLiteFormat) -> list[dict]:
+def _recipe(kind: TFLiteFormat, float_file: pathlib.Path) -> list[dict]:
     if kind == "int8-dynamic":
         return recipe.dynamic_wi8_afp32()
     if kind == "int8-weights":
         return recipe.weight_only_wi8_afp32()
     manager = recipe_manager.RecipeManager()
+    if kind == "int4-weights":
+        logits = re.escape(Interpreter(model_path=str(float_file)).get_output_details()[0]["name"])
+        dense, convolution = _PRODUCTS
+        manager.add_dynamic_config(".*", dense, 4, algorithm_key=algorithm_manager.AlgorithmName.GPTQ)
+        manager.add_dynamic_config(logits, dense, 8)  # the head; of rules that match, the last one counts
+        manager.add_dynamic_config(".*", convolution, 8)
+        return manager.get_quantization_recipe()
     if kind == "float16":
         half = qtyping.OpQuantizationConfig(
             weight_tensor_config=qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT),
@@ -85,8 +101,12 @@ def _ranges(float_file: pathlib.Path, settings: list[dict], calibration: Sequenc
     manager.load_quantization_recipe(settings)
     with _silenced():
         found = calibrator.Calibrator(float_file.read_bytes(), qsv_update_func=qsv_utils.min_max_update)
-        found.calibrate({_SIGNATURE: [{_INPUT: image} for image in calibration]}, manager)
+        found.calibrate(_inputs(calibration), manager)
     return found.get_model_qsvs()
+
+
+def _inputs(images: Sequence[np.ndarray]) -> dict:
+    return {_SIGNATURE: [{_INPUT: image} for image in images]}
 
 
 def layer_errors(
@@ -103,7 +123,7 @@ def layer_errors(
     ratio = validation_utils.ValidationErrorMetric.SNR
     with _silenced():
         compared = quantizer.Quantizer(str(float_file), previous_quantized_model=str(file)).validate(
-            {_SIGNATURE: [{_INPUT: image} for image in images]}, [ratio], num_threads=2
+            _inputs(images), [ratio], num_threads=2
         )
     found = compared.get_signature_comparison_result(_SIGNATURE)
     errors: dict[str, float] = {}

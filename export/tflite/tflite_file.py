@@ -27,7 +27,13 @@ _RGB, _GRAYSCALE, _AXIS_LABELS, _IMAGE, _NORMALIZATION = 1, 2, 2, 2, 1
 
 
 def with_metadata(
-    content: bytes, name: str, description: str, labels: Sequence[str], preprocessing: Preprocessing, raw_pixels: bool
+    content: bytes,
+    name: str,
+    description: str,
+    labels: Sequence[str],
+    preprocessing: Preprocessing,
+    raw_pixels: bool,
+    terms: str,
 ) -> bytes:
     """Add TFLite Metadata to a file: the image size, its normalization, and labels.txt as an associated file.
 
@@ -38,10 +44,11 @@ def with_metadata(
         labels: class names.
         preprocessing: of the model.
         raw_pixels: whether the input is 0..255 and the model normalizes it.
+        terms: license of the weights.
     """
     model = unpack(content)
     buffer = schema.BufferT()
-    metadata = _metadata(name, description, preprocessing, raw_pixels)
+    metadata = _metadata(name, description, preprocessing, raw_pixels, terms)
     buffer.data = np.frombuffer(metadata, np.uint8)
     model.buffers.append(buffer)
     entry = schema.MetadataT()
@@ -54,7 +61,7 @@ def with_metadata(
     return stream.getvalue()
 
 
-def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pixels: bool) -> bytes:
+def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pixels: bool, terms: str) -> bytes:
     """ModelMetadata of metadata_schema.fbs; the integer keys are the positions of its fields."""
     builder = flatbuffers.Builder(1024)
     lows, highs = (np.asarray(end) for end in preprocessing.channel_ranges())
@@ -71,7 +78,7 @@ def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pix
     content = _table(builder, {1: image}, {0: _IMAGE})
     text = {
         word: builder.CreateString(word)
-        for word in (name, description, "image", "logits", run_directory.LABELS, _PARSER)
+        for word in (name, description, terms, "image", "logits", run_directory.LABELS, _PARSER)
     }
     about_input = builder.CreateString(
         "pixels 0..255" if raw_pixels else f"pixels 0..255 normalized to {preprocessing.value_range}"
@@ -81,7 +88,8 @@ def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pix
     image_info = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})
     logits_info = _table(builder, {0: text["logits"], 1: about_output, 6: _offsets(builder, [labels])})
     graph = _table(builder, {2: _offsets(builder, [image_info]), 3: _offsets(builder, [logits_info])})
-    model = _table(builder, {0: text[name], 1: text[description], 3: _offsets(builder, [graph]), 7: text[_PARSER]})
+    graphs = _offsets(builder, [graph])
+    model = _table(builder, {0: text[name], 1: text[description], 3: graphs, 5: text[terms], 7: text[_PARSER]})
     builder.Finish(model, _IDENTIFIER)
     return bytes(builder.Output())
 

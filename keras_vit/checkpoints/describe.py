@@ -1,8 +1,11 @@
 """Describe a checkpoint from its headers."""
 
 import dataclasses
+import json
 import math
 import os
+import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -18,6 +21,7 @@ from keras_vit.checkpoints.infer_config import (
     known_num_heads,
 )
 from keras_vit.errors import check_integers
+from keras_vit.files.remote import is_remote, to_path
 from keras_vit.models.config import MODELS, ModelConfig, ResNetConfig, ViTConfig
 
 _VIT_FIELDS = ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm")
@@ -26,6 +30,22 @@ _SIZES = {
     ViTConfig: (*_VIT_FIELDS, "gated_mlp", "num_registers", "distillation", "prefix_positions"),
     ResNetConfig: ("block_units", "root_channels", "stage_channels", "preactivation", "axial_heads"),
 }
+
+
+# The license of the repositories that publish the official checkpoints, by their names and addresses.
+_OFFICIAL_LICENSES = {
+    r"(gs://|https://storage\.googleapis\.com/)vit_models/|augreg:|(imagenet21k(\+imagenet2012)?|g?sam)/": (
+        "Apache-2.0 (github.com/google-research/vision_transformer)"
+    ),
+    r"(gs://|https://storage\.googleapis\.com/)bit_models/|bit:": (
+        "Apache-2.0 (github.com/google-research/big_transfer)"
+    ),
+    r"(gs://|https://storage\.googleapis\.com/)big_vision/|big_vision:": (
+        "Apache-2.0 (github.com/google-research/big_vision)"
+    ),
+}
+# Files that belong to the config.json beside them.
+_IN_FOLDER = ("model.safetensors", "model.keras")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,3 +191,38 @@ def _same_architecture(config: ModelConfig, model: ModelConfig) -> bool:
     if isinstance(config.stem, ResNetConfig) and isinstance(model.stem, ResNetConfig):
         return _same_architecture(config.stem, model.stem)
     return config.stem == model.stem
+
+
+def license_of(checkpoint: str | os.PathLike) -> str | None:
+    """The license of the weights of a checkpoint, as its publisher states it; None if nothing states it.
+
+    Of a folder, or a file in it: "license" in config.json (timm: in its pretrained_cfg; a run: that of the checkpoint
+    which it was fine-tuned from), else in the front matter of README.md, as on Hugging Face. Of an official name or
+    address: the license of the repository that publishes it.
+
+    Args:
+        checkpoint: as `find_checkpoint` takes it, before the download.
+    """
+    name = os.fsdecode(checkpoint)
+    if not is_remote(name) and os.path.exists(name):
+        path = to_path(name)
+        return _license_in(path if path.is_dir() else path.parent) if path.is_dir() or path.name in _IN_FOLDER else None
+    return next((text for pattern, text in _OFFICIAL_LICENSES.items() if re.match(pattern, name)), None)
+
+
+def _license_in(folder: pathlib.Path) -> str | None:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = None
+    places = [config, *(config.get(name) for name in ("pretrained_cfg", "weights"))] if isinstance(config, dict) else []
+    for place in places:
+        if isinstance(place, dict) and isinstance(place.get("license"), str):
+            return place["license"]
+    try:
+        card = (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    front = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
+    stated = front and re.search(r"^license: *([\w.+-]+) *$", front[1], re.MULTILINE)
+    return stated[1] if stated else None

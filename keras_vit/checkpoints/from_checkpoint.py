@@ -31,7 +31,7 @@ from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
 from keras_vit.checkpoints.load import assign, match_weights, values_by_key
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.lazy_array import LazyArray
-from keras_vit.models.build import build, config_of, preprocessing_of
+from keras_vit.models.build import build, classifier_activation_of, config_of, preprocessing_of
 from keras_vit.models.config import (
     Classifier,
     ConvStem,
@@ -41,6 +41,7 @@ from keras_vit.models.config import (
     ResNetConfig,
     ViTConfig,
     make_plain,
+    plain_numbers,
 )
 from keras_vit.models.kernel_resizing import ChannelRule, adapt_channels, resize_patch_kernel
 from keras_vit.models.layers import no_init_weights
@@ -78,6 +79,9 @@ def from_checkpoint(
     attention_dropout_rate: float = 0.0,
     stochastic_depth_rate: float = 0.0,
     keep_pre_logits: bool = False,
+    classifier_activation: str | None = None,
+    dtype: str | None = None,
+    name: str | None = None,
 ) -> keras.Model:
     """Infer the architecture of a checkpoint, build the model and load the weights.
 
@@ -107,8 +111,10 @@ def from_checkpoint(
             activation: a file without config.json from a model with another one loads and gives other outputs.
         dropout_rate, attention_dropout_rate, stochastic_depth_rate: for further training.
         keep_pre_logits: keep the tanh layer with a new head (vit_jax: an equal representation_size).
+        classifier_activation, dtype, name: see `keras_vit.build`.
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
+    how_built = HowBuilt(classifier_activation, dtype, name)
     check_integers("stored_grid", stored_grid, length=2)
     check_integers("conv_stem_strides", conv_stem_strides, length=0)
     check_integers("num_heads", num_heads)
@@ -119,6 +125,7 @@ def from_checkpoint(
     overrides |= {"gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
     known = {name: value for name, value in overrides.items() if value is not None}
     file_config = dataclasses.replace(checkpoint.file_config, **known)
+    image_size = plain_numbers(image_size)
     wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
     config = infer_config(
         checkpoint, file_config, classifier, position_embedding, conv_stem_strides, stored_grid, wanted
@@ -161,7 +168,7 @@ def from_checkpoint(
         value_range=value_range(checkpoint, channels_now),
         crop_from=checkpoint.file_config.crop_from,
     )
-    return build_and_fill(checkpoint, config, preprocessing, grid, changes)
+    return build_and_fill(checkpoint, config, preprocessing, grid, changes, how_built)
 
 
 def _refuse_inapplicable(
@@ -223,7 +230,8 @@ def adapt(
     if image_size is not None:
         size = typing.cast(tuple[int, int], image_size)  # or an int
         preprocessing = dataclasses.replace(preprocessing, image_size=size)
-    return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes)
+    how_built = HowBuilt(classifier_activation_of(model))
+    return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, how_built)
 
 
 def _value_stream(value: Any) -> io.BytesIO:
@@ -256,12 +264,22 @@ class Changes:
             raise UserError("keep_pre_logits is for a new head; give num_classes with it, or leave it out.")
 
 
+@dataclasses.dataclass(frozen=True)
+class HowBuilt:
+    """Arguments of `keras_vit.build` that are not in a file."""
+
+    classifier_activation: str | None = None
+    dtype: str | None = None
+    name: str | None = None
+
+
 def build_and_fill(
     checkpoint: Checkpoint,
     config: ModelConfig,
     preprocessing: Preprocessing,
     stored_grid: tuple[int, int] | None,
     changes: Changes,
+    how_built: HowBuilt,
 ) -> keras.Model:
     """Build the model of a checkpoint with the changes and load the weights.
 
@@ -271,6 +289,7 @@ def build_and_fill(
         preprocessing: of the new model, with the channels of the checkpoint.
         stored_grid: (rows, columns) of the stored position embeddings, if known.
         changes: to config and preprocessing.
+        how_built: the arguments of `build` that no file tells.
     """
     weights, num_classes = checkpoint.weights, changes.num_classes
     new_head = num_classes is not None
@@ -290,7 +309,7 @@ def build_and_fill(
         weights = _with_channels(weights, changes.channels, changes.channel_rule)
         preprocessing = _for_channels(preprocessing, changes.channels)
     with no_init_weights():
-        model = build(config, preprocessing=preprocessing, num_classes=num_classes)
+        model = build(config, preprocessing=preprocessing, num_classes=num_classes, **dataclasses.asdict(how_built))
     keep = HEADS if new_head else ()
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)

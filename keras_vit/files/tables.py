@@ -1,11 +1,16 @@
-"""Tables for the terminal and Markdown."""
+"""Tables for the terminal and Markdown, and the numbers and names in them."""
 
+import math
 from collections.abc import Sequence
+
+# Characters of a column; a longer text is not aligned.
+_WIDEST = 60
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 0) -> str:
     """A Markdown table with aligned columns, right-justified except for the first `num_text_columns`."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    header, *rows = ([_cell(text) for text in row] for row in (header, *rows))
+    widths = [min(max(map(len, column)), _WIDEST) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         justified = (
@@ -19,3 +24,32 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_
         for column, width in enumerate(widths)
     )
     return "\n".join([line(header), f"|{'|'.join(rules)}|", *map(line, rows)])
+
+
+def _cell(text: str) -> str:
+    """The text in one line, with escaped bars."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def rounded(value: float, interval: Sequence[float]) -> tuple[str, str]:
+    """A value and its interval as texts, rounded so that the width of the interval has two digits.
+
+    An example is 0.983, 0.969 to 0.994.
+    """
+    width = interval[1] - interval[0]
+    digits = min(max(2 - math.ceil(math.log10(width)), 0), 6) if width > 0.0 else 3
+    return f"{value:.{digits}f}", f"{interval[0]:.{digits}f} to {interval[1]:.{digits}f}"
+
+
+def short_name(path: str) -> str:
+    """The last part of a path or address, for a title: no folders of this machine. A prefix such as folder: stays.
+
+    Of a file in a run directory, the directory: "runs/demo/model.keras" is "demo".
+    """
+    prefix, colon, rest = path.partition(":")
+    if not colon or len(prefix) < 2 or rest.startswith("//"):  # C:\... and gs://... are paths
+        prefix, colon, rest = "", "", path
+    parts = rest.replace("\\", "/").rstrip("/").split("/")
+    if parts[-1] == "model.keras" and len(parts) > 1:
+        parts.pop()
+    return f"{prefix}{colon}{parts[-1] or rest}"

@@ -14,7 +14,7 @@ from keras_vit.checkpoints.describe import official_name
 from keras_vit.errors import UserError
 from keras_vit.inspection import analysis, locality, relevance
 from keras_vit.inspection.images import Image
-from keras_vit.models.build import config_of, intermediates, preprocessing_of
+from keras_vit.models.build import config_of, intermediates, logits_model, preprocessing_of
 from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 
@@ -55,6 +55,12 @@ class InspectionResult:
     """Arrays of the requested figures by name. docs/inspect.md lists their shapes and units."""
     measures: dict[str, Any]
     """The numbers of `locality.py`, and the range of the attention distance in each layer."""
+    threshold: float | None = None
+    """An image whose most likely class has a lower probability is rejected; None for no threshold."""
+
+    def is_rejected(self, index: int) -> bool:
+        """Whether no class of an image reaches the threshold."""
+        return self.threshold is not None and self.predictions[index][0][1] < self.threshold
 
 
 def available_figures(model: keras.Model) -> tuple[str, ...]:
@@ -78,6 +84,7 @@ def inspect(
     shown: int = 8,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    temperature: float = 1.0,
 ) -> InspectionResult:
     """Compute the arrays behind the figures of a model.
 
@@ -90,6 +97,7 @@ def inspect(
         figures: names from FIGURES. Defaults to all figures that exist for the model.
         shown: number of images with maps; the first ones are taken.
         layers, heads: indices of the layers and heads in the attention maps. Defaults to all.
+        temperature: divides the logits before the softmax of the predictions; see `training.evaluate --calibrate`.
 
     Returns:
         An `InspectionResult`.
@@ -97,7 +105,7 @@ def inspect(
     Raises:
         UserError: if an argument does not fit the model, or if the model's outputs are not finite.
     """
-    figures = _chosen_figures(model, figures)
+    model, figures = logits_model(model), _chosen_figures(model, figures)
     config, preprocessing = config_of(model), preprocessing_of(model)
     if not images or shown < 1:
         raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")
@@ -131,7 +139,7 @@ def inspect(
             logits = _as_float32(model(inputs[:shown], training=False))
         found["logits"] = logits
         _check_finite({"logits": logits})
-        predictions = _predictions(logits, labels)
+        predictions = _predictions(logits / temperature, labels)
     _check_finite(found)
     return InspectionResult(
         model=_model_name(model),

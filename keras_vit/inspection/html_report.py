@@ -5,6 +5,8 @@ import html
 import io
 import json
 
+import matplotlib
+import matplotlib.colors
 import matplotlib.image
 import numpy as np
 
@@ -17,7 +19,7 @@ _LARGEST_SIDE = 320
 _LEGEND = {
     "rollout": "Rollout: how much each patch contributes to the output through the attention of all layers.",
     "relevance": "Relevance: the patches that increase the logit of the predicted class (Grad-CAM).",
-    "norms": "Token norms: Euclidean norm of each patch token after the last block.",
+    "norms": "Token norms: Euclidean norm of each patch token after the last block, minus the smallest one.",
     "logits": "The most likely classes are listed below.",
 }
 
@@ -88,6 +90,7 @@ def _cards(result: InspectionResult) -> str:
         tiles = [_figure(_image_address(result.arrays["images"][index]), "input", "pixels")]
         for title, values in plots.maps_of(result, index):
             tiles.append(_figure(_map_address(_thinned(values)), title))
+        scale = _SCALE if len(tiles) > 1 else ""
         label = "" if image.label is None else f" <small>label: {html.escape(image.label)}</small>"
         guesses = "".join(
             f'<li><span>{html.escape(name)}</span><meter value="{probability:.6f}"></meter>'
@@ -97,8 +100,12 @@ def _cards(result: InspectionResult) -> str:
         guesses = (
             f'<ol class="guesses">{guesses}</ol>' if guesses else "<p>The model has no image-level prediction.</p>"
         )
+        if result.is_rejected(index):
+            guesses = f"<p><b>Rejected</b>: no class reaches {result.threshold:.1%}.</p>{guesses}"
         name = html.escape(image.name)
-        cards.append(f'<article><h3>{name}{label}</h3><div class="tiles">{"".join(tiles)}</div>{guesses}</article>')
+        cards.append(
+            f'<article><h3>{name}{label}</h3><div class="tiles">{"".join(tiles)}</div>{scale}{guesses}</article>'
+        )
     title = "Attention maps: Figures 6 and 14" if "rollout" in result.arrays else "Maps"
     legend = "".join(f" {words}" for key, words in _LEGEND.items() if key in result.arrays)
     text = f"<h2>{title}</h2><p>Brighter colors mean higher values.{legend}</p>"
@@ -133,7 +140,7 @@ def _layer_by_layer(result: InspectionResult) -> str:
         "to the patches, each map divided by its maximum.</p>"
         f'<div class="choices">{choices}</div><p class="slider"><label for="layer">layer <output id="shown">'
         f'{result.layers[0]}</output></label><input type="range" id="layer" min="0" max="{len(result.layers) - 1}" '
-        f'value="0"></p><div class="heads">{tiles}</div>'
+        f'value="0"></p>{_SCALE}<div class="heads">{tiles}</div>'
         f'<script type="application/json" id="data">{data}</script><script>{_SCRIPT}</script>'
     )
 
@@ -180,6 +187,13 @@ def _address(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
+# The scale of maps that are divided by their maximum, as a gradient of a few of its colors.
+_COLORS = ", ".join(matplotlib.colors.to_hex(matplotlib.colormaps[plots.COLORMAP](step / 8)) for step in range(9))
+_SCALE = (
+    f'<p class="scale"><span>0</span><span class="bar" role="img" aria-label="color scale" '
+    f'style="background: linear-gradient(to right, {_COLORS})"></span><span>the maximum of each map</span></p>'
+)
+
 _STYLE = """
 :root { color-scheme: light; font: 16px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
 body { max-width: 76rem; margin: 0 auto; padding: 0.75rem; overflow-wrap: anywhere; }
@@ -188,6 +202,8 @@ h3 { font-size: 1rem; margin: 0 0 0.5rem; } small { font-weight: normal; color: 
 figure { margin: 0; } img, canvas { width: 100%; height: auto; display: block; }
 figcaption { font-size: 0.8rem; color: #333; }
 canvas, .pixels { image-rendering: pixelated; }
+.scale { display: flex; align-items: center; gap: 0.5rem; margin: 0.5rem 0; font-size: 0.8rem; color: #333; }
+.scale .bar { flex: 1; max-width: 12rem; height: 0.6rem; border-radius: 0.15rem; }
 .panels { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
 .panels figure { max-width: 36rem; }
 .cards { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }

@@ -18,7 +18,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.run_directory import Samples
 
 _LARGEST_FILE = 256 * 2**20
-_DATA_SETS = ("digits", "tfds:", "folder:", "tfrecord:")
+_DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_images(
         return _data_set(str(source), count, data_dir)
     raise UserError(
         f"There is no image or folder {str(source)!r}; --images takes one of these, a run's samples.npz, digits, "
-        "tfds:NAME, folder:PATH or tfrecord:GLOB."
+        "tfds:NAME, folder:PATH, csv:FILE or tfrecord:GLOB."
     )
 
 

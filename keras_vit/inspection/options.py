@@ -15,7 +15,7 @@ class InspectionOptions:
     checkpoint: str | None = None
     """Checkpoint file, folder, URL, or official name such as augreg:B_16."""
     images: str | None = None
-    """Image file, folder of images, samples.npz, digits, tfds:NAME, folder:PATH or tfrecord:GLOB; default the run's
+    """Image file, folder of images, samples.npz, or a data set as --data of training takes it; default the run's
     samples.npz."""
     count: int = 128
     """Maximum number of images in the average of the attention distance."""

@@ -5,11 +5,13 @@ Maps use the cividis colormap and dots are blue and orange: both are readable wi
 
 from collections.abc import Iterator
 
+import matplotlib.cm
 import matplotlib.figure
 import matplotlib.image
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from keras_vit.files.tables import short_name
 from keras_vit.inspection.analysis import resize_map
 from keras_vit.inspection.compute import InspectionResult
 
@@ -82,7 +84,7 @@ def image_title(result: InspectionResult, index: int, length: int = 60) -> str:
 
 def _titled(result: InspectionResult, size: tuple[float, float], note: str = "") -> matplotlib.figure.Figure:
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    lines = [plain(result.model), plain(result.checkpoint)] + ([note] if note else [])
+    lines = [plain(result.model), plain(short_name(result.checkpoint))] + ([note] if note else [])
     wide = size[0] > 7
     figure.suptitle((" | " if wide else "\n").join(lines), fontsize=11, parse_math=False, wrap=True)
     return figure
@@ -213,7 +215,7 @@ def maps_of(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]
 def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
     """One row per image: the input and its maps."""
     count, columns = len(result.images), 1 + len(_map_columns(result))
-    figure = _titled(result, (2.6 * columns, 0.8 + (0.4 + 2.6 * _aspect(result)) * count))
+    figure = _titled(result, (2.6 * columns + 0.9, 0.8 + (0.4 + 2.6 * _aspect(result)) * count))
     for index, row in enumerate(figure.subplots(count, columns, squeeze=False)):
         show_image(row[0], result.arrays["images"][index])
         title = image_title(result, index, 26)
@@ -225,7 +227,14 @@ def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
             axes.imshow(values, cmap=COLORMAP, vmin=0.0, vmax=1.0)
             axes.set_axis_off()
             axes.set_title(name, fontsize=9)
+        _scale(figure, row)
     return figure
+
+
+def _scale(figure: matplotlib.figure.Figure, axes) -> None:
+    """The scale of maps that are divided by their maximum, beside them."""
+    colors = matplotlib.cm.ScalarMappable(norm=matplotlib.colors.Normalize(0.0, 1.0), cmap=COLORMAP)
+    figure.colorbar(colors, ax=axes, label="share of the map's maximum", shrink=0.8)
 
 
 def _heads(result: InspectionResult, index: int) -> matplotlib.figure.Figure:
@@ -234,11 +243,12 @@ def _heads(result: InspectionResult, index: int) -> matplotlib.figure.Figure:
     tiles = maps / np.maximum(maps.max(axis=(2, 3), keepdims=True), np.finfo(np.float32).tiny)
     layers, heads, height, width = tiles.shape
     across, down = 0.55 * heads, 0.55 * layers * height / width
-    figure = _titled(result, (max(4.5, across + 1.2), max(2.6, down + 1.5)), image_title(result, index, 40))
+    figure = _titled(result, (max(5.0, across + 2.0), max(2.8, down + 1.5)), image_title(result, index, 40))
     axes = figure.subplots()
     axes.imshow(_mosaic(tiles), cmap=COLORMAP, vmin=0.0, vmax=1.0, interpolation="nearest")
     _label_tiles(axes, tiles.shape, [str(head) for head in result.heads], list(result.layers))
     axes.set(xlabel="head", ylabel="layer")
+    _scale(figure, axes)
     return figure
 
 

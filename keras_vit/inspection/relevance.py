@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_vit.errors import UserError
 from keras_vit.inspection.gradients import gradient
-from keras_vit.models.build import config_of
+from keras_vit.models.build import config_of, logits_model
 from keras_vit.models.config import ResNetConfig, ViTConfig
 
 
@@ -39,7 +39,7 @@ def features_and_gradients(
     """
     if not classifies(model):
         raise UserError(f"Relevance for a class needs a model that classifies images, but {model.name!r} has no head.")
-    images = np.asarray(images)
+    model, images = logits_model(model), np.asarray(images)
     if images.ndim != 4 or images.shape[1:] != model.input_shape[1:]:
         expected = ", ".join(map(str, model.input_shape[1:]))
         raise UserError(f"The model expects images of shape (B, {expected}), but found {images.shape}; resize them.")

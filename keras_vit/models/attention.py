@@ -4,6 +4,8 @@ Axes: B batch, N tokens, M key tokens, D width, H heads, d width of a head (D = 
 grid.
 """
 
+import numbers
+
 import keras
 from keras import ops
 
@@ -69,7 +71,7 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
     Raises:
         UserError: if the model has no attention, relative positions, or dropout of the attention probabilities.
     """
-    if queries is not None and (isinstance(queries, bool) or not isinstance(queries, int) or queries < 1):
+    if queries is not None and (isinstance(queries, bool) or not isinstance(queries, numbers.Integral) or queries < 1):
         raise UserError(f"queries must be a number of tokens, such as 256, or None for all, but is {queries!r}.")
     layers = [layer for layer in model.layers if isinstance(layer, DotProductAttention)]
     if not layers:

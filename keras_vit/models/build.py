@@ -1,6 +1,10 @@
 """Building a model, and asking it what it is."""
 
-from collections.abc import Callable, Collection
+import contextlib
+import dataclasses
+import numbers
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import keras
 
@@ -13,6 +17,10 @@ from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.vit import vision_transformer
 from keras_vit.preprocessing import Preprocessing
 
+_ACTIVATIONS = ("softmax", "sigmoid")
+# The layer of the classifier_activation.
+_PROBABILITIES = "probabilities"
+
 
 def build(
     model: str | ModelConfig,
@@ -21,6 +29,11 @@ def build(
     num_classes: int | None = 1000,
     channels: int = 3,
     preprocessing: Preprocessing | None = None,
+    dropout_rate: float | None = None,
+    attention_dropout_rate: float | None = None,
+    stochastic_depth_rate: float | None = None,
+    classifier_activation: str | None = None,
+    dtype: str | None = None,
     name: str | None = None,
 ) -> keras.Model:
     """Build a model with the official initial weights.
@@ -32,28 +45,87 @@ def build(
         channels: channels of the images, 3 for RGB, 1 for grayscale.
         preprocessing: the preprocessing to save in the model. It overrides image_size and channels. Defaults to a
             bilinear resize and the range [-1, 1], as in vit_jax.
+        dropout_rate, attention_dropout_rate, stochastic_depth_rate: of a Vision Transformer, in [0, 1). Default: those
+            of the configuration.
+        classifier_activation: "softmax" or "sigmoid" for probabilities; None for logits.
+        dtype: a Keras dtype policy, such as "mixed_bfloat16". Default: Keras' global policy.
         name: name of the keras.Model. Defaults to the name of the model, or "model" for a configuration.
 
     Returns:
         A functional keras.Model from images (B, height, width, channels), float in [-1, 1], to logits
-        (B, num_classes). The outputs are logits, without softmax.
+        (B, num_classes).
+
+        A loss given to `compile` by its name, such as "sparse_categorical_crossentropy", expects probabilities. For
+        logits take `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`, or build the model with
+        classifier_activation="softmax".
     """
-    config = model_config(model)
+    rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
+    config = _with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
     if preprocessing is None:
-        size = (image_size, image_size) if isinstance(image_size, int) else image_size
-        preprocessing = Preprocessing(size, channels)
+        preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
     num_classes = plain_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
+    if classifier_activation not in (None, *_ACTIVATIONS):
+        raise UserError(
+            f"classifier_activation must be {', '.join(_ACTIVATIONS)} or None, but is {classifier_activation!r}."
+        )
+    if classifier_activation and not num_classes:
+        raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
+    with _dtype_policy(dtype):
+        built = _network(config, preprocessing, num_classes, name or default_name)
+        if classifier_activation is None:
+            return built
+        activation = keras.layers.Activation(classifier_activation, dtype="float32", name=_PROBABILITIES)
+        return keras.Model(built.input, activation(built.output), name=built.name)
+
+
+def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:
+    """The configuration with the rates that are not None."""
+    changes: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
+    if changes and not isinstance(config, ViTConfig):
+        raise UserError(f"{', '.join(changes)} do not apply to a ResNet, which has no dropout; leave them out.")
+    return dataclasses.replace(config, **changes)
+
+
+@contextlib.contextmanager
+def _dtype_policy(name: str | None) -> Iterator[None]:
+    """Build the layers inside the block with a dtype policy; None keeps the global one."""
+    before = keras.config.dtype_policy()
+    try:
+        policy = before if name is None else keras.dtype_policies.get(name)
+    except ValueError as error:
+        raise UserError(f"dtype must be a Keras dtype policy, such as mixed_bfloat16, but is {name!r}.") from error
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _network(config: ModelConfig, preprocessing: Preprocessing, num_classes: int | None, name: str) -> keras.Model:
     if isinstance(config, ResNetConfig):
         network = big_transfer if config.preactivation else resnet_classifier
-        return network(config, preprocessing, num_classes, name or default_name)
+        return network(config, preprocessing, num_classes, name)
     if config.classifier == "none" and num_classes:
         raise UserError(
             f"A model with classifier 'none' ends with its tokens and has no head for {num_classes} classes; "
             "give num_classes=0, or another classifier."
         )
-    return vision_transformer(config, preprocessing, num_classes, name or default_name)
+    return vision_transformer(config, preprocessing, num_classes, name)
+
+
+def classifier_activation_of(model: keras.Model) -> str | None:
+    """The `classifier_activation` of a model that `keras_vit.build` created."""
+    layer = next((layer for layer in model.layers if layer.name == _PROBABILITIES), None)
+    return None if layer is None else layer.activation.__name__
+
+
+def logits_model(model: keras.Model) -> keras.Model:
+    """The model up to its logits; the model itself if it has no classifier_activation."""
+    if classifier_activation_of(model) is None:
+        return model
+    return keras.Model(model.input, model.get_layer(_PROBABILITIES).input, name=model.name)
 
 
 def config_of(model: keras.Model) -> ModelConfig:
@@ -119,7 +191,7 @@ def calling_class_token_only(names: Collection[str]) -> Callable:
     return call
 
 
-def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.Model:
+def intermediates(model: keras.Model, names: str | Collection[str] | None = None) -> keras.Model:
     """A model with the same input and weights whose output is a dict of what happens inside.
 
     Names, in the order of the computation, and their shapes:
@@ -133,13 +205,16 @@ def intermediates(model: keras.Model, names: list[str] | None = None) -> keras.M
 
     Args:
         model: built by `keras_vit.build`, also after saving and loading.
-        names: names of the outputs; None for all that the model has.
+        names: names of the outputs; None for all that the model has. With one name instead of a list, the output is
+            that tensor instead of a dict.
     """
+    if isinstance(names, str):
+        return keras.Model(model.input, intermediates(model, [names]).output[names], name=f"{model.name}_{names}")
     config = config_of(model)
     layers = {layer.name: layer for layer in model.layers}
     available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
     if "head" in layers or "resnet.head.conv2d" in layers:
-        available["logits"] = lambda: model.output
+        available["logits"] = lambda: logits_model(model).output
     for name in names or ():
         if name not in available:
             raise UserError(
@@ -183,7 +258,8 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     if not isinstance(config, ViTConfig):
         raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
     count = config.num_layers
-    if not blocks or any(isinstance(b, bool) or not isinstance(b, int) or not -count <= b < count for b in blocks):
+    whole = all(isinstance(b, numbers.Integral) and not isinstance(b, bool) for b in blocks)
+    if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):
         raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
     if norm and config.norm_after_pooling:
         raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")

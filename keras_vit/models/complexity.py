@@ -1,4 +1,4 @@
-"""Complexity of a model, summed over its layers: parameters, operations, and memory of activations for the gradient.
+"""Complexity of a model, by layer and summed: parameters, operations, and memory of activations for the gradient.
 
 The operations of matrix products, convolutions and, as in fvcore, norms are counted. Activation functions and softmax
 are not. Many tables print multiply-adds as GFLOPs.
@@ -103,3 +103,20 @@ def _of_call(layer: keras.layers.Layer, inputs: list, outputs) -> Costs:
     elif isinstance(layer, _NORMS):
         normalization = 5 * size
     return Costs(0, products, size + kept, normalization)
+
+
+def summary(model: keras.Model) -> None:
+    """Print a row for each layer of a model: name, type, output shape and number of parameters.
+
+    Names are whole, unlike in `keras.Model.summary`, whatever the width of the terminal.
+    """
+    rows = [("Layer", "Type", "Output shape", "Parameters")]
+    for layer in model.layers:
+        shapes = keras.tree.map_structure(lambda tensor: tensor.shape, layer.output)
+        rows.append((layer.name, type(layer).__name__, str(shapes), f"{layer.count_params():,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *texts, number in rows:
+        cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
+        print("  ".join([*cells, number.rjust(widths[-1])]))
+    trainable = sum(math.prod(weight.shape) for weight in model.trainable_weights)
+    print(f"{model.name}: {model.count_params():,} parameters, {trainable:,} of them trainable")

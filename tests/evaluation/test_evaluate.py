@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from export.saved_model import export as saved_model_export
 from export.tflite import export as tflite_export
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.files.npz import read_npz
+from keras_vit.files.tables import rounded
 from keras_vit.run_directory import Samples
 from tests.support import randomize
 from training.devices.strategies import StrategyOptions
@@ -93,7 +95,26 @@ def test_the_report_is_written_in_all_forms(run, tmp_path):
     gallery = tf.io.decode_png((output / "mistakes.png").read_bytes(), channels=1).numpy()
     assert np.mean(gallery < 128) > 0.1  # the digits are white on black
     numbers = json.loads((output / "evaluation.json").read_text())
-    assert re.search(rf"\| accuracy +\| +{numbers['accuracy']:.6g} \|", (output / "evaluation.md").read_text())
+    page = (output / "evaluation.md").read_text()
+    assert page.startswith(f"# {run.path.name} on digits\n")  # without the folders of this machine
+    accuracy, interval = rounded(numbers["accuracy"], numbers["intervals"]["accuracy"])
+    assert re.search(rf"\| accuracy +\| +{accuracy} \| +{interval} \|", page)
+    assert not re.search(r"\| \w+_\w+ ", page)  # rows in words
+
+
+def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    metrics = evaluation.evaluate(str(copy), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
+    stored = json.loads((copy / "temperature.json").read_text())
+    assert stored == metrics["calibration"]
+    assert stored["after"]["log_loss"] < stored["before"]["log_loss"] == metrics["log_loss"]
+    assert keras_vit.run_directory.load_temperature(copy) == stored["temperature"]
+    sentence = capsys.readouterr().out.splitlines()[-1]
+    assert sentence.startswith("Temperature ")
+    assert sentence in (tmp_path / "out" / "evaluation.md").read_text()
+    with pytest.raises(UserError, match="--calibrate stores the temperature in a run directory"):
+        evaluation.evaluate(str(copy / "model.keras"), DataOptions("digits"), output=str(tmp_path), calibrate=True)
 
 
 def _png(image: np.ndarray) -> bytes:

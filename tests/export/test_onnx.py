@@ -18,7 +18,7 @@ from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
 from export.onnx import export as onnx_export
 from export.onnx import runtimes
-from export.source import random_images
+from export.source import Provenance, random_images
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
@@ -205,14 +205,14 @@ def test_an_unsupported_operator_is_detected(tmp_path):
     need("onnx")
     model = build("gap, exact GELU")
     with pytest.raises(ParityError, match=r"operators that ONNX does not support \(Erfc\), so it was not kept"):
-        runtimes.write(model, "onnx", tmp_path, LABELS)
+        runtimes.write(model, "onnx", tmp_path, LABELS, {})
 
 
 def test_a_padding_with_exact_zeros_before_a_pooling_would_be_lost(tmp_path):
     """If this fails, ONNX Runtime no longer needs `_NearlyZeroPadding`."""
     need("onnx")
     model = build("bit")
-    runtimes.write(inference_model(model), "onnx", tmp_path, LABELS)
+    runtimes.write(inference_model(model), "onnx", tmp_path, LABELS, {})
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
     logits = runtimes.open_file(tmp_path / "model.onnx", "onnx")(images)
     assert np.abs(logits - model.predict_on_batch(images)).max() > 1e-4
@@ -223,7 +223,8 @@ def test_the_onnx_file_says_what_it_takes_and_gives(tmp_path):
     import onnxruntime
 
     model = build()
-    path, _ = onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path)["onnx"]
+    origin = Provenance(weights="augreg:B_16", license="Apache-2.0")
+    path, _ = onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, origin=origin)["onnx"]
     session = onnxruntime.InferenceSession(path)
     ends = [(end.name, end.shape, end.type) for end in (*session.get_inputs(), *session.get_outputs())]
     assert ends == [
@@ -233,6 +234,7 @@ def test_the_onnx_file_says_what_it_takes_and_gives(tmp_path):
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["labels"]) == list(LABELS)
     assert Preprocessing(**json.loads(metadata["preprocessing"])) == preprocessing_of(model)
+    assert (metadata["weights"], metadata["license"]) == ("augreg:B_16", "Apache-2.0")
 
 
 def test_the_report_has_both_formats(tmp_path):

@@ -5,11 +5,13 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import struct
 import subprocess
 import sys
 import zlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,6 +25,7 @@ from export.files import directory_bytes
 from export.saved_model import export as saved_model_export
 from export.saved_model import image_decoding, warmup
 from export.saved_model.export import export_saved_model
+from export.source import Provenance
 from keras_vit import Preprocessing, UserError, ViTConfig, inspection
 from keras_vit.errors import ParityError
 from keras_vit.files.image_formats import format_list, format_problem, formats
@@ -114,6 +117,35 @@ def test_examples_are_classified_under_the_names_that_the_classify_call_wants(se
     assert saved_model_export._signature_definitions(served[1])["classify"].method_name == "tensorflow/serving/classify"
 
 
+def test_serve_is_the_keras_model(served):
+    images = np.random.default_rng(2).uniform(-1, 1, (3, *SIZE, 3)).astype(np.float32)
+    expected = served[0].predict(images, verbose=0)
+    np.testing.assert_allclose(served[2].serve(images), expected, atol=1e-5)
+    np.testing.assert_allclose(keras.layers.TFSMLayer(served[1])(images), expected, atol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        served[2].serve(images[0])
+
+
+def test_a_calibrated_model_serves_calibrated_probabilities_and_accepts_from_the_threshold_on(
+    served, samples, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+    probabilities = tf.nn.softmax(expected.logits / 2.0).numpy()
+    threshold = float(np.sort(probabilities.max(axis=1))[3:5].mean())
+    origin = Provenance(temperature=2.0)
+    path, _ = export_saved_model(served[0], LABELS, samples, tmp_path, origin=origin, threshold=threshold)
+    signatures = tf.saved_model.load(path).signatures
+    answer = signatures["serving_default"](image_bytes=tf.constant(samples.encoded))
+    np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
+    np.testing.assert_array_equal(answer["accepted"], probabilities.max(axis=1) >= threshold)
+    assert set(answer["accepted"].numpy()) == {True, False}
+    logits = signatures["image_tensor"](image=tf.constant(next(expected.batches())[1]))["logits"]
+    np.testing.assert_allclose(logits, expected.logits, atol=1e-4)
+    report = json.loads((path / "report.json").read_text())
+    assert (report["temperature"], report["threshold"]) == (2.0, threshold)
+    assert "divided by the temperature 2, which was" in (path / "README.md").read_text()
+
+
 def test_any_batch_is_served_even_an_empty_one(served):
     for batch in (0, 1, 3):
         logits = served[2].signatures["image_tensor"](image=tf.zeros((batch, *SIZE, 3)))["logits"]
@@ -149,14 +181,18 @@ def test_the_report_has_the_cpp_loaders_numbers_and_the_card_everything_else(ser
     assert report["bytes"] <= directory_bytes(served[1])
     assert report["operators"]["DecodeImage"] == 1  # all signatures share one function that decodes
     assert (served[1] / "report.png").read_bytes().startswith(b"\x89PNG")
-    assert "| max_abs_diff |" in (served[1] / "report.md").read_text()
+    page = (served[1] / "report.md").read_text()
+    assert "| largest difference of a logit from the Keras model " in page
+    assert not re.search(r"^\| \w+_", page, re.MULTILINE)  # rows in words
+    assert "<details><summary>Operators: " in page
+    assert page.index("<details>") < page.index("MatMul") < page.index("</details>")
     card = (served[1] / "README.md").read_text()
     for words in (
-        "# birds: 7 classes", "hidden_size 48", "wren, ant, Żubr", "docker run -p 8500:8500", ":predict", ":classify",
+        "# birds: 7 classes", "hidden size 48", "wren, ant, Żubr", "docker run -p 8500:8500", ":predict", ":classify",
         "GrpcClient", "| serving_default | input | image_bytes | string | (B) |", "RGB, stretched to 12 x 30",
         "| License |", "| image_tensor | output | logits | float32 | (B, 7) |",
     ):  # fmt: skip
-        assert words in card
+        assert words in re.sub(" +", " ", card)
 
 
 def test_different_logits_of_the_cpp_loader_are_detected(served, expected, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import tensorflow as tf
 import keras_vit
 from export.saved_model import __main__ as saved_model
 from export.saved_model import export as saved_model_export
-from export.source import open_source
+from export.source import _weights, open_source
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
 from tests.support import randomize
@@ -41,6 +42,34 @@ def test_a_checkpoint_is_verified_on_images_of_a_folder(place):
     assert found.labels == LABELS
     assert found.samples.labels.tolist() == [1, 2, -1]
     assert found.origin.images == f"images of {place / 'pictures'}"
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "terms"),
+    [
+        ({"settings": {"command": "pretrain"}}, "trained from scratch", None),
+        (
+            {"weights": {"checkpoint": "augreg:B_16", "license": "Apache-2.0"}},
+            "fine-tuned from augreg:B_16",
+            "Apache-2.0",
+        ),
+        ({"weights": {"checkpoint": "/home/anna/x.npz", "license": None}}, "fine-tuned from x.npz", None),
+        ({"settings": {"command": "finetune"}}, "unknown", None),  # a run of an older version
+    ],
+)
+def test_origin_and_license_of_the_weights_are_those_of_the_run(config, weights, terms):
+    assert _weights(config) == (weights, terms)
+
+
+def test_the_license_of_a_checkpoint_is_in_every_file_of_its_export(place, monkeypatch):
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+    command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
+    saved_model.main([*command, "--output", str(place / "served"), "--license", "CC-BY-4.0"])
+    card = (place / "served" / "1" / "README.md").read_text()
+    assert re.search(r"\| License +\| CC-BY-4.0 +\|", card)
+    assert re.search(r"\| Weights +\| vit.npz +\|", card)
+    report = json.loads((place / "served" / "1" / "report.json").read_text())
+    assert (report["weights"], report["license"]) == ("vit.npz", "CC-BY-4.0")
 
 
 def test_without_images_there_are_random_ones(place):

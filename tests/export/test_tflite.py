@@ -15,14 +15,16 @@ import keras_vit
 from export import parity
 from export.tflite import export as tflite_export
 from export.tflite import quantize, tflite_file
+from export.tflite.graph import Graph
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.errors import ParityError
 from keras_vit.run_directory import CALIBRATION, Samples
 
+_PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")
 LABELS = ("wren", "ant", "Żubr", "bee", "newt")
 SIZE = (12, 30)
 CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=96)
-FORMATS = ("float32", "float16", "int8-dynamic", "int8-weights", "int8", "int16x8")
+FORMATS = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8")
 
 
 def pictures(seed: int, number: int, channels: int = 3) -> Samples:
@@ -61,6 +63,8 @@ def test_size_and_accuracy_of_each_format(phone):
     assert 0 < difference["int16x8"] < 0.3
     assert difference["int16x8"] < difference["int8"] < 0.8
     assert 0 < difference["int8-weights"] < 0.3
+    assert difference["int8-weights"] < difference["int4-weights"] < 1.5
+    assert size["int4-weights"] < 0.9 * size["int8-weights"]
     assert 0 < difference["int8-dynamic"] < 0.6
     assert size["float16"] < 0.7 * size["float32"]
     assert all(size[kind] < 0.6 * size["float32"] for kind in FORMATS[2:])
@@ -79,10 +83,25 @@ def test_products_alone_are_integers_in_int8(phone):
     assert {kind: path for kind, (path, _) in phone[1].items()}.keys() == set(FORMATS)
 
 
+def test_weights_of_dense_layers_have_four_bits_but_those_of_the_head_eight(phone):
+    graph = Graph(phone[1]["int4-weights"][0].read_bytes())
+    types = {name: [graph.source(o.inputs[1]).dtype for o in graph.operators if o.name == name] for name in _PRODUCTS}
+    assert types["FULLY_CONNECTED"] == ["INT4"] * 12 + ["INT8"]
+    assert types["CONV_2D"] == ["INT8"]
+
+
+def test_four_bits_are_refused_for_convolutions(tmp_path):
+    resnet = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)
+    options = {"formats": ["int4-weights"], "calibration": pictures(2, 4)}
+    for model, target in ((build(resnet), "cpu"), (build(), "npu")):
+        with pytest.raises(UserError, match="int4-weights stores dense layers in 4 bits, but most weights"):
+            tflite_export.export_tflite(model, LABELS, pictures(1, 4), tmp_path, target=target, **options)
+
+
 def test_ranges_are_the_extremes_of_the_calibration_images(phone):
     """The library's moving average would cut off what one picture alone reaches."""
     calm, loud = np.full((1, *SIZE, 3), 0.01, np.float32), np.full((1, *SIZE, 3), 1.0, np.float32)
-    recipe = quantize._recipe("int8")
+    recipe = quantize._recipe("int8", phone[1]["float32"][0])
     found = quantize._ranges(phone[1]["float32"][0], recipe, [loud, *[calm] * 20])
     image = next(values for name, values in found.items() if "image" in name)
     assert np.isclose(image["max"], 1.0)
@@ -142,7 +161,8 @@ def test_a_file_holds_labels_and_normalization_as_standard_metadata(phone):
             assert attached.read("labels.txt").decode() == "wren\nant\nŻubr\nbee\nnewt\n"
         model = metadata(path.read_bytes())
         assert (text(model, 0), text(model, 7)) == ("birds", "1.0.0")
-        assert kind in text(model, 1)
+        assert text(model, 1) == f"a model in memory, {kind}; weights: unknown"
+        assert text(model, 5) == "not specified; add the license of the weights and of the data"
         graph = first(model, 3)
         given, answer = first(graph, 2), first(graph, 3)
         assert (text(given, 0), text(answer, 0)) == ("image", "logits")
@@ -266,7 +286,7 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
         (
             ["float32", "int8"],
             {},
-            "int8 needs representative images to calibrate its ranges; pass --calib",
+            "int8 needs representative images for its calibration; pass --calib",
         ),
         (
             ["int16x8"],
@@ -313,6 +333,6 @@ def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, m
 
 def test_the_same_model_gives_the_same_file(phone):
     content = phone[1]["float32"][0].read_bytes()
-    packed = [tflite_file.with_metadata(content, "x", "y", LABELS, Preprocessing(SIZE), False) for _ in range(2)]
+    packed = [tflite_file.with_metadata(content, "x", "y", LABELS, Preprocessing(SIZE), False, "MIT") for _ in range(2)]
     assert packed[0] == packed[1]
     assert zipfile.is_zipfile(io.BytesIO(packed[0]))

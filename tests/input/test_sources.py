@@ -40,7 +40,9 @@ def test_digits_are_all_there_once():
 
 def test_unknown_sources_are_refused():
     for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet"):
-        with pytest.raises(UserError, match=r"takes digits, tfds:NAME\[:CONFIG\], folder:PATH or tfrecord:GLOB, but"):
+        with pytest.raises(
+            UserError, match=r"digits, tfds:NAME\[:CONFIG\], folder:PATH, csv:FILE or tfrecord:GLOB, but"
+        ):
             open_source(DataOptions(name))
 
 
@@ -330,6 +332,61 @@ def test_splits_with_other_classes_are_refused(tmp_path):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 
+def csv_file(folder: pathlib.Path, *lines: str) -> DataOptions:
+    (folder / "list.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return DataOptions(f"csv:{folder / 'list.csv'}")
+
+
+def test_a_csv_file_gives_what_the_folder_does(folder):
+    expected = open_source(DataOptions(f"folder:{folder}"))
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.name[0] != "."]
+    lines = [f"{path},{path.parts[0]},x" for path in files]
+    found = open_source(csv_file(folder, "path,label,note", *lines))
+    assert found.labels == expected.labels
+    for split in ("train", "evaluation"):
+        (images, labels), (others, same) = (collect(getattr(source, split)) for source in (found, expected))
+        assert labels == same
+        assert all(np.array_equal(image, other) for image, other in zip(images, others, strict=True))
+
+
+def test_a_csv_file_may_name_the_splits(tmp_path):
+    for number in range(4):
+        write_image(tmp_path / "all" / f"{number}.png", 10 * number)
+    lines = ["all/0.png,ant,train", 'all/1.png,"bee, wild",Train', "all/2.png,ant,val", 'all/3.png,"bee, wild",test']
+    found = open_source(csv_file(tmp_path, "\ufeffpath,label,split", *lines))
+    assert found.labels == ("ant", "bee, wild")
+    assert [collect(split)[1] for split in (found.train, found.evaluation)] == [[0, 1], [0, 1]]
+    assert [found.train.name(index) for index in range(2)] == [str(tmp_path / "all" / f"{n}.png") for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["file,class", "a.png,ant"], "must name the columns path and label, but is 'file,class'"),
+        (["path,label", "a.png,ant", "b.png,"], "Line 3 of .* needs a path and a label"),
+        (["path,label", "a.png,ant", "a.png,bee"], "Lines 2 and 3 of .* are of the same image 'a.png'"),
+        (["path,label", "a.png,ant"], "at least two classes"),
+        (["path,label,split", "a.png,ant,train", "b.png,bee,later"], "Line 3 of .* has the split 'later'"),
+        (
+            ["path,label,split", "a.png,ant,train", "b.png,bee,test"],
+            "the same classes, but ant, bee are only",
+        ),
+        (["path,label", "a.png,ant", "gone.png,bee"], "1 of 2 files in .* are no readable images: .*gone.png"),
+        (["path,label", "a.png,ant", "b.png,bee"], "The class 'ant' has one image, and needs two"),
+    ],
+)
+def test_a_wrong_line_of_a_csv_file_is_named(tmp_path, lines, words):
+    for name in ("a.png", "b.png"):
+        write_image(tmp_path / name, 3)
+    with pytest.raises(UserError, match=words):
+        open_source(csv_file(tmp_path, *lines))
+
+
+def test_a_missing_csv_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match="There is no file .*gone.csv"):
+        open_source(DataOptions(f"csv:{tmp_path / 'gone.csv'}"))
+
+
 def test_every_bad_image_is_named_and_stops(folder, capfd):
     (folder / "zebra" / "broken.jpg").write_bytes((folder / "zebra" / "1.jpg").read_bytes()[:300])
     (folder / "zebra" / "words.png").write_text("no image")
@@ -414,7 +471,7 @@ def test_links_to_folders_and_to_nothing_are_named(folder, tmp_path):
 
 def test_an_empty_class_is_refused(folder):
     (folder / "bee").mkdir()
-    with pytest.raises(UserError, match="class folder .*bee holds no image"):
+    with pytest.raises(UserError, match="class .bee. of .* has no image"):
         open_source(DataOptions(f"folder:{folder}"))
 
 

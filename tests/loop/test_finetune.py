@@ -55,6 +55,8 @@ def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
     assert labels == tuple("0123456789")
     settings = json.loads((folder / "config.json").read_text())["settings"]
     assert (settings["command"], settings["checkpoint"]) == ("finetune", str(upstream.path))
+    weights = json.loads((folder / "config.json").read_text())["weights"]
+    assert weights == {"checkpoint": str(upstream.path), "license": None}
     assert [record["step"] for record in Run(folder).metrics()] == [2]
 
 

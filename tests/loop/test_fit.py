@@ -1,5 +1,6 @@
 """Training runs: schedule, optimizer, resume, run directory, what is refused."""
 
+import csv
 import dataclasses
 import json
 import math
@@ -46,8 +47,8 @@ def _finished(tmp_path_factory) -> Run:
 def test_a_run_leaves_everything_that_belongs_to_it(finished):
     names = {path.name for path in finished.path.iterdir()}
     assert names == {
-        "config.json", "labels.txt", "model.keras", "samples.npz", "calibration.npz", "metrics.jsonl", "tensorboard",
-        "checkpoints", "curves.png",
+        "config.json", "labels.txt", "model.keras", "samples.npz", "calibration.npz", "metrics.jsonl", "metrics.csv",
+        "tensorboard", "checkpoints", "curves.png",
     }  # fmt: skip
     config = json.loads((finished.path / "config.json").read_text())
     assert config["settings"]["recipe"]["model"]["hidden_size"] == 12
@@ -57,6 +58,9 @@ def test_a_run_leaves_everything_that_belongs_to_it(finished):
     assert (finished.path / "labels.txt").read_text().split() == list("0123456789")
     assert [record["epoch"] for record in finished.metrics()] == [1, 2, 3]
     assert finished.metrics()[0].keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds"}
+    with (finished.path / "metrics.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [{name: float(number) for name, number in row.items()} for row in rows] == finished.metrics()
     assert any((finished.path / "tensorboard").rglob("events*"))
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import socket
 import threading
 import urllib.error
@@ -12,7 +13,7 @@ import PIL.Image
 import pytest
 
 import keras_vit
-from keras_vit import UserError
+from keras_vit import UserError, inspection
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import predict as command
 from training.prediction.page import open_page
@@ -83,6 +84,35 @@ def test_results_are_written_as_csv(place, arguments):
     ]
 
 
+def test_a_calibrated_run_has_calibrated_probabilities(place, tmp_path):
+    shutil.copy(place / "model.keras", tmp_path)
+    shutil.copy(place / "names.txt", tmp_path / "labels.txt")
+    image = inspection.read_images(place / "pictures" / "a.png", 1)
+    cold = open_classifier(str(tmp_path / "model.keras"), None).inspect(image)
+    (tmp_path / "temperature.json").write_text(json.dumps({"temperature": 2.0}))
+    warm = open_classifier(str(tmp_path / "model.keras"), None).inspect(image)
+    assert [name for name, _ in warm.predictions[0]] == [name for name, _ in cold.predictions[0]]
+    logits = cold.arrays["logits"][0]
+    shares = np.exp(logits / 2.0) / np.exp(logits / 2.0).sum()
+    np.testing.assert_allclose([share for _, share in warm.predictions[0]], np.sort(shares)[::-1][:5], rtol=1e-5)
+
+
+def test_a_picture_below_the_threshold_is_rejected_in_every_form(place, arguments, capsys):
+    best = {name: expected(place, name)[0][1] for name in ("a.png", "b.jpg")}
+    low, high = sorted(best, key=best.__getitem__)
+    threshold = str((best[low] + best[high]) / 2.0)
+    for form in ("csv", "json", "html"):
+        command.main(
+            [*arguments, "pictures/a.png", "pictures/b.jpg", "--threshold", threshold, "--output", f"x.{form}"]
+        )
+    rejected = {row["picture"]: row["rejected"] for row in json.loads((place / "x.json").read_text())}
+    assert rejected == {f"pictures/{low}": True, f"pictures/{high}": False}
+    with (place / "x.csv").open(newline="") as stream:
+        assert {row["picture"] for row in csv.DictReader(stream) if row["rejected"] == "True"} == {f"pictures/{low}"}
+    assert (place / "x.html").read_text().count("<b>Rejected</b>: no class reaches") == 1
+    assert f"pictures/{low} (rejected)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("explain", "title"), [("rollout", "rollout"), ("relevance", "relevance"), (None, "")])
 def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, explain, title):
     options = ["--explain", explain] if explain else []
@@ -104,6 +134,7 @@ def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, ex
         (["pictures/*.gif"], "There is no picture"),
         (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html, but is 'found.txt'"),
         (["pictures", "--output", "gone/found.csv"], "There is no folder 'gone'"),
+        (["pictures", "--threshold", "60"], "--threshold is a probability, 0 to 1, but is 60"),
         (["pictures", "--explain", "rollout"], "needs --output FILE.html"),
         (["pictures", "--output", "x.html", "--explain", "dreams"], "invalid choice 'dreams'"),
     ],

@@ -15,6 +15,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.files.remote import is_remote, local_copy, to_path
+from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
 from training.devices.strategies import open_strategy
 from training.input.dataset import Split, bad_examples_reported
@@ -83,7 +84,7 @@ def _is_ours(path: pathlib.Path) -> bool:
 def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptions) -> Classifier:
     strategy = _open_strategy(devices)
     with strategy.scope():
-        model = load_model(path, image_size=overrides.image_size, num_heads=overrides.num_heads)
+        model = logits_model(load_model(path, image_size=overrides.image_size, num_heads=overrides.num_heads))
     names = names_beside(path)
     if names is not None:
         run_directory.check_classes(model, names)

@@ -7,20 +7,27 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from keras_vit import UserError, run_directory
-from keras_vit.files.atomic import staged
+from keras_vit.files.atomic import staged, write_text
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
-from keras_vit.files.tables import markdown_table
+from keras_vit.files.tables import markdown_table, rounded, short_name
+from training.evaluation.calibration import calibration
 from training.evaluation.classifiers import OUTPUT_NEEDED, Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
 from training.input.sources import Source, open_source
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
-_TOTALS = (
-    "num_examples", "num_correct", "accuracy", "top5_accuracy", "log_loss", "macro_precision", "macro_recall",
-    "macro_f1", "ece",
-)  # fmt: skip
+_COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
+_MEASURES = {
+    "accuracy": "accuracy",
+    "top5_accuracy": "top-5 accuracy",
+    "log_loss": "log loss",
+    "macro_precision": "precision, mean of the classes",
+    "macro_recall": "recall, mean of the classes",
+    "macro_f1": "F1, mean of the classes",
+    "ece": "expected calibration error",
+}
 _CONFUSIONS = 10  # pairs of classes in the report
 _PLOTS = {
     "confusion.png": "confusion matrix",
@@ -37,6 +44,7 @@ def evaluate(
     output: str | None = None,
     real_labels: str | None = None,
     save_predictions: bool = False,
+    calibrate: bool = False,
     overrides: InputOptions | None = None,
     devices: StrategyOptions | None = None,
 ) -> dict:
@@ -46,6 +54,8 @@ def evaluate(
     """
     if batch_size < 1:
         raise UserError(f"--batch-size must be at least 1 image, but is {batch_size}.")
+    if calibrate and not (to_path(run) / run_directory.CONFIG).is_file():
+        raise UserError(f"--calibrate stores the temperature in a run directory, but {run} is none; leave it out.")
     classifier = open_classifier(run, overrides or InputOptions(), devices or StrategyOptions("single"))
     directory = _report_directory(run, output)
     dataset = open_source(source)
@@ -58,6 +68,10 @@ def evaluate(
     metrics = measure(logits, labels, names) | {"intervals": intervals(logits, labels, names)}
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
+    if calibrate:
+        metrics["calibration"] = calibration(logits, labels)
+        text = json.dumps(metrics["calibration"], indent=2) + "\n"
+        write_text(to_path(run) / run_directory.TEMPERATURE, text)
     probabilities = softmax(logits)
     mistakes = worst_mistakes(probabilities, labels)
     metrics["worst_mistakes"] = [
@@ -72,7 +86,7 @@ def evaluate(
     ]
 
     # Write the metrics before the plots, so that a plot that fails does not lose them.
-    title = f"{run} on {source.data}"
+    title = f"{short_name(run)} on {short_name(source.data)}"
     with staged(directory) as stage:
         content = {"model": run, "kind": classifier.kind, "data": source.data, **metrics}
         (stage / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -96,6 +110,8 @@ def evaluate(
         f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images "
         f"correct, log loss {metrics['log_loss']:.4f}; report in {directory / 'evaluation.md'}."
     )
+    if calibrate:
+        print(_calibration_sentence(metrics["calibration"]))
     return metrics
 
 
@@ -150,16 +166,12 @@ def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
 def _report(title: str, classifier: Classifier, metrics: dict, plots: Sequence[str] = ()) -> str:
     """The metrics in Markdown, with the plots of these file names."""
     found = metrics["intervals"]
-    totals = [(name, f"{metrics[name]:.6g}", _range(found.get(name))) for name in _TOTALS if name in metrics]
-    classes = [
-        (
-            name,
-            str(row["num_examples"]),
-            *(f"{row[score]:.4f}" for score in ("precision", "recall", "f1")),
-            _range(found["classes"][name]["f1"]),
-        )
-        for name, row in metrics["classes"].items()
-    ]
+    totals = [(words, f"{metrics[name]:,}", "") for name, words in _COUNTS.items()]
+    totals += [(words, *rounded(metrics[name], found[name])) for name, words in _MEASURES.items() if name in metrics]
+    classes = []
+    for name, row in metrics["classes"].items():
+        scores = [rounded(row[score], found["classes"][name][score]) for score in ("precision", "recall", "f1")]
+        classes.append((name, f"{row['num_examples']:,}", *(value for value, _ in scores), scores[-1][1]))
     lines = [
         f"# {title}",
         "",
@@ -169,15 +181,17 @@ def _report(title: str, classifier: Classifier, metrics: dict, plots: Sequence[s
         real = metrics["real_labels"]
         lines += [
             "",
-            f"With all accepted labels: accuracy {real['accuracy']:.6g}, {real['num_correct']} of "
+            f"With all accepted labels: accuracy {real['accuracy']:.4g}, {real['num_correct']} of "
             f"{real['num_examples']} images; {real['num_left_out']} without an accepted label are excluded.",
         ]
+    if "calibration" in metrics:
+        lines += ["", _calibration_sentence(metrics["calibration"])]
     if classifier.names is None:
         lines += ["", "The model does not name its classes; they are assumed to be those of the data, in this order."]
     lines += [
         "",
-        "Intervals: percentile bootstrap with 1,000 resamples of the images. ece: expected calibration error with 15 "
-        "bins.",
+        "Intervals: percentile bootstrap with 1,000 resamples of the images; the numbers are rounded to them, and "
+        "evaluation.json has them in full. The expected calibration error is that of 15 bins.",
         "",
         markdown_table(
             ("class", "images", "precision", "recall", "F1", "F1, 95 % interval"), classes, num_text_columns=1
@@ -189,8 +203,14 @@ def _report(title: str, classifier: Classifier, metrics: dict, plots: Sequence[s
     return "\n".join([*lines, *(f"![{_PLOTS[name]}]({name})\n" for name in plots)])
 
 
-def _range(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
+def _calibration_sentence(found: dict) -> str:
+    before, after = found["before"], found["after"]
+    return (
+        f"Temperature {found['temperature']:.3g}: with it the log loss is {after['log_loss']:.3g} instead of "
+        f"{before['log_loss']:.3g} and the expected calibration error {after['ece']:.3g} instead of "
+        f"{before['ece']:.3g}, on the images that it was fitted to. All other numbers here are without it; "
+        "training.predict and exports use it."
+    )
 
 
 def _confusions(matrix: np.ndarray, names: Sequence[str]) -> str:

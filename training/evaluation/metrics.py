@@ -36,16 +36,15 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
     precision, recall, f1, support = sklearn.metrics.precision_recall_fscore_support(
         labels, predicted, labels=classes, zero_division=0.0
     )
-    bins = reliability(probabilities, labels)
-    metrics = {
+    metrics: dict[str, Any] = {
         "num_examples": len(labels),
         "num_correct": int(np.sum(predicted == labels)),
         "accuracy": float(sklearn.metrics.accuracy_score(labels, predicted)),
-        "log_loss": float(sklearn.metrics.log_loss(labels, probabilities, labels=classes)),
+        "log_loss": log_loss(probabilities, labels),
         "macro_precision": float(precision.mean()),
         "macro_recall": float(recall.mean()),
         "macro_f1": float(f1.mean()),
-        "ece": sum(row["num_examples"] * abs(row["accuracy"] - row["confidence"]) for row in bins) / len(labels),
+        "ece": expected_calibration_error(probabilities, labels),
     }
     if len(names) > 5:
         metrics["top5_accuracy"] = float(sklearn.metrics.top_k_accuracy_score(labels, logits, k=5, labels=classes))
@@ -58,7 +57,7 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
         }
         for k, name in enumerate(names)
     }
-    metrics["reliability"] = bins
+    metrics["reliability"] = reliability(probabilities, labels)
     metrics["confusion"] = sklearn.metrics.confusion_matrix(labels, predicted, labels=classes).tolist()
     return metrics
 
@@ -66,6 +65,17 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities (n, K) float64."""
     return keras.ops.convert_to_numpy(keras.ops.softmax(logits.astype(np.float64)))
+
+
+def log_loss(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Mean negative log-likelihood in nats."""
+    return float(sklearn.metrics.log_loss(labels, probabilities, labels=np.arange(probabilities.shape[-1])))
+
+
+def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Mean gap between confidence and accuracy over the bins, weighted by their images."""
+    bins = reliability(probabilities, labels)
+    return sum(row["num_examples"] * abs(row["accuracy"] - row["confidence"]) for row in bins) / len(labels)
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray) -> list[dict]:

@@ -8,6 +8,7 @@ import matplotlib.figure
 import numpy as np
 import tensorflow as tf
 
+from keras_vit.files.tables import short_name
 from training.evaluation.metrics import BINS
 from training.input.dataset import Split
 
@@ -24,8 +25,10 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path)
     figure = matplotlib.figure.Figure(figsize=(side, side), layout="constrained")
     axes = figure.subplots()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
-    axes.set(xlabel="predicted", ylabel="label", title="Confusion matrix: images")
+    shown = axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
+    numbers = "number of images; " if legible else ""
+    axes.set(xlabel="predicted", ylabel="label", title=f"Confusion matrix: {numbers}colors normalized by row")
+    figure.colorbar(shown, ax=axes, label="share of the images with this label", shrink=0.7)
     if legible:
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
         axes.set_yticks(range(len(names)), names, parse_math=False)
@@ -66,13 +69,14 @@ def draw_mistakes(
     names: Sequence[str],
     path: pathlib.Path,
 ) -> None:
-    """Plot images as they are stored, each with its label, its predicted class and their probabilities.
+    """Plot images as they are stored, each with its label, its predicted class, their probabilities, and its file name.
 
     Transparent images are shown on white. An image that cannot be shown is replaced by the reason.
     """
-    rows = -(-len(mistakes) // _GALLERY[1])
-    figure = matplotlib.figure.Figure(figsize=(2.1 * _GALLERY[1], 2.5 * rows + 0.5), layout="constrained")
-    grid = figure.subplots(rows, _GALLERY[1], squeeze=False).flatten()
+    columns = min(len(mistakes), _GALLERY[1])
+    rows = -(-len(mistakes) // columns)
+    figure = matplotlib.figure.Figure(figsize=(max(2.1 * columns, 3.6), 2.6 * rows + 0.5), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in grid:
         axes.set_axis_off()
     for axes, index in zip(grid, mistakes, strict=False):
@@ -85,6 +89,10 @@ def draw_mistakes(
         predicted = int(np.argmax(probabilities[index]))
         texts = [f"{_short(names[k])} {probabilities[index, k]:.2g}" for k in (labels[index], predicted)]
         axes.set_title(f"label {texts[0]}\npredicted {texts[1]}", fontsize=8, parse_math=False)
+        name = short_name(split.name(int(index)))
+        axes.text(
+            0.5, -0.03, _short(name), ha="center", va="top", fontsize=7, transform=axes.transAxes, parse_math=False
+        )
     figure.suptitle("The worst mistakes, with probabilities")
     figure.savefig(path, dpi=110)
 

@@ -15,7 +15,7 @@ from scipy import stats
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import local_path
-from keras_vit.files.tables import markdown_table
+from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.complexity import costs
 from keras_vit.run_directory import check_output
 from training.experiments.figures import draw
@@ -152,7 +152,7 @@ def _report(name: str, arguments: StudyOptions, rows: list[dict]) -> None:
     }
     write_text(workdir / "results.json", json.dumps(results, indent=2) + "\n")
     with atomic_write(workdir / "figure.png") as temporary:
-        draw(name, definition.title, arguments.source.data, arguments.shots, rows, temporary)
+        draw(name, definition.title, short_name(arguments.source.data), arguments.shots, rows, temporary)
     header = ("", "setting", "parameters", "forward FLOPs", "accuracy, %", f"{arguments.shots}-shot, %")
     cells = [
         (
@@ -167,8 +167,9 @@ def _report(name: str, arguments: StudyOptions, rows: list[dict]) -> None:
     ]
     table = markdown_table(header, cells)
     steps, batch = arguments.recipe.steps, arguments.recipe.batch_size
+    data = short_name(arguments.source.data)
     page = (
-        f"# {definition.title}\n\nAfter {definition.source} of arXiv 2010.11929, on {arguments.source.data}: every "
+        f"# {definition.title}\n\nAfter {definition.source} of arXiv 2010.11929, on {data}: every "
         f"model from scratch, {steps:,} steps of {batch} images, {arguments.seeds} seeds. Accuracy on all evaluation "
         f"images, and of least squares on the frozen features of {arguments.shots} training images of each class; means"
         + (" and 95 % intervals over the seeds" if arguments.seeds > 1 else "")

@@ -1,5 +1,6 @@
-"""Class folders as a data set: which files are images, which class and which split each is of."""
+"""Class folders or a CSV file as a data set: which files are images, which class and which split each is of."""
 
+import csv
 import os
 import pathlib
 import zlib
@@ -35,14 +36,73 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
                 f"{', '.join(sorted(train.keys() ^ test.keys()))} are only in one of them."
             )
     else:
-        train, test = {}, {}
-        for name, files in _class_files(path, on_bad_image).items():
-            if len(files) < 2:
-                raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
-            test[name] = files[::_HOLD_OUT]
-            train[name] = sorted(set(files) - set(test[name]))
+        train, test = _held_out(_class_files(path, on_bad_image))
     names = tuple(train)
     return Source(names, _file_split(train), _file_split(test))
+
+
+def _held_out(classes: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The files of each class to train on, and to evaluate on."""
+    train, test = {}, {}
+    for name, files in classes.items():
+        if len(files) < 2:
+            raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
+        test[name] = files[::_HOLD_OUT]
+        train[name] = sorted(set(files) - set(test[name]))
+    return train, test
+
+
+def csv_list(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
+    """Image files with one class each from a CSV file with the columns path and label; classes in name order.
+
+    Paths are relative to the folder of the CSV file. A further column split says train, or test (val, valid,
+    validation); without it every tenth image of each class, by name, is kept for evaluation. Other columns are ignored.
+    """
+    found = _listed_files(path)
+    if set(found) == {""}:
+        train, test = _held_out(_readable(found[""], str(path), on_bad_image))
+    else:
+        train, test = (_readable(found[split], f"{path} ({split})", on_bad_image) for split in ("train", "test"))
+        if train.keys() != test.keys():
+            only = ", ".join(sorted(train.keys() ^ test.keys()))
+            raise UserError(f"Both splits of {path} must have the same classes, but {only} are only in one of them.")
+    return Source(tuple(train), _file_split(train), _file_split(test))
+
+
+def _listed_files(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
+    """Split ("train" and "test", or "" alone) -> class name -> files. Raises UserError for the first wrong row."""
+    if not path.is_file():
+        raise UserError(f"There is no file {str(path)!r}; --data csv:FILE takes one with the columns path and label.")
+    try:
+        rows = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), restkey="")
+        columns = rows.fieldnames or []
+        table = list(rows)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV file in UTF-8 ({str(error)[:100]}); write it again.") from error
+    if not {"path", "label"} <= set(columns):
+        raise UserError(f"The first line of {path} must name the columns path and label, but is {','.join(columns)!r}.")
+    splits = ("train", "test") if "split" in columns else ("",)
+    found: dict[str, dict[str, list[str]]] = {split: {} for split in splits}
+    seen: dict[str, int] = {}
+    for number, row in enumerate(table, 2):
+        image, label = row["path"] or "", (row["label"] or "").strip()
+        if not image or not label or not label.isprintable():
+            raise UserError(f"Line {number} of {path} needs a path and a label of printable characters; complete it.")
+        if image in seen:
+            raise UserError(
+                f"Lines {seen[image]} and {number} of {path} are of the same image {image!r}; an image has one label."
+            )
+        seen[image] = number
+        split = (row.get("split") or "").strip().lower()
+        split = "test" if split in EVALUATION_NAMES else split
+        if split not in found:
+            raise UserError(
+                f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
+            )
+        found[split].setdefault(label, []).append(str(path.parent / image))
+    if len({label for classes in found.values() for label in classes}) < 2:
+        raise UserError(f"{path} must list images of at least two classes.")
+    return {split: {label: sorted(classes[label]) for label in sorted(classes)} for split, classes in found.items()}
 
 
 def _split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
@@ -72,20 +132,24 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
     for name in classes:
         if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
             raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
-    found = {name: _entries(path / name) for name in classes}
+    return _readable({name: _entries(path / name) for name in classes}, str(path), on_bad_image)
+
+
+def _readable(found: dict[str, list[str]], where: str, on_bad_image: OnBadImage) -> dict[str, list[str]]:
+    """The files of each class that are readable images; a UserError names the others, unless they are skipped."""
     oddities = Oddities()
     bad = problems_of([file for files in found.values() for file in files], lambda file: _file_problem(file, oddities))
     if bad:
         named = listed({_shown(file): why for file, why in bad.items()})
-        count = f"{len(bad)} of {sum(map(len, found.values()))} files in {path} are no readable images: {named}"
+        count = f"{len(bad)} of {sum(map(len, found.values()))} files in {where} are no readable images: {named}"
         if on_bad_image == "stop":
             raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
         print(f"Skipped: {count}.")
     images = {name: [file for file in files if file not in bad] for name, files in found.items()}
     for name, files in images.items():
         if not files:
-            raise UserError(f"The class folder {path / name} holds no image ({format_list()}).")
-    oddities.warn(f"{sum(map(len, images.values())):,} images in {path}")
+            raise UserError(f"The class {name!r} of {where} has no image ({format_list()}).")
+    oddities.warn(f"{sum(map(len, images.values())):,} images in {where}")
     return images
 
 

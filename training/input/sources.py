@@ -14,7 +14,7 @@ from keras_vit import UserError
 from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_of_oddities
-from training.input.image_folder import EVALUATION_NAMES, folder
+from training.input.image_folder import EVALUATION_NAMES, csv_list, folder
 from training.input.tfrecord import TFRecords, tfrecord
 from training.options.common import DataOptions
 
@@ -28,6 +28,7 @@ _TAKEN = {
     "digits": (),
     "tfds": ("data_dir", "train_split", "eval_split"),
     "folder": ("on_bad_image",),
+    "csv": ("on_bad_image",),
     "tfrecord": ("on_bad_image",),
 }
 
@@ -37,7 +38,8 @@ def open_source(arguments: DataOptions) -> Source:
     kind, _, rest = arguments.data.partition(":")
     if kind not in _TAKEN or bool(rest) == (kind == "digits"):
         raise UserError(
-            f"--data takes digits, tfds:NAME[:CONFIG], folder:PATH or tfrecord:GLOB, but was given {arguments.data!r}."
+            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, but was given "
+            f"{arguments.data!r}."
         )
     for field in dataclasses.fields(arguments):
         if field.name not in ("data", *_TAKEN[kind]) and getattr(arguments, field.name) != field.default:
@@ -49,6 +51,8 @@ def open_source(arguments: DataOptions) -> Source:
             source = tfrecord(rest, arguments.on_bad_image)
         warn_of_oddities(source.train, source.evaluation)  # of a folder all files are looked at
         return source
+    if kind == "csv":
+        return csv_list(to_path(rest), arguments.on_bad_image)
     return folder(to_path(rest), arguments.on_bad_image) if kind == "folder" else digits()
 
 

@@ -9,6 +9,7 @@ import keras
 
 import keras_vit
 from keras_vit import MODELS, UserError, ViTConfig, run_directory
+from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
@@ -42,7 +43,8 @@ def finetune(
         callbacks: see `training.loop.fit.train`.
     """
     recipe = options.recipe
-    path = _find_checkpoint(options)
+    checkpoint = _checkpoint_name(options)
+    path = find_checkpoint(checkpoint)
 
     def make_model(num_classes: int) -> keras.Model:
         model = _load(path, options, num_classes)
@@ -61,17 +63,25 @@ def finetune(
         channels = keras_vit.preprocessing_of(model).channels
         dry_run_report(options, recipe, setup, keras_vit.config_of(model), channels, recipe_name)
         return Run(to_path(options.workdir))
+    weights = {"checkpoint": checkpoint, "license": license_of(checkpoint)}
     return run_training(
-        options, recipe, setup, make_model, command="finetune", recipe_name=recipe_name, callbacks=callbacks
+        options,
+        recipe,
+        setup,
+        make_model,
+        command="finetune",
+        recipe_name=recipe_name,
+        callbacks=callbacks,
+        weights=weights,
     )
 
 
-def _find_checkpoint(options: FinetuneOptions) -> pathlib.Path:
-    """Return the local path of the checkpoint, after a download if needed."""
+def _checkpoint_name(options: FinetuneOptions) -> str:
+    """Return the path, address or official name of the checkpoint."""
     if options.checkpoint is not None and options.model is None:
-        return find_checkpoint(options.checkpoint)
+        return options.checkpoint
     if options.model is not None and options.checkpoint is None:
-        return find_checkpoint(official_checkpoint(options.model))
+        return official_checkpoint(options.model)
     raise UserError("Give either --checkpoint, a file, folder, address or name, or --model, an official model.")
 
 

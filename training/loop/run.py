@@ -1,14 +1,17 @@
 """Write a run directory, which `keras_vit.run_directory` reads.
 
-It holds config.json, labels.txt, model.keras, samples.npz, calibration.npz, metrics.jsonl, tensorboard/, checkpoints/
-and curves.png. Files are written under a temporary name and renamed, so none is ever incomplete. config.json is written
-first and marks the directory as a run; model.keras is written last and marks the run as finished.
+It holds config.json, labels.txt, model.keras, samples.npz, calibration.npz, metrics.jsonl and metrics.csv,
+tensorboard/, checkpoints/ and curves.png. Files are written under a temporary name and renamed, so none is ever
+incomplete. config.json is written first and marks the directory as a run; model.keras is written last and marks the run
+as finished.
 """
 
 import contextlib
+import csv
 import dataclasses
 import errno
 import fcntl
+import io
 import json
 import os
 import pathlib
@@ -62,12 +65,13 @@ class Run:
     def checkpoints_folder(self) -> pathlib.Path:
         return self.path / "checkpoints"
 
-    def start(self, settings: dict, labels: tuple[str, ...]) -> None:
+    def start(self, settings: dict, labels: tuple[str, ...], weights: dict | None = None) -> None:
         """Create the directory, or check that it holds the same run. Raises UserError if it holds anything else.
 
         Args:
             settings: everything that changes the result of the run, as JSON values.
             labels: names of the classes.
+            weights: name and license of the checkpoint at the start, for config.json; None if there is none.
         """
         settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
         unfinished = self._unfinished()
@@ -80,6 +84,7 @@ class Run:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
             config = {"id": uuid.uuid4().hex, "settings": settings, "environment": environment()}
+            config |= {} if weights is None else {"weights": weights}
             write_text(self.config_file, json.dumps(config, indent=2) + "\n")
         if not self.labels_file.is_file():
             write_text(self.labels_file, labels_text(labels))
@@ -138,8 +143,14 @@ class Run:
             raise UserError(f"{self.metrics_file} is damaged; remove {self.path} to start again.") from None
 
     def write_metrics(self, records: list[dict]) -> None:
-        """Replace metrics.jsonl."""
+        """Replace metrics.jsonl, and metrics.csv with the same numbers for spreadsheets."""
         write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
+        columns = list(dict.fromkeys(name for record in records for name in record))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        write_text(self.metrics_file.with_suffix(".csv"), text.getvalue())
 
 
 @contextlib.contextmanager

@@ -65,6 +65,7 @@ def run_training(
     command: str,
     recipe_name: str,
     callbacks: Sequence[keras.callbacks.Callback] = (),
+    weights: dict | None = None,
 ) -> Run:
     """Train, or resume, or do nothing if the run is finished; return the finished run.
 
@@ -76,12 +77,13 @@ def run_training(
         command: for config.json.
         recipe_name: for config.json and messages.
         callbacks: see `training.loop.fit.train`.
+        weights: see `Run.start`.
     """
     run = Run(to_path(options.workdir))
     settings = _settings(options, command, recipe_name, setup.source)
     writes = is_chief(setup.strategy) and not run.model_file.is_file()
     with locked(run.path) if writes else contextlib.nullcontext():
-        return _train_locked(options, recipe, setup, make_model, run, settings, callbacks)
+        return _train_locked(options, recipe, setup, make_model, run, settings, callbacks, weights)
 
 
 def _train_locked(
@@ -92,6 +94,7 @@ def _train_locked(
     run: Run,
     settings: dict,
     callbacks: Sequence[keras.callbacks.Callback],
+    weights: dict | None,
 ) -> Run:
     source, strategy = setup.source, setup.strategy
     check_batch(recipe, strategy)
@@ -123,7 +126,7 @@ def _train_locked(
         deterministic=options.deterministic,
     )
     if is_chief(strategy):
-        run.start(settings, source.labels)
+        run.start(settings, source.labels, weights)
         print(
             f"{settings['recipe_name']}: {trainer.network.count_params():,} parameters, "
             f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "

@@ -23,8 +23,9 @@ class DataOptions:
     """Where the images come from."""
 
     data: str
-    """digits, tfds:NAME[:CONFIG], folder:PATH of class folders or of train and test with class folders, or
-    tfrecord:GLOB of the files that training.shard writes; PATH and GLOB may be in a bucket, as gs://bucket/folder."""
+    """digits, tfds:NAME[:CONFIG], folder:PATH of class folders or of train and test with class folders, csv:FILE with
+    the columns path and label, or tfrecord:GLOB of the files that training.shard writes; PATH, FILE and GLOB may be in
+    a bucket, as gs://bucket/folder."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default TFDS' own."""
     train_split: str = "train"

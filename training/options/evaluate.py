@@ -26,6 +26,9 @@ class EvaluateOptions:
     list do not count for this accuracy."""
     save_predictions: bool = False
     """Also write predictions.npz: logits (n, K) and labels (n,)."""
+    calibrate: bool = False
+    """Fit a temperature to the evaluation images and store it in the run: training.predict and exports of the run then
+    divide the logits by it, so that probabilities agree with frequencies."""
     input: Annotated[InputOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=InputOptions)
     devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: StrategyOptions("single")

@@ -24,6 +24,8 @@ class PredictOptions:
     """Text file with one class name per line; default the run's labels.txt, else the class numbers."""
     output: str | None = None
     """File for the results, which ends in .csv, .json or .html."""
+    threshold: float | None = None
+    """Reject a picture whose most likely class has a lower probability than this, 0 to 1."""
     explain: Explanation | None = None
     """Show beside each picture, in the page, which parts count: attention rollout, or relevance (Grad-CAM)."""
     serve: bool = False
@@ -46,6 +48,8 @@ class PredictOptions:
             raise UserError(f"There is no folder {str(pathlib.Path(self.output).parent)!r} for --output; create it.")
         if self.explain is not None and not (self.serve or (self.output or "").endswith(".html")):
             raise UserError("--explain draws maps, so it needs --output FILE.html or --serve.")
+        if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
+            raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
         if self.labels is not None and not pathlib.Path(self.labels).is_file():

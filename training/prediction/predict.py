@@ -31,19 +31,25 @@ class Classifier:
     """The run or checkpoint."""
     labels: tuple[str, ...]
     """In the order of the logits; empty for class numbers."""
+    temperature: float = 1.0
+    """Divides the logits, if the run is calibrated."""
+    threshold: float | None = None
+    """An image whose most likely class has a lower probability is rejected."""
 
     def inspect(
         self, images: Sequence[inspection.Image], explain: Explanation | None = None
     ) -> inspection.InspectionResult:
         """Return the five most likely classes of each image, and the maps of `explain`."""
-        return inspection.inspect(
+        result = inspection.inspect(
             self.model,
             images,
             checkpoint=self.name,
             labels=self.labels,
             figures=() if explain is None else (explain,),
             shown=len(images),
+            temperature=self.temperature,
         )
+        return dataclasses.replace(result, threshold=self.threshold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +59,20 @@ class Prediction:
     file: pathlib.Path
     classes: tuple[tuple[str, float], ...] = ()
     """Up to five classes with their probabilities, the most likely first."""
+    rejected: bool = False
+    """Whether no class reaches the threshold."""
     problem: str | None = None
 
 
 def open_classifier(
-    run: str, labels: str | None, image_size: tuple[int, int] | None = None, num_heads: int | None = None
+    run: str,
+    labels: str | None,
+    image_size: tuple[int, int] | None = None,
+    num_heads: int | None = None,
+    *,
+    threshold: float | None = None,
 ) -> Classifier:
-    """Load a model of a run or checkpoint with its class names.
+    """Load a model of a run or checkpoint with its class names, and the temperature of a calibrated run.
 
     Raises UserError if the model has no head, or another number of classes than `labels` or the run.
     """
@@ -69,7 +82,7 @@ def open_classifier(
         run_directory.check_classes(model, names)
     if "relevance" not in inspection.available_figures(model):
         raise UserError(f"{run} has no head that classifies images; add one with python -m training.finetune.")
-    return Classifier(model, run, names)
+    return Classifier(model, run, names, run_directory.load_temperature(run), threshold)
 
 
 def predict(
@@ -84,15 +97,15 @@ def predict(
     progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
     for batch in _batches(files):
         good = [image for _, image, _ in batch if image is not None]
-        classes: Iterator[tuple[tuple[str, float], ...]] = iter(())
+        classes: Iterator[tuple[tuple[tuple[str, float], ...], bool]] = iter(())
         if good:
             result = classifier.inspect(good, explain)
-            classes = iter(result.predictions)
+            classes = ((found, result.is_rejected(index)) for index, found in enumerate(result.predictions))
             # The page shows the fitted images; those of the files may be large.
             small = tuple(dataclasses.replace(image, pixels=image.pixels[:1, :1]) for image in good)
             results.append(dataclasses.replace(result, images=small))
         predictions += [
-            Prediction(file, problem=problem) if problem else Prediction(file, next(classes))
+            Prediction(file, problem=problem) if problem else Prediction(file, *next(classes))
             for file, _, problem in batch
         ]
         progress.update(len(batch))
@@ -135,7 +148,10 @@ def _joined(results: Sequence[inspection.InspectionResult]) -> inspection.Inspec
 def _table(predictions: Sequence[Prediction]) -> str:
     best = max((len(prediction.classes) for prediction in predictions), default=0)
     rows = [
-        [str(prediction.file), *(f"{name} {_percent(share)}" for name, share in prediction.classes)]
+        [
+            f"{prediction.file}{' (rejected)' * prediction.rejected}",
+            *(f"{name} {_percent(share)}" for name, share in prediction.classes),
+        ]
         for prediction in predictions
         if not prediction.problem
     ]
@@ -154,18 +170,19 @@ def _write(
         if output.suffix == ".csv":
             with temporary.open("w", newline="", encoding="utf-8") as stream:
                 writer = csv.writer(stream)
-                writer.writerow(["picture", "rank", "class", "probability", "problem"])
+                writer.writerow(["picture", "rank", "class", "probability", "problem", "rejected"])
                 for prediction in predictions:
                     for rank, (name, share) in enumerate(prediction.classes, 1):
-                        writer.writerow([prediction.file, rank, name, f"{share:.6f}", ""])
+                        writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected])
                     if prediction.problem:
-                        writer.writerow([prediction.file, "", "", "", prediction.problem])
+                        writer.writerow([prediction.file, "", "", "", prediction.problem, ""])
         elif output.suffix == ".json":
             document = [
                 {"picture": str(prediction.file), "problem": prediction.problem}
                 if prediction.problem
                 else {
                     "picture": str(prediction.file),
+                    "rejected": prediction.rejected,
                     "classes": [{"class": name, "probability": share} for name, share in prediction.classes],
                 }
                 for prediction in predictions

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from keras_vit.files.atomic import staged
-from keras_vit.files.tables import markdown_table
+from keras_vit.files.tables import markdown_table, short_name
 from training.options.common import FeatureOptions
 from training.probes.features import FeatureSet
 
@@ -43,7 +43,9 @@ def write_report(
         f"images of {len(features.names)} classes."
     )
     text = markdown_table(header, table)
-    page = [f"# {title}: {model} on {arguments.source.data}", "", sentence, "", text, ""]
+    of_random = " with random weights" if arguments.random_weights else ""
+    where = f"{short_name(arguments.run)}{of_random} on {short_name(arguments.source.data)}"
+    page = [f"# {title}: {where}", "", sentence, "", text, ""]
     with staged(features.output) as stage:
         (stage / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         (stage / f"{name}.md").write_text("\n".join(page), encoding="utf-8")

@@ -1,0 +1,223 @@
+"""What users of Keras expect from a model: arguments of `build`, dtypes, one intermediate, preprocessing as a layer."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+
+import keras_vit
+from keras_vit import Preprocessing, UserError
+from keras_vit.models.build import logits_model
+from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
+
+
+def tiny(**options) -> keras.Model:
+    return keras_vit.build(TINY, **{"image_size": TINY_IMAGE, "num_classes": 3, **options})
+
+
+def test_drop_rates_are_arguments_of_build():
+    model = tiny(dropout_rate=0.1, attention_dropout_rate=0.2, stochastic_depth_rate=0.3)
+    expected = dataclasses.replace(TINY, dropout_rate=0.1, attention_dropout_rate=0.2, stochastic_depth_rate=0.3)
+    assert keras_vit.config_of(model) == expected
+    assert keras_vit.config_of(keras_vit.build("testing", image_size=32)).dropout_rate == 0.1
+    assert keras_vit.config_of(keras_vit.build("testing", image_size=32, dropout_rate=0)).dropout_rate == 0
+
+
+def test_drop_rates_of_a_resnet_and_outside_of_their_range_are_refused():
+    with pytest.raises(UserError, match="stochastic_depth_rate do not apply to a ResNet"):
+        keras_vit.build("BiT-R26x1", stochastic_depth_rate=0.1)
+    with pytest.raises(UserError, match=r"dropout_rate is a probability in \[0, 1\)"):
+        tiny(dropout_rate=1.5)
+
+
+@pytest.mark.parametrize(("activation", "function"), [("softmax", keras.ops.softmax), ("sigmoid", keras.ops.sigmoid)])
+def test_a_classifier_activation_gives_probabilities_and_keeps_the_weights(activation, function, tiny_images, tmp_path):
+    model, plain = randomize(tiny(classifier_activation=activation)), randomize(tiny())
+    logits = plain.predict(tiny_images, verbose=0)
+    np.testing.assert_allclose(model.predict(tiny_images, verbose=0), function(logits), atol=1e-6)
+    assert model.output_names == ["probabilities"]
+    np.testing.assert_allclose(keras_vit.intermediates(model, "logits").predict(tiny_images, verbose=0), logits)
+    np.testing.assert_allclose(logits_model(model).predict(tiny_images, verbose=0), logits)
+    keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout="npz")
+    keras_vit.load_checkpoint(tiny(), tmp_path / "model.npz")
+
+
+def test_an_adapted_model_keeps_its_classifier_activation():
+    model = keras_vit.adapt(tiny(classifier_activation="softmax"), num_classes=5)
+    assert (model.output_names, model.output_shape) == (["probabilities"], (None, 5))
+
+
+def test_a_classifier_activation_in_bfloat16_is_float32(tiny_images):
+    model = randomize(tiny(classifier_activation="softmax", dtype="mixed_bfloat16"))
+    np.testing.assert_allclose(model.predict(tiny_images, verbose=0).sum(axis=1), 1.0, atol=1e-5)
+
+
+def test_a_loss_by_its_name_fits_a_model_with_classifier_activation(tiny_images):
+    labels = np.arange(len(tiny_images)) % 3
+    losses = []
+    for activation, loss in (
+        ("softmax", "sparse_categorical_crossentropy"),
+        (None, keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+    ):
+        model = randomize(tiny(classifier_activation=activation))
+        model.compile(loss=loss)
+        losses.append(model.evaluate(tiny_images, labels, verbose=0))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_wrong_classifier_activation_is_refused():
+    with pytest.raises(UserError, match="classifier_activation must be softmax, sigmoid or None, but is 'relu'"):
+        tiny(classifier_activation="relu")
+    with pytest.raises(UserError, match="classifier_activation is for a model with classes"):
+        tiny(num_classes=0, classifier_activation="softmax")
+
+
+def test_the_dtype_of_a_model_is_an_argument_and_the_global_policy_stays():
+    before = keras.config.dtype_policy().name
+    model = tiny(dtype="mixed_bfloat16")
+    assert (model.output.dtype, model.weights[0].dtype) == ("bfloat16", "float32")
+    assert keras.config.dtype_policy().name == before
+    with pytest.raises(UserError, match="dtype must be a Keras dtype policy, such as mixed_bfloat16, but is 'half'"):
+        tiny(dtype="half")
+    with pytest.raises(UserError):
+        keras_vit.build(TINY, image_size=13, dtype="bfloat16")
+    assert keras.config.dtype_policy().name == before
+
+
+def test_name_and_dtype_of_a_model_from_a_checkpoint():
+    path = FIXTURES / "vit_token.npz"
+    model = keras_vit.from_checkpoint(path, name="birds", dtype="bfloat16", classifier_activation="softmax")
+    expected = keras_vit.from_checkpoint(path)
+    assert (model.name, model.output_names) == ("birds", ["probabilities"])
+    for weight, exact in zip(model.weights, expected.weights, strict=True):
+        assert weight.dtype == "bfloat16"
+        rounded = keras.ops.convert_to_numpy(keras.ops.cast(exact, "bfloat16")).astype(np.float32)
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(weight).astype(np.float32), rounded)
+
+
+def test_one_name_gives_the_intermediate_itself(tiny_images):
+    model = randomize(tiny())
+    block = keras_vit.intermediates(model, "block_0").predict(tiny_images, verbose=0)
+    np.testing.assert_array_equal(
+        block, keras_vit.intermediates(model, ["block_0"]).predict(tiny_images, verbose=0)["block_0"]
+    )
+    with pytest.raises(UserError, match="no intermediate 'blok_0'; the nearest names are block_0"):
+        keras_vit.intermediates(model, "blok_0")
+
+
+def test_several_blocks_give_a_map_each_also_by_numpys_integers(tiny_images):
+    maps = keras_vit.feature_maps(randomize(tiny()), np.arange(2)).predict(tiny_images, verbose=0)
+    assert {name: value.shape for name, value in maps.items()} == {
+        "block_0": (5, 3, 5, TINY.hidden_size),
+        "block_1": (5, 3, 5, TINY.hidden_size),
+    }
+
+
+def test_numpys_integers_are_integers_everywhere(tmp_path):
+    two = np.int64(2)
+    config = keras_vit.ViTConfig(np.int32(4), np.int64(12), two, np.uint8(3), np.int16(20))
+    model = keras_vit.build(config, image_size=np.int64(12), num_classes=two, channels=np.int32(1))
+    assert model.input_shape == (None, 12, 12, 1)
+    keras_vit.chunk_attention(model, two)
+    keras_vit.chunk_attention(model, None)
+    model.save(tmp_path / "model.keras")
+    keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout="npz")
+    loaded = keras_vit.from_checkpoint(
+        tmp_path / "model.npz", image_size=np.int64(16), num_classes=np.int64(5), num_heads=np.int64(3)
+    )
+    assert (loaded.input_shape, loaded.output_shape) == ((None, 16, 16, 1), (None, 5))
+    adapted = keras_vit.adapt(model, image_size=np.array([8, 16]), patch_size=two, channels=np.int64(3))
+    assert adapted.input_shape == (None, 8, 16, 3)
+    table = np.zeros((1, 10, 12), np.float32)
+    resized = keras_vit.resize_position_embedding(table, np.array([3, 3]), (two, two), num_prefix_tokens=np.int64(1))
+    assert resized.shape == (1, 5, 12)
+    assert keras_vit.feature_map(loaded, "block_1").output_shape == (None, 4, 4, 12)
+
+
+def test_one_model_for_many_image_sizes_is_adapt_with_the_size(tiny_images):
+    model = randomize(tiny())
+    np.testing.assert_array_equal(
+        keras_vit.adapt(model, image_size=TINY_IMAGE).predict(tiny_images, verbose=0),
+        model.predict(tiny_images, verbose=0),
+    )
+    assert keras_vit.adapt(model, image_size=(24, 36)).input_shape == (None, 24, 36, 3)
+
+
+_RULES = {
+    "stretch": {},
+    "crop": {"resize": "crop"},
+    "resize-small": {"resize": "resize-small", "crop_from": 16},
+    "pad": {"resize": "pad"},
+}
+
+
+@pytest.fixture(name="pictures")
+def _pictures() -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (4, 23, 31, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("rule", _RULES)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_lists_and_the_layer_are_exact_to_each_image(rule, channels, pictures, tmp_path):
+    preprocessing = Preprocessing((12, 14), channels, value_range=(0.0, 1.0), **_RULES[rule])
+    expected = np.stack([preprocessing(picture) for picture in pictures])
+    np.testing.assert_array_equal(preprocessing(pictures), expected)
+    mixed = preprocessing([PIL.Image.fromarray(pictures[0]), pictures[1][:20]])
+    np.testing.assert_array_equal(mixed[0], expected[0])
+    np.testing.assert_array_equal(mixed[1], preprocessing(pictures[1][:20]))
+    pipeline = keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer()])
+    assert pipeline.output_shape == (None, 12, 14, channels)
+    np.testing.assert_array_equal(pipeline(pictures), expected)
+    np.testing.assert_allclose(pipeline.predict(pictures, verbose=0), expected, atol=1e-7)  # a graph rounds once more
+    assert preprocessing.layer()(keras.KerasTensor((None, 23, 31, 3), "uint8")).dtype == "float32"
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+def test_a_pil_image_of_any_mode_is_taken(mode, pictures):
+    image = PIL.Image.fromarray(pictures[0])
+    if mode == "I;16":
+        image = PIL.Image.fromarray(pictures[0, :, :, 0].astype(np.uint16) * 257)
+        expected = np.repeat(pictures[0, :, :, :1], 3, axis=-1)
+    else:
+        image = image.convert(mode)
+        expected = np.asarray(image.convert("RGB"))
+    preprocessing = Preprocessing(expected.shape[:2])
+    np.testing.assert_array_equal(preprocessing(image), preprocessing(expected))
+
+
+def test_the_layer_in_front_of_a_model_is_saved_with_it(pictures, tmp_path):
+    model = randomize(tiny())
+    preprocessing = keras_vit.preprocessing_of(model)
+    whole = keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer(), model])
+    whole.save(tmp_path / "whole.keras")
+    loaded = keras.models.load_model(tmp_path / "whole.keras")
+    assert loaded.layers[0].preprocessing == preprocessing
+    np.testing.assert_allclose(loaded.predict(pictures, verbose=0), model(preprocessing(pictures)), atol=1e-6)
+
+
+def test_the_layer_is_float32_under_mixed_precision(pictures):
+    preprocessing = Preprocessing((12, 14))
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        layer = preprocessing.layer()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    np.testing.assert_array_equal(layer(pictures), preprocessing(pictures))
+    assert layer(pictures.astype(np.float32)).dtype == "float32"
+
+
+def test_a_resnet_has_an_activation_too(tiny_images):
+    model = randomize(keras_vit.build(TINY_STEM, image_size=TINY_IMAGE, num_classes=3, classifier_activation="softmax"))
+    np.testing.assert_allclose(model.predict(tiny_images, verbose=0).sum(axis=1), 1.0, atol=1e-5)
+
+
+def test_the_summary_tells_all_layers_apart(capsys):
+    model = tiny(name="birds")
+    keras_vit.summary(model)
+    header, *rows, total = capsys.readouterr().out.splitlines()
+    assert header.split() == ["Layer", "Type", "Output", "shape", "Parameters"]
+    assert [row.split()[0] for row in rows] == [layer.name for layer in model.layers]
+    assert len({len(row) for row in rows}) == 1
+    assert total == f"birds: {model.count_params():,} parameters, {model.count_params():,} of them trainable"

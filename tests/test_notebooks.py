@@ -1,0 +1,53 @@
+"""The notebooks: stored without outputs, linked from the documentation, and executed from beginning to end."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs(path):
+    code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert code
+    assert not [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None]
+
+
+def test_every_notebook_is_linked_from_the_documentation():
+    page = (ROOT / "docs" / "notebooks.md").read_text()
+    assert len(NOTEBOOKS) == 3
+    assert not [path.name for path in NOTEBOOKS if f"(notebooks/{path.name})" not in page]
+
+
+_EXECUTE = """
+import sys
+import nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbformat.validate(notebook)
+nbclient.NotebookClient(notebook, timeout=300).execute()
+nbformat.write(notebook, sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_in_an_empty_folder(path, tmp_path):
+    hint = f"not installed: pip install -r {(FOLDER / 'requirements.txt').relative_to(ROOT)}"
+    nbformat = pytest.importorskip("nbformat", reason=hint)
+    pytest.importorskip("ipykernel", reason=hint)
+    pytest.importorskip("nbclient", reason=hint)
+    places = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": places, "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-c", _EXECUTE, str(path), str(tmp_path / "executed.ipynb")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    notebook = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)  # the last figures are there
