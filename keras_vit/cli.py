@@ -40,7 +40,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
                 arguments_class,
-                args=list(arguments),
+                args=_with_square_sizes(arguments),
                 prog=prog,
                 default=default,
                 config=(tyro.conf.AvoidSubcommands,),  # a field with a union type has the type of its default
@@ -61,6 +61,23 @@ def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, lis
         if argument.startswith(f"{option}="):
             return argument.removeprefix(f"{option}="), rest[:index] + rest[index + 1 :]
     return default, rest
+
+
+def _with_square_sizes(arguments: Sequence[str]) -> list[str]:
+    """Repeat the number of an --image-size that has only one: a square."""
+    sizes, rest = [], list(arguments)
+    while rest:
+        option, equals, side = rest.pop(0).partition("=")
+        sizes.append(f"{option}{equals}{side}")
+        if option.replace("_", "-") != "--image-size":
+            continue
+        if equals:
+            sizes[-1:] = [option, side]
+        elif rest:
+            sizes.append(side := rest.pop(0))
+        if side.isdecimal() and not (rest and rest[0].isdecimal()):
+            sizes.append(side)
+    return sizes
 
 
 def _one_sentence(boxes: str) -> str:

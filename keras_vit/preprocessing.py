@@ -43,7 +43,8 @@ class Preprocessing:
     """1 for grayscale, 3 for RGB. Any other number must match the images."""
     resize: Resize = "stretch"
     """stretch: bilinear to the size, ignoring the aspect ratio (vit_jax). crop: the largest center crop with the aspect
-    ratio of the size, then bilinear with antialiasing. resize-small: area interpolation of the smaller side to
+    ratio of the size, then bilinear with antialiasing. pad: the whole image in its aspect ratio, bilinear with
+    antialiasing, centered on the background (letterbox). resize-small: area interpolation of the smaller side to
     crop_from, then a center crop (big_vision)."""
     value_range: tuple[float | tuple[float, ...], float | tuple[float, ...]] = (-1.0, 1.0)
     """The values of pixels 0 and 255 after normalization, each a number or one number per channel."""
@@ -64,6 +65,11 @@ class Preprocessing:
             raise UserError(f"resize must be one of {', '.join(get_args(Resize))}, but is {self.resize!r}.")
         if self.background not in (None, *get_args(Background)):
             raise UserError(f"background must be white or None, but is {self.background!r}.")
+        if self.resize == "pad" and self.background is None:
+            raise UserError(
+                "resize pad fills what the image leaves free with the background, but this model has none; "
+                "choose crop or stretch."
+            )
         if (self.resize == "resize-small") != (self.crop_from is not None):
             raise UserError(
                 f"crop_from is required for resize-small only, but {self.resize} has crop_from {self.crop_from}."
@@ -92,6 +98,8 @@ class Preprocessing:
         image = self.to_channels(image)
         if self.resize == "resize-small":
             return _center_of_resized(image, self.crop_from, self.image_size)
+        if self.resize == "pad":
+            return _letterboxed(image, self.image_size)
         if tuple(image.shape[-3:-1]) == self.image_size:
             return image
         crop = self.resize == "crop"
@@ -196,7 +204,12 @@ def _center_of_resized(image, smaller_side: int, size: tuple[int, int]):
         _area_weights(ops.cast(side, "float32"), smaller_side / smaller, length)
         for side, length in zip(shape, size, strict=True)
     )
-    planes = ops.moveaxis(ops.cast(image, "float32"), -1, -3)  # (..., C, H, W)
+    return _resampled(ops.cast(image, "float32"), rows, columns)
+
+
+def _resampled(image, rows, columns):
+    """Images (..., H, W, C) with the weights (h, H) of their rows and (w, W) of their columns -> (..., h, w, C)."""
+    planes = ops.moveaxis(image, -1, -3)  # (..., C, H, W)
     planes = ops.matmul(ops.matmul(rows, planes), ops.transpose(columns))  # (..., C, h, w)
     return ops.moveaxis(planes, -3, -1)
 
@@ -211,6 +224,31 @@ def _area_weights(side, factor, length: int):
     pixel = ops.cast(pixel, "float32")[None]  # (1, side)
     covered = ops.minimum(pixel + 1.0, begin + step) - ops.maximum(pixel, begin)
     return ops.maximum(covered, 0.0) / step
+
+
+def _letterboxed(image, size: tuple[int, int]):
+    """The whole image in its aspect ratio, centered on white: (..., H, W, C) 0..255 -> (..., h, w, C) float32.
+
+    Equal to tf.image.resize with antialiasing, then padding. As a matrix product for each axis it runs on every backend
+    with sides that are unknown before the graph runs, and takes no memory for a padded square of a long image.
+    """
+    sides = [ops.cast(side, "float32") for side in ops.shape(image)[-3:-1]]
+    step = ops.maximum(sides[0] / size[0], sides[1] / size[1])  # pixels of the image per pixel of the output
+    rows, columns = (_letterbox_weights(side, step, length) for side, length in zip(sides, size, strict=True))
+    # Where the weights are 0, white remains.
+    return 255.0 + _resampled(ops.cast(image, "float32") - 255.0, rows, columns)
+
+
+def _letterbox_weights(side, step, length: int):
+    """Weights (length, side) of the pixels of one axis; each row sums to 1 in the image and to 0 beside it."""
+    resized = ops.maximum(ops.round(side / step), 1.0)
+    step = side / resized
+    row = ops.arange(length, dtype="float32")[:, None] - ops.floor((length - resized) / 2.0)  # (length, 1)
+    pixel = ops.cast(ops.arange(ops.cast(side, "int32"), dtype="int32"), "float32")[None]  # (1, side)
+    distance = ops.abs(pixel + 0.5 - (row + 0.5) * step)
+    weights = ops.maximum(1.0 - distance / ops.maximum(step, 1.0), 0.0)
+    inside = ops.cast((row >= 0.0) & (row < resized), "float32")
+    return inside * weights / ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1e-6)
 
 
 def to_channels(image, channels: int, background: Background | None = None):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import io
 import os
 import pathlib
@@ -12,6 +13,7 @@ import time
 
 import keras
 import pytest
+import tyro
 
 import training.evaluate
 import training.pretrain
@@ -85,6 +87,36 @@ def test_a_mistake_is_one_sentence(command, arguments, words, tmp_path, monkeypa
     assert "\n" not in str(caught.value)
     assert not any(mark in str(caught.value) for mark in "│╭─")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [
+        (["--image-size", "96"], (96, 96)),
+        (["--image_size=96"], (96, 96)),
+        (["--image-size", "96", "--seed", "1"], (96, 96)),
+        (["--image-size", "96", "128"], (96, 128)),
+        (["--image-size", "None"], None),
+    ],
+)
+def test_one_image_size_is_a_square(arguments, size):
+    parsed = cli.parse(ImageSizeOptions, ["cat.jpg", *arguments], prog="x")
+    assert (parsed.image_size, parsed.pictures) == (size, ("cat.jpg",))
+
+
+@pytest.mark.parametrize("arguments", [["--image-size"], ["--image-size", "wide"]])
+def test_an_image_size_that_is_no_number_is_one_sentence(arguments):
+    with pytest.raises(UserError, match="image-size"):
+        cli.parse(ImageSizeOptions, arguments, prog="x")
+
+
+@dataclasses.dataclass
+class ImageSizeOptions:
+    """An optional size between other options and arguments."""
+
+    pictures: tyro.conf.Positional[tuple[str, ...]] = ()
+    image_size: tuple[int, int] | None = None
+    seed: int = 0
 
 
 def test_a_command_prints_the_sentence_alone_and_exits_with_2():

@@ -137,6 +137,7 @@ def _preprocessing(preprocessing: Preprocessing) -> str:
     resize = {
         "stretch": f"stretched {to} (bilinear)",
         "crop": f"center crop of this aspect ratio, resized {to} (bilinear, antialiased)",
+        "pad": f"whole image in its aspect ratio, resized {to} (bilinear, antialiased), centered on white",
         "resize-small": f"smaller side resized to {preprocessing.crop_from} (area), center crop {to}",
     }[preprocessing.resize]
     color = {1: "gray", 3: "RGB"}.get(preprocessing.channels, f"{preprocessing.channels} channels")

@@ -20,7 +20,7 @@ from keras_vit.models.config import Classifier, Gelu, Resize
 # All names in transformers -> `ViTConfig.gelu`.
 _GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
 _GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
-# The closest filters in PIL: bilinear (2) and box (4).
+# The closest filters in PIL: bilinear (2) and box (4). No config.json of transformers asks for "pad".
 RESAMPLE: Mapping[Resize, int] = {"stretch": 2, "crop": 2, "resize-small": 4}
 INTERPOLATION: Mapping[Resize, str] = {"stretch": "bilinear", "crop": "bilinear", "resize-small": "box"}
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their number in PIL

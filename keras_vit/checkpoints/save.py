@@ -167,6 +167,11 @@ def _preprocessor_config(preprocessing: Preprocessing) -> dict:
             "size": {"height": height, "width": width},
         }
     else:
+        if preprocessing.resize == "pad":
+            raise UserError(
+                "The processors of transformers for these models cannot resize by 'pad'; adapt the model to another "
+                "preprocessing, or choose another layout."
+            )
         if preprocessing.resize == "crop" and height != width:
             raise UserError(
                 f"A processor of transformers cannot resize by 'crop' to {height}x{width}, which is not square; adapt "

@@ -20,7 +20,7 @@ Gelu = Literal["tanh", "erf", "quick", "silu"]
 PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "rotary", "none"]
 Distillation = Literal["none", "token", "head"]
 PositionInjection = Literal["input", "every-layer", "shared"]
-Resize = Literal["stretch", "crop", "resize-small"]
+Resize = Literal["stretch", "crop", "pad", "resize-small"]
 Background = Literal["white"]
 
 

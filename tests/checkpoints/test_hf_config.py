@@ -473,6 +473,14 @@ def test_a_rectangular_crop_cannot_be_saved_for_transformers(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_padded_preprocessing_cannot_be_saved_for_transformers(tmp_path):
+    preprocessing = keras_vit.Preprocessing((24, 24), resize="pad")
+    model = keras_vit.build(dataclasses.replace(TINY, patch_size=8), preprocessing=preprocessing, num_classes=3)
+    with pytest.raises(UserError, match="cannot resize by 'pad'"):
+        keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("prefix", ["params/", "opt/target/", "params/img/"])
 def test_a_file_with_two_models_is_refused(prefix, tmp_path):
     arrays = read_npz(FIXTURES / "vit_token.npz")

@@ -471,6 +471,11 @@ def test_the_command_prints_its_table_and_nothing_else(run, tmp_path):
     [
         ("stretch", None, "RGB, stretched to 16 x 24 (bilinear)"),
         ("crop", None, "RGB, center crop of this aspect ratio, resized to 16 x 24 (bilinear, antialiased)"),
+        (
+            "pad",
+            None,
+            "RGB, whole image in its aspect ratio, resized to 16 x 24 (bilinear, antialiased), centered on white",
+        ),
         ("resize-small", 30, "RGB, smaller side resized to 30 (area), center crop to 16 x 24"),
     ],
 )

@@ -95,6 +95,27 @@ def test_each_augmentation_changes_an_image_anew_in_every_epoch(augmentation, le
     assert (epochs != epochs_of_one_image(seed=1, **augmentation)) == bool(augmentation)
 
 
+@pytest.mark.parametrize("inception_crop", [False, True])
+def test_training_pads_as_evaluation_does(inception_crop):
+    """A wide black image has white above and below; its random windows are padded instead of stretched."""
+    preprocessing = Preprocessing((8, 8), channels=1, resize="pad")
+    split = array_split(np.zeros((1, 8, 24, 1), np.uint8), np.array([0]), NAMES)
+    recipe = dataclasses.replace(
+        RECIPE, image_size=(8, 8), batch_size=1, resize="pad", inception_crop=inception_crop, flip=True
+    )
+    data = training_batches(split, recipe, preprocessing, num_classes=3, seed=0, first_step=0)
+    if inception_crop:
+        white = {float((images.numpy() == 1.0).mean()) for images, _ in data.take(10)}
+        assert max(white) > 0.0
+        assert max(white) <= 0.375  # the windows' aspect ratio is 0.75 to 1.33
+        return
+    (trained, _), (evaluated, _, _) = (
+        next(iter(batches)) for batches in (data, evaluation_batches(split, preprocessing, num_classes=3, batch_size=1))
+    )
+    np.testing.assert_array_equal(trained, evaluated)
+    np.testing.assert_allclose(evaluated[0, :, 0, 0], [1, 1, 1, -1, -1, 1, 1, 1], atol=1e-5)
+
+
 def test_a_batch_larger_than_the_set_is_refused():
     with pytest.raises(
         UserError, match="batch of 24 is larger than the training set of 23 images; give --batch-size 23"

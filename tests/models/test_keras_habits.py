@@ -149,6 +149,7 @@ _RULES = {
     "stretch": {},
     "crop": {"resize": "crop"},
     "resize-small": {"resize": "resize-small", "crop_from": 16},
+    "pad": {"resize": "pad"},
 }
 
 

@@ -57,6 +57,26 @@ def test_cropping_averages_what_it_shrinks():
     np.testing.assert_allclose(fitted, tf.image.resize(window, (5, 5), antialias=True), rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [(30, 90), (90, 31), (5, 3), (4, 40), (9, 11), (1, 200), (500, 333)])
+def test_padding_shows_the_whole_image_on_white(size):
+    """The antialiased resize in the aspect ratio of the image, centered; in a graph without known sides as well."""
+    image = picture(*size, 3)
+    preprocessing = Preprocessing((9, 11), resize="pad")
+    step = max(size[0] / 9, size[1] / 11)
+    resized = np.maximum(np.round(np.array(size) / step), 1).astype(int)
+    top, left = ((9, 11) - resized) // 2
+    expected = np.full((9, 11, 3), 255.0, np.float32)
+    expected[top : top + resized[0], left : left + resized[1]] = tf.image.resize(image, resized, antialias=True)
+    np.testing.assert_allclose(preprocessing.fit(image), expected, atol=1e-2)
+    graph = tf.function(preprocessing.fit, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    np.testing.assert_allclose(graph(image), expected, atol=1e-2)
+
+
+def test_padding_needs_a_background():
+    with pytest.raises(UserError, match="resize pad fills what the image leaves free"):
+        Preprocessing((8, 8), resize="pad", background=None)
+
+
 @pytest.mark.parametrize("size", [(37, 50), (50, 33), (10, 8), (23, 13), (13, 13), (9, 11)])
 def test_the_centre_of_the_resized_picture_is_that_of_big_vision(size):
     """resize_small(13), by areas and to whole pixels, then central_crop(9, 11)."""

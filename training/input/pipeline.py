@@ -165,6 +165,8 @@ def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Pr
             window = augment.decode_and_inception_crop(data, seed, preprocessing)
         else:
             window = preprocessing.to_channels(augment.inception_crop(data, seed))
+        if preprocessing.resize == "pad":  # so that training too shows no stretched shapes, and the background
+            return preprocessing.fit(window)
         return tf.image.resize(window, preprocessing.image_size, antialias=preprocessing.resize == "crop")
     image = decode_image(data) if encoded else data
     if recipe.crop_from is None:

@@ -174,10 +174,10 @@ class Recipe:
             )
 
     def _check_crop(self) -> None:
-        if (self.resize == "crop" and self.crop_from is not None) or (
+        if (self.resize in ("crop", "pad") and self.crop_from is not None) or (
             self.resize == "stretch" and self.crop_from is not None and self.inception_crop
         ):
-            other = "resize crop" if self.resize == "crop" else "inception_crop"
+            other = f"resize {self.resize}" if self.resize != "stretch" else "inception_crop"
             raise UserError(f"The recipe's crop_from means nothing to {other}; give --crop-from None.")
         if self.crop_from is not None and self.crop_from < max(self.image_size):
             raise UserError(
