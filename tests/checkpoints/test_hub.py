@@ -14,7 +14,6 @@ import pytest
 from keras_vit import UserError
 from keras_vit.checkpoints.huggingface.hub import HubName, parse_name
 
-pytest.importorskip("huggingface_hub")
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COMMIT, OTHER_COMMIT = "0123456789" * 4, "abcdef0123" * 4
 VIT = {"config.json": b'{"model_type": "vit"}', "model.safetensors": b"weights", "pytorch_model.bin": b"a pickle"}
