@@ -99,7 +99,7 @@ def test_each_augmentation_changes_an_image_anew_in_every_epoch(augmentation, le
 def test_training_pads_as_evaluation_does(inception_crop):
     """A wide black image has white above and below; its random windows are padded instead of stretched."""
     preprocessing = Preprocessing((8, 8), channels=1, resize="pad")
-    split = array_split(np.zeros((1, 8, 24, 1), np.uint8), np.array([0]), NAMES)
+    split = array_split(np.zeros((1, 8, 16, 1), np.uint8), np.array([0]), NAMES)
     recipe = dataclasses.replace(
         RECIPE, image_size=(8, 8), batch_size=1, resize="pad", inception_crop=inception_crop, flip=True
     )
@@ -113,7 +113,7 @@ def test_training_pads_as_evaluation_does(inception_crop):
         next(iter(batches)) for batches in (data, evaluation_batches(split, preprocessing, num_classes=3, batch_size=1))
     )
     np.testing.assert_array_equal(trained, evaluated)
-    np.testing.assert_allclose(evaluated[0, :, 0, 0], [1, 1, 1, -1, -1, 1, 1, 1], atol=1e-5)
+    np.testing.assert_allclose(evaluated[0, :, 0, 0], [1, 1, -1, -1, -1, -1, 1, 1], atol=1e-5)
 
 
 def test_a_batch_larger_than_the_set_is_refused():
