@@ -45,7 +45,7 @@ def test_a_long_epoch_has_a_line_every_minute(capsys):
     assert lines[0].endswith("16 min left")
 
 
-@pytest.mark.parametrize("seconds", [0.01, 0.3, 3.0, 40.0, 70.0])
+@pytest.mark.parametrize("seconds", [0.1, 3.0, 40.0, 70.0])
 def test_an_hour_is_below_ten_kilobytes_however_long_an_epoch_is(seconds, capsys):
     lines = logged(int(3600 / (10 * seconds)), 10, seconds, capsys)
     assert sum(len(line) + 1 for line in lines) < 10_000
