@@ -56,7 +56,7 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
         (
             training.pretrain,
             [*PRETRAIN, "--resize", "x"],
-            r"invalid choice 'x' .* Expected one of \('stretch', 'crop', 'resize-small'\)",
+            r"invalid choice 'x' .* Expected one of \('stretch', 'crop', 'pad', 'resize-small'\)",
         ),
         (training.pretrain, [*PRETRAIN, "--on-bad-image", "warp"], "invalid choice 'warp'"),
         (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "clip_norm must be a finite number, but is nan"),

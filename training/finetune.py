@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     # Only the HyperRules depend on the data, so their values are not known yet.
     options = _parse(name, rest, FINETUNE_RECIPES.get(name) or find_finetune_recipe(name, 1, (224, 224)))
     check_data(options.source)
-    if options.checkpoint is not None:
+    if options.checkpoint is not None and options.model is None:
         check_name(options.checkpoint)
     if jax_requested():
         check_jax(options, options.recipe)

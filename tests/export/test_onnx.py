@@ -73,7 +73,8 @@ def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(
         runtimes.importlib.util, "find_spec", lambda name: None if name in ("tf2onnx", "openvino") else find(name) or 1
     )
-    command = ["--run", "nowhere", "--output", str(tmp_path / "x"), "--formats"]
+    (tmp_path / "model.keras").touch()
+    command = ["--run", str(tmp_path), "--output", str(tmp_path / "x"), "--formats"]
     with pytest.raises(UserError) as caught:
         onnx.main([*command, "onnx", "openvino"])
     assert str(caught.value) == (
@@ -82,7 +83,7 @@ def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
     )
     with pytest.raises(UserError, match="An export as onnx needs tf2onnx, which is not installed"):
         onnx.main([*command, "onnx"])
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_file_of_requirements_pins_every_package_exactly():
@@ -128,16 +129,18 @@ def test_the_padding_before_a_pooling_is_nearly_zero():
         (["--run", "nowhere"], "Missing from .* --output"),
         (["--output", "x"], "takes either --run DIR or --checkpoint FILE"),
         (["--run", "x", "--output", "x", "--formats", "caffe"], "invalid choice 'caffe'"),
-        (["--run", "x", "--output", "x", "--labels", "y"], "--labels belong to --checkpoint"),
+        (["--run", "run", "--output", "x", "--labels", "y"], "--labels belong to --checkpoint"),
     ],
 )
 @pytest.mark.usefixtures("installed")
 def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    pathlib.Path("run").mkdir()
+    pathlib.Path("run/model.keras").touch()
     with pytest.raises(UserError, match=words) as caught:
         onnx.main(arguments)
     assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.usefixtures("installed")

@@ -66,7 +66,6 @@ def train(case: str, state: dict[str, np.ndarray] | None) -> dict[str, np.ndarra
 
 
 if __name__ == "__main__":
-    begin, output = map(pathlib.Path, sys.argv[1:])
-    for name in CASES:
-        with np.load(begin / f"{name}.npz") as stored:
-            np.savez(output / f"{name}.npz", **train(name, dict(stored)))
+    begin, output, name = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+    with np.load(begin / f"{name}.npz") as stored:
+        np.savez(output / f"{name}.npz", **train(name, dict(stored)))

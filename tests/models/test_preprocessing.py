@@ -149,7 +149,7 @@ def test_channels_unknown_until_the_graph_runs_are_converted():
         ({"image_size": (4, 4, 4)}, r"image_size must be \(height, width\)"),
         ({"channels": 0}, "channels must be an integer of at least 1, but is 0"),
         ({"channels": 3.0}, "channels must be an integer of at least 1, but is 3.0"),
-        ({"resize": "pad"}, "resize must be one of stretch, crop"),
+        ({"resize": "zoom"}, "resize must be one of stretch, crop, pad"),
         (
             {"resize": "resize-small"},
             "crop_from is required for resize-small only, but resize-small has crop_from None",
