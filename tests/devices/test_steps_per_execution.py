@@ -62,16 +62,15 @@ np.savez(sys.argv[2], **found)
 SEEN = {1: list(range(1, 15)), 3: [3, 6, 7, 10, 13, 14], 50: [7, 14]}
 
 
-@pytest.mark.parametrize(
-    ("replicas", "several"),
-    [(2, [3]), *(pytest.param(count, [3, 50], marks=pytest.mark.slow) for count in (1, 2, 4))],
-)
-def test_several_steps_per_execution_end_in_the_bits_of_one(replicas, several, tmp_path):
-    command = [sys.executable, "-c", _PROCESS, str(replicas), str(tmp_path / "end.npz"), "1", *map(str, several)]
+# One device is in tests/loop/test_fit.py, replicas and workers with several steps, to 1e-5, in test_strategies.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_several_steps_per_execution_end_in_the_bits_of_one(replicas, tmp_path):
+    command = [sys.executable, "-c", _PROCESS, str(replicas), str(tmp_path / "end.npz"), *map(str, SEEN)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-3000:]
     end = dict(np.load(tmp_path / "end.npz"))
-    for steps in (1, *several):
+    for steps in SEEN:
         assert end[f"{steps} seen"].tolist() == SEEN[steps]
         np.testing.assert_array_equal(end[f"{steps} weights"], end["1 weights"])
         np.testing.assert_array_equal(end[f"{steps} counts"], end["1 counts"])

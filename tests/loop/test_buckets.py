@@ -16,7 +16,7 @@ from training.loop import checkpoints, setup
 from training.loop.run import Run
 
 COMMAND = [
-    "digits", "--deterministic", "--seed", "5", "--epochs", "2", "--batch-size", "479", "--warmup-steps", "1",
+    "digits", "--deterministic", "--seed", "5", "--epochs", "2", "--batch-size", "16", "--warmup-steps", "1",
     "--checkpoint-every", "2", "--model.num-layers", "1", "--model.hidden-size", "24", "--model.mlp-dim", "48",
 ]  # fmt: skip
 RECORDS = "tfrecord:ram://data/digits/*.tfrecord"
@@ -61,9 +61,14 @@ def state(workdir) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(name="undisturbed", scope="module")
-def _undisturbed() -> dict[str, np.ndarray]:
-    """The end of a run that reads records of a bucket."""
-    shard.main(["--data", "digits", "--output", "ram://data/digits", "--shards", "2"])
+def _undisturbed(tmp_path_factory) -> dict[str, np.ndarray]:
+    """The end of a run that reads 48 records of a bucket."""
+    pictures, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(60):
+        file = pictures / ("train" if number < 48 else "test") / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tf.io.encode_png(rng.integers(0, 256, (8, 8, 1), np.uint8)).numpy())
+    shard.main(["--data", f"folder:{pictures}", "--output", "ram://data/digits", "--shards", "2"])
     train("ram://runs/undisturbed")
     return state("ram://runs/undisturbed")
 

@@ -91,21 +91,19 @@ def decode_image(data: tf.Tensor) -> tf.Tensor:
     def checked() -> tf.Tensor:
         supported = tf.debugging.Assert(image_header.is_supported(data), ["no", format_list()])
         with tf.control_dependencies([supported]):
-            return _decode(tf.identity(data), image_header.has_color_key(data))
+            has_color_key = image_header.has_color_key(tf.identity(data))
+        image = tf.cond(has_color_key, lambda: tf.io.decode_png(data, channels=4), lambda: _decode(data))
+        # The fourth byte of a BMP is seldom an alpha.
+        return tf.cond(image_header.begins(data, b"BM"), lambda: image[..., :3], lambda: image)
 
-    image = tf.cond(tf.io.is_jpeg(data), lambda: _decode(data, tf.constant(False)), checked)
+    # Each condition costs as much as decoding a small picture: the usual files pass one.
+    image = tf.cond(image_header.needs_no_search(data), lambda: _decode(data), checked)
     image.set_shape((None, None, None))
     return image
 
 
-def _decode(data: tf.Tensor, has_color_key: tf.Tensor) -> tf.Tensor:
-    image = tf.cond(
-        has_color_key,
-        lambda: tf.io.decode_png(data, channels=4),
-        lambda: tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False),
-    )
-    # The fourth byte of a BMP is seldom an alpha.
-    return tf.cond(image_header.begins(data, b"BM"), lambda: image[..., :3], lambda: image)
+def _decode(data: tf.Tensor) -> tf.Tensor:
+    return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
 
 
 def typical_size(split: Split) -> tuple[int, int]:
@@ -223,11 +221,12 @@ def decoding_problem(data: tf.Tensor, oddities: "Oddities | None" = None, name: 
     if problem := image_formats.format_problem(content):
         return problem
     try:
-        image = _decode(data, tf.constant(image_formats.color_key(content) is not None))
+        has_color_key = image_formats.color_key(content) is not None
+        image = tf.io.decode_png(data, channels=4) if has_color_key else _decode(data)
     except tf.errors.OpError as error:
         return reason(error)
     if oddities is not None:
-        oddities.note(name, image, content)
+        oddities.note(name, image[..., :3] if content.startswith(b"BM") else image, content)
     return None
 
 

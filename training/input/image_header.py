@@ -17,7 +17,7 @@ def is_supported(data: tf.Tensor) -> tf.Tensor:
     """Whether `format_problem` finds nothing in a file that is no JPEG: bytes, a string scalar -> bool."""
     header = _numbers(tf.strings.substr(data, 0, _HEADER_BYTES) + b"\0" * _HEADER_BYTES)
     cases = [
-        (begins(data, b"\x89PNG\r\n\x1a\n"), lambda: tf.constant(True)),
+        (_is_png(data), lambda: tf.constant(True)),
         (begins(data, b"BM"), lambda: _has_raw_pixels(data, header)),
         (begins(data, b"GIF8"), lambda: _first_frame_is_full(data)),
     ]
@@ -26,6 +26,25 @@ def is_supported(data: tf.Tensor) -> tf.Tensor:
         animated = tf.reduce_all(header[12:16] == list(b"VP8X")) & (header[20] // 2 % 2 > 0)
         cases.append((is_webp, lambda: ~animated))
     return tf.case(cases, default=lambda: tf.constant(False))
+
+
+def needs_no_search(data: tf.Tensor) -> tf.Tensor:
+    """Whether a file is a JPEG, or a PNG in which no color key can come before the pixels; bool."""
+    may_have_key = _may_have_color_key(data) & tf.not_equal(_bytes_at(data, 37, 4), b"IDAT")
+    return tf.io.is_jpeg(data) | (_is_png(data) & ~may_have_key)
+
+
+def _is_png(data: tf.Tensor) -> tf.Tensor:
+    return begins(data, b"\x89PNG\r\n\x1a\n")
+
+
+def _may_have_color_key(data: tf.Tensor) -> tf.Tensor:
+    """Whether a PNG is gray or RGB, without alpha."""
+    return tf.reduce_any(_bytes_at(data, 25, 1) == [b"\0", b"\2"])
+
+
+def _bytes_at(data: tf.Tensor, position: int, count: int) -> tf.Tensor:
+    return tf.strings.substr(data, tf.minimum(tf.strings.length(data), position), count)
 
 
 def begins(data: tf.Tensor, magic: bytes) -> tf.Tensor:
@@ -59,10 +78,8 @@ def has_color_key(data: tf.Tensor) -> tf.Tensor:
         # Positions may pass the length by one chunk of 2**30 at most, so they stay below 2**31 for files of a gigabyte.
         return is_key(tf.while_loop(goes_on, behind, [tf.constant(8)])[0])
 
-    color_type = tf.strings.substr(data, tf.minimum(length, 25), 1)
-    key_bytes = tf.where(tf.equal(color_type, b"\0"), 2, 6)
-    possible = begins(data, b"\x89PNG\r\n\x1a\n") & (tf.equal(color_type, b"\0") | tf.equal(color_type, b"\2"))
-    return tf.cond(possible, found, lambda: tf.constant(False))
+    key_bytes = tf.where(tf.equal(_bytes_at(data, 25, 1), b"\0"), 2, 6)
+    return tf.cond(_is_png(data) & _may_have_color_key(data), found, lambda: tf.constant(False))
 
 
 def _numbers(data: tf.Tensor) -> tf.Tensor:
