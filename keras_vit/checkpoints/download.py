@@ -326,7 +326,7 @@ def _download(address: str, path: pathlib.Path) -> str:
 def _attempt(address: str, path: pathlib.Path) -> str:
     import tqdm  # lazy: only downloads need it
 
-    sha256, md5, received, head = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0, b""
+    checksums, received, head = _checksums(), 0, b""
     with atomic_write(path) as temporary, open(temporary, "xb") as stream, _open(address) as response:
         size = response.length  # bytes of Content-Length
         if size is None and not response.chunked:  # chunked: Google's compressed files
@@ -343,31 +343,41 @@ def _attempt(address: str, path: pathlib.Path) -> str:
                     raise _no_space(path, free)
                 head = head or chunk[:_HEAD]
                 stream.write(chunk)
-                sha256.update(chunk)
-                md5.update(chunk)
+                for checksum in checksums.values():
+                    checksum.update(chunk)
                 progress.update(len(chunk))
         if size is not None and received != size:
             raise _TransferError(f"it ended after {received} of {size} bytes", retry=True)
-        for found, published in ((md5, _published_md5(response)), (sha256, _published_sha256(response))):
-            if published and published != found.hexdigest():
-                raise _TransferError(
-                    f"its {found.name} is {found.hexdigest()}, but the server states {published}", retry=True
-                )
+        found = {name: checksum.digest().hex() for name, checksum in checksums.items()}
+        for name, stated in {**_stated_by_google(response), "sha256": _stated_by_hugging_face(response)}.items():
+            if stated and name in found and stated != found[name]:
+                raise _TransferError(f"its {name} is {found[name]}, but the server states {stated}", retry=True)
         if not _begins_as(path.suffix, head):
             raise _TransferError(f"it is no {path.suffix} file, but begins with {head[:40]!r}", retry=False)
-    return sha256.hexdigest()
+    return found["sha256"]
 
 
-def _published_md5(response: http.client.HTTPResponse) -> str | None:
-    """The MD5 of a response of Google Cloud Storage, hexadecimal. It has none for composite objects."""
+def _checksums() -> dict:
+    """Those that servers state, each with `update` and `digest`."""
+    checksums = {"sha256": hashlib.sha256(), "md5": hashlib.md5(usedforsecurity=False)}
+    with contextlib.suppress(ImportError):  # comes with the training libraries; the models do without them
+        import google_crc32c  # lazy: only downloads and TFRecord files need it
+
+        checksums["crc32c"] = google_crc32c.Checksum()
+    return checksums
+
+
+def _stated_by_google(response: http.client.HTTPResponse) -> dict[str, str]:
+    """Checksums of a response of Google Cloud Storage by name, hexadecimal. Composite objects have no MD5."""
     headers = response.headers
     if headers.get("X-Goog-Stored-Content-Encoding", "identity") != "identity":
-        return None  # the hash is that of the compressed object
-    found = re.search(r"\bmd5=([\w+/]{22}==)", ",".join(headers.get_all("X-Goog-Hash", [])), re.ASCII)
-    return base64.b64decode(found[1]).hex() if found else None
+        return {}  # they are those of the compressed object
+    stated = ",".join(headers.get_all("X-Goog-Hash", []))
+    found = re.findall(r"\b(md5|crc32c)=([\w+/]{22}==|[\w+/]{6}==)", stated, re.ASCII)
+    return {name: base64.b64decode(value).hex() for name, value in found}
 
 
-def _published_sha256(response: http.client.HTTPResponse) -> str | None:
+def _stated_by_hugging_face(response: http.client.HTTPResponse) -> str | None:
     """The SHA-256 of a large file of Hugging Face, hexadecimal. Its ETag of a small file is a Git hash."""
     headers = response.headers
     tag = headers.get("X-Linked-Etag") or (headers.get("ETag") if "X-Repo-Commit" in headers else None)

@@ -16,6 +16,7 @@ import time
 import types
 import urllib.parse
 
+import google_crc32c
 import pytest
 
 from keras_vit import UserError
@@ -469,15 +470,17 @@ def test_a_chunked_transfer_is_complete(server):
 
 
 SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), base64.b64encode(hashlib.md5(CONTENT).digest()).decode()
+CRC32C = base64.b64encode(google_crc32c.Checksum(CONTENT).digest()).decode()
 OTHER_SHA256, OTHER_MD5 = "0" * 64, base64.b64encode(bytes(16)).decode()
 
 
 @pytest.mark.parametrize(
     ("headers", "is_kept"),
     [
-        ({"X-Goog-Hash": f"crc32c=AAAAAA==,md5={MD5}"}, True),
-        ({"X-Goog-Hash": f"crc32c=AAAAAA==,md5={OTHER_MD5}"}, False),
-        ({"X-Goog-Hash": "crc32c=AAAAAA=="}, True),
+        ({"X-Goog-Hash": f"crc32c={CRC32C},md5={MD5}"}, True),
+        ({"X-Goog-Hash": f"crc32c={CRC32C},md5={OTHER_MD5}"}, False),
+        ({"X-Goog-Hash": f"crc32c={CRC32C}"}, True),  # a composite object
+        ({"X-Goog-Hash": "crc32c=AAAAAA=="}, False),
         ({"X-Goog-Hash": f"md5={OTHER_MD5}", "X-Goog-Stored-Content-Encoding": "gzip"}, True),  # of other bytes
         ({"X-Linked-Etag": f'"{SHA256}"'}, True),
         ({"X-Linked-Etag": f'"{OTHER_SHA256}"'}, False),
@@ -491,7 +494,7 @@ def test_a_file_without_the_hash_that_its_server_publishes_is_not_kept(headers, 
     if is_kept:
         assert find_checkpoint(address).read_bytes() == CONTENT
         return
-    assert re.search(r"its (md5|sha256) is \w+, but the server states 0+\)", error_message(address))
+    assert re.search(r"its (md5|sha256|crc32c) is \w+, but the server states 0+\)", error_message(address))
     assert server.requests["/hashed/model.npz"] == 3  # the transfer may have failed
     assert cached_files(cache) == []
 
