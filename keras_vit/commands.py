@@ -16,6 +16,7 @@ COMMANDS = {
     "finetune": "training.finetune",
     "predict": "training.predict",
     "evaluate": "training.evaluate",
+    "verify-official": "training.verify_official",
     "fewshot": "training.fewshot",
     "linear-probe": "training.linear_probe",
     "knn": "training.knn",
@@ -61,9 +62,9 @@ def run_command(arguments: Sequence[str]) -> None:
     if name in ("-h", "--help"):
         print("usage: keras-vit COMMAND …; keras-vit COMMAND --help lists the options\n")
         for command, module in COMMANDS.items():
-            print(f"  {command:13} python -m {module.removesuffix('.__main__')}")
+            print(f"  {command:15} python -m {module.removesuffix('.__main__')}")
         for command, listed in _LISTS.items():
-            print(f"  {command:13} list {listed}, or those that fit a wildcard")
+            print(f"  {command:15} list {listed}, or those that fit a wildcard")
         print("\nkeras-vit --print-completion bash (or zsh) prints a script for your shell that completes all this.")
         return
     if name == "--print-completion":

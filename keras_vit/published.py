@@ -1,6 +1,6 @@
 """The named models with what has been published of them: parameters, checkpoints, their license and accuracy.
 
-Accuracy: README of vision_transformer and of big_transfer. Licenses: those of the repositories and model cards.
+Accuracy: `keras_vit/published_accuracy.py`. Licenses: those of the repositories and model cards.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from keras_vit.checkpoints.download import official_names
 from keras_vit.models.config import MODELS
+from keras_vit.published_accuracy import ACCURACY
 
 # Millions, at the size and with the classes of docs/models.md.
 # fmt: off
@@ -84,19 +85,6 @@ _HUB: Mapping[str, str] = {
     "FlexiViT-B_16": "timm/flexivit_base.1200ep_in1k",
     "FlexiViT-L_16": "timm/flexivit_large.1200ep_in1k",
 }
-# Top-1 accuracy on ImageNet, percent.
-_ACCURACY: Mapping[str, float] = {
-    "imagenet21k+imagenet2012/ViT-B_16": 84.6,
-    "imagenet21k+imagenet2012/ViT-B_16-224": 81.2,
-    "imagenet21k+imagenet2012/ViT-B_32": 81.8,
-    "imagenet21k+imagenet2012/ViT-L_16": 85.1,
-    "imagenet21k+imagenet2012/ViT-L_16-224": 82.7,
-    "imagenet21k+imagenet2012/ViT-L_32": 81.8,
-    "bit:BiT-M-R50x1-ILSVRC2012": 80.7,
-    "bit:BiT-M-R152x2-ILSVRC2012": 85.2,
-    "bit:distill/R50x1_224": 82.8,
-    "bit:distill/R50x1_160": 80.5,
-}
 _AUGREG_HYBRIDS = {"R_Ti_16": "R+ViT-Ti_16", "R26_S_32": "R26+ViT-S_32", "R50_L_32": "R50+ViT-L_32"}
 
 
@@ -119,7 +107,7 @@ class PublishedModel:
     @property
     def accuracy(self) -> float | None:
         """The best published top-1 accuracy of a checkpoint on ImageNet, in percent; None if none is known."""
-        return max((_ACCURACY[name] for name in self.checkpoints if name in _ACCURACY), default=None)
+        return max((ACCURACY[name].top1 for name in self.checkpoints if name in ACCURACY), default=None)
 
 
 def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[PublishedModel]:

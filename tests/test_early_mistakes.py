@@ -40,6 +40,8 @@ MISTAKES = {
     f"{TUNE} --checkpoint augreg:B_16 --data folder:gone": DATA,
     "training.evaluate --run gone --data digits": NAME,
     "training.evaluate --run . --data folder:gone": DATA,
+    "training.verify_official gone --data digits": "No accuracy is published here of 'gone'",
+    "training.verify_official bit:distill/R50x1_224 --data folder:gone": DATA,
     "training.fewshot --run gone --data digits": NAME,
     "training.fewshot --run . --data folder:gone": DATA,
     "training.linear_probe --checkpoint gone --data digits": NAME,

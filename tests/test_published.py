@@ -5,7 +5,7 @@ import pytest
 import keras_vit
 from keras_vit.checkpoints.download import official_names
 from keras_vit.checkpoints.huggingface.hub import parse_name
-from keras_vit.published import _ACCURACY, find_models
+from keras_vit.published import find_models
 from tests.models.test_families import COUNTS
 from tests.models.test_models import OFFICIAL_COUNTS
 
@@ -23,7 +23,6 @@ def test_every_official_checkpoint_belongs_to_one_model():
     listed = [checkpoint for model in find_models() for checkpoint in model.checkpoints]
     assert len(listed) == len(set(listed))
     assert {name for name in listed if parse_name(name) is None} == set(official_names())
-    assert set(_ACCURACY) <= set(listed)
 
 
 @pytest.mark.parametrize("counts", [OFFICIAL_COUNTS, COUNTS], ids=["official", "families"])

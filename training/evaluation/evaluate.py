@@ -59,12 +59,12 @@ def evaluate(
     classifier = open_classifier(run, overrides or InputOptions(), devices or StrategyOptions("single"))
     directory = _report_directory(run, output)
     dataset = open_source(source)
-    names = _class_names(classifier, dataset)
+    names = class_names(classifier, dataset)
     accepted = None
     if real_labels is not None:
         accepted = read_real_labels(real_labels, dataset.evaluation, len(names))
     logits, labels = classifier.predict(dataset.evaluation, batch_size)
-    _check_finite(logits)
+    check_finite(logits)
     metrics = measure(logits, labels, names) | {"intervals": intervals(logits, labels, names)}
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
@@ -126,7 +126,7 @@ def _report_directory(run: str, output: str | None) -> pathlib.Path:
     return directory
 
 
-def _class_names(classifier: Classifier, source: Source) -> tuple[str, ...]:
+def class_names(classifier: Classifier, source: Source) -> tuple[str, ...]:
     """The class names of the data. Raises UserError unless they match the model's names, or their number."""
     if classifier.names is None and classifier.num_classes != len(source.labels):
         raise UserError(
@@ -142,7 +142,7 @@ def _class_names(classifier: Classifier, source: Source) -> tuple[str, ...]:
     return source.labels
 
 
-def _check_finite(logits: np.ndarray) -> None:
+def check_finite(logits: np.ndarray) -> None:
     """Raise UserError for invalid logits. Minus infinity is valid: the logarithm of probability 0."""
     bad = int(np.sum(np.any(np.isnan(logits) | np.isposinf(logits), axis=-1) | np.all(np.isneginf(logits), axis=-1)))
     if bad:

@@ -25,7 +25,7 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
     With train and test (or val, valid, validation) above the classes these are the splits, and must hold the same
     classes; else every tenth image of each class, by name, is kept for evaluation.
     """
-    splits = _split_folders(path)
+    splits = split_folders(path)
     if splits:
         train, test = (_class_files(split, on_bad_image) for split in splits)
         if train.keys() != test.keys():
@@ -103,7 +103,7 @@ def _listed_files(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
     return {split: {label: sorted(classes[label]) for label in sorted(classes)} for split, classes in found.items()}
 
 
-def _split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
+def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
     """The folders of the training and the evaluation split, in any case; None where the folders are the classes."""
     found = {entry.lower(): path / entry for entry in _directories(path)}
     known = [found[name] for name in ("train", *EVALUATION_NAMES) if name in found]

@@ -1,4 +1,4 @@
-"""Options of `training.evaluate` and `training.soup`."""
+"""Options of `training.evaluate`, `training.verify_official` and `training.soup`."""
 
 import dataclasses
 from typing import Annotated
@@ -6,6 +6,8 @@ from typing import Annotated
 import tyro
 
 from keras_vit import UserError
+from keras_vit.errors import nearest
+from keras_vit.published_accuracy import ACCURACY
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 
@@ -33,6 +35,27 @@ class EvaluateOptions:
     devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: StrategyOptions("single")
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyOfficialOptions:
+    """Compare the accuracy of a published checkpoint on ImageNet with the published one."""
+
+    name: tyro.conf.Positional[str]
+    """Official name with a published accuracy, such as imagenet21k+imagenet2012/ViT-B_16-224."""
+    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    batch_size: int = 256
+    """Images per forward pass; does not change the result."""
+    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
+        default_factory=lambda: StrategyOptions("single")
+    )
+
+    def __post_init__(self) -> None:
+        if self.name not in ACCURACY:
+            close = nearest(self.name, ACCURACY)
+            raise UserError(f"No accuracy is published here of {self.name!r}; the nearest names are {close}.")
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size must be at least 1 image, but is {self.batch_size}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,109 @@
+"""Compare a checkpoint's top-1 accuracy on ImageNet with the published one."""
+
+import dataclasses
+import math
+import statistics
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_vit
+from keras_vit.files.remote import to_path
+from keras_vit.published_accuracy import ACCURACY
+from training.evaluation.classifiers import open_classifier
+from training.evaluation.evaluate import check_finite, class_names
+from training.input.dataset import Split
+from training.input.image_folder import split_folders
+from training.input.sources import Source, open_source
+from training.options.common import DataOptions, InputOptions, StrategyOptions
+
+_NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(0.975)  # of a two-sided interval of 95 %
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """The result of `verify_official`."""
+
+    num_correct: int
+    num_examples: int
+    interval: tuple[float, float]
+    """95 % interval of the accuracy, in percent."""
+    published: float
+    """Percent."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the published accuracy is in the interval."""
+        return self.interval[0] <= self.published <= self.interval[1]
+
+
+def verify_official(
+    name: str, source: DataOptions, *, batch_size: int = 256, devices: StrategyOptions | None = None
+) -> Verification:
+    """Measure the checkpoint with the preprocessing of its published figure, and print a row of a table.
+
+    Args:
+        name: one of `keras_vit.published_accuracy.ACCURACY`; downloaded if it is not in the cache.
+        source: ImageNet's validation images. Of TFDS, the split validation by default, since test has no labels.
+
+    Raises:
+        UserError: for data with other classes than the checkpoint, and outputs that are not finite.
+    """
+    published = ACCURACY[name]
+    classifier = open_classifier(
+        name,
+        InputOptions(
+            image_size=(published.pixels, published.pixels), resize=published.resize, crop_from=published.crop_from
+        ),
+        devices or StrategyOptions("single"),
+    )
+    if source.data.startswith("tfds:") and source.eval_split is None:
+        source = dataclasses.replace(source, train_split="validation", eval_split="validation")
+    dataset = open_source(source)
+    class_names(classifier, dataset)
+    correct, count = 0, 0
+    for split in _splits(source, dataset):
+        logits, labels = classifier.predict(split, batch_size)
+        check_finite(logits)
+        correct += int(np.sum(logits.argmax(axis=-1) == labels))
+        count += len(labels)
+    low, high = wilson_interval(correct, count)
+    result = Verification(correct, count, (100.0 * low, 100.0 * high), published.top1)
+    cells = (
+        name,
+        f"{published.pixels} px, {published.resize}",
+        f"{count:,}",
+        f"{100.0 * correct / count:.2f} % ({result.interval[0]:.2f} to {result.interval[1]:.2f})",
+        f"{published.top1} %",
+        published.source,
+        f"keras_vit {keras_vit.__version__}, Keras {keras.__version__}, TensorFlow {tf.__version__}",
+    )
+    print(f"| {' | '.join(cells)} |")
+    print(_verdict(result))
+    return result
+
+
+def wilson_interval(correct: int, count: int) -> tuple[float, float]:
+    """The 95 % score interval of a binomial proportion (Wilson 1927)."""
+    share, squared = correct / count, _NORMAL_QUANTILE**2
+    center = (share + squared / (2 * count)) / (1 + squared / count)
+    half = math.sqrt(share * (1 - share) / count + squared / (4 * count**2)) * _NORMAL_QUANTILE / (1 + squared / count)
+    return center - half, center + half
+
+
+def _splits(source: DataOptions, dataset: Source) -> tuple[Split, ...]:
+    """The splits to measure: of a folder without splits of its own both, since one is a tenth of the images."""
+    kind, _, path = source.data.partition(":")
+    if kind == "folder" and split_folders(to_path(path)) is None:
+        return dataset.train, dataset.evaluation
+    return (dataset.evaluation,)
+
+
+def _verdict(result: Verification) -> str:
+    if result.agrees:
+        return f"The published {result.published} % is within the 95 % interval of {result.num_examples:,} images."
+    return (
+        f"The published {result.published} % is outside the 95 % interval of {result.num_examples:,} images; check "
+        "that they are ImageNet's validation images, and that their classes are in the order of the WordNet ids."
+    )

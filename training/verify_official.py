@@ -1,0 +1,32 @@
+"""Measure a published checkpoint on ImageNet and compare its top-1 accuracy with the published one.
+
+    python -m training.verify_official imagenet21k+imagenet2012/ViT-B_16-224 --data folder:imagenet/val
+    python -m training.verify_official big_vision:vit_s16_i1k_90ep --data tfds:imagenet2012
+
+The checkpoint is downloaded, the images are preprocessed as the figure was measured, and the result is a row of a
+Markdown table. A folder is that of the 1000 class folders, of which every image counts, or holds train and val. The
+names are those of keras_vit/published_accuracy.py.
+"""
+
+from collections.abc import Sequence
+
+from keras_vit import cli
+from training.devices.tpu import prepare_tpu
+from training.options.checks import check_data
+from training.options.evaluate import VerifyOfficialOptions
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`NAME --data …`"""
+    options = cli.parse(VerifyOfficialOptions, arguments, prog="python -m training.verify_official")
+    check_data(options.source)
+    prepare_tpu(options.devices)
+    cli.require_tensorflow()
+
+    from training.evaluation.verify_official import verify_official
+
+    verify_official(options.name, options.source, batch_size=options.batch_size, devices=options.devices)
+
+
+if __name__ == "__main__":
+    cli.run(main)
