@@ -43,9 +43,8 @@ from keras_vit.models.config import (
     make_plain,
     plain_numbers,
 )
-from keras_vit.models.kernel_resizing import ChannelRule, adapt_channels, resize_patch_kernel
 from keras_vit.models.layers import no_init_weights
-from keras_vit.models.position_resizing import Resampler, check_resampler
+from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, check_resampler, resize_patch_kernel
 from keras_vit.preprocessing import Preprocessing
 
 _DEFAULT_SIZE = 224  # pixels, for models without position embeddings

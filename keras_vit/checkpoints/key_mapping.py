@@ -15,7 +15,7 @@ import numpy as np
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray, empty
 from keras_vit.models.config import Gelu
-from keras_vit.models.position_resizing import Resampler
+from keras_vit.models.resizing import Resampler
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_{i}/"
