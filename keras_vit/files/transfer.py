@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_write
@@ -94,9 +95,9 @@ def _attempt(address: str, path: pathlib.Path, elsewhere: str) -> str:
     return found["sha256"]
 
 
-def _checksums() -> dict:
+def _checksums() -> dict[str, Any]:
     """Those that servers state, each with `update` and `digest`."""
-    checksums = {"sha256": hashlib.sha256(), "md5": hashlib.md5(usedforsecurity=False)}
+    checksums: dict[str, Any] = {"sha256": hashlib.sha256(), "md5": hashlib.md5(usedforsecurity=False)}
     with contextlib.suppress(ImportError):  # comes with the training libraries; the models do without them
         import google_crc32c  # lazy: only downloads and TFRecord files need it
 

@@ -20,7 +20,6 @@ import google_crc32c
 import pytest
 
 from keras_vit import UserError
-from keras_vit.checkpoints import download
 from keras_vit.checkpoints.download import best_upstream, find_checkpoint
 from keras_vit.files import transfer
 
