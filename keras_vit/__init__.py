@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from keras_vit.errors import UserError
 from keras_vit.lazy_imports import public_names, register_layers_with_keras
-from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
+from keras_vit.models.config import ConvStem, ResNetConfig, ShiftedPatches, ViTConfig, hybrid_resnet
 from keras_vit.models.named_models import MODELS
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ __all__ = [
     "LoadReport",
     "Preprocessing",
     "ResNetConfig",
+    "ShiftedPatches",
     "UserError",
     "ViTConfig",
     "adapt",

@@ -39,6 +39,7 @@ from keras_vit.models.config import (
     ModelConfig,
     PositionEmbeddingKind,
     ResNetConfig,
+    ShiftedPatches,
     ViTConfig,
     make_plain,
     plain_numbers,
@@ -305,6 +306,10 @@ def build_and_fill(
         config = dataclasses.replace(config, patch_size=changes.patch_size)
         weights = _with_patch(weights, config.patch)
     if changes.channels is not None:
+        if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):
+            raise UserError(
+                "Shifted patches are normalized over all channels; keep their number, and leave channels out."
+            )
         weights = _with_channels(weights, changes.channels, changes.channel_rule)
         preprocessing = _for_channels(preprocessing, changes.channels)
     with no_init_weights():

@@ -15,7 +15,7 @@ from keras_vit.errors import UserError
 from keras_vit.inspection import analysis, locality, relevance
 from keras_vit.inspection.images import Image
 from keras_vit.models.build import config_of, intermediates, logits_model, preprocessing_of
-from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig
+from keras_vit.models.config import ConvStem, ResNetConfig, ShiftedPatches, ViTConfig
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 
 FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
@@ -212,6 +212,9 @@ def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]
     if "filters" in figures:
         root = _root_layer(config)
         kernel = keras.ops.convert_to_numpy(model.get_layer(root or "embedding").kernel)
+        if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):
+            size = config.stem.patch_size
+            kernel = kernel.reshape(size, size, 5, -1, kernel.shape[-1])[:, :, 0]  # of the image itself
         _check_finite({"filters": kernel})  # an SVD fails on values that are not finite
         found["filters"] = analysis.root_filters(kernel) if root else analysis.principal_filters(kernel)
     if "positions" in figures:
@@ -227,7 +230,7 @@ def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]
 def _root_layer(config: ViTConfig | ResNetConfig) -> str | None:
     """Name of the first convolution, or None if it is the patch embedding."""
     if isinstance(config, ViTConfig):
-        if config.stem is None:
+        if config.stem is None or isinstance(config.stem, ShiftedPatches):
             return None
         return "conv_stem.0.conv" if isinstance(config.stem, ConvStem) else "conv_root"
     return "resnet.root_block.standardized_conv2d" if config.preactivation else "conv_root"

@@ -10,8 +10,10 @@ import keras
 from keras import ops
 
 from keras_vit.errors import UserError
-from keras_vit.models.layers import PACKAGE, TokenDense, small_normal
+from keras_vit.models.layers import PACKAGE, TokenDense, initial, small_normal
 from keras_vit.models.positions import RotaryPositions
+
+_FORBIDDEN = -30000.0
 
 
 def attention(
@@ -25,6 +27,7 @@ def attention(
     relative: bool = False,
     key_bias: bool = True,
     rotary_grid: tuple[int, int] | None = None,
+    locality: bool = False,
 ):
     """Attention of query_tokens (B, N, D) over tokens (B, M, D) -> (B, N, D).
 
@@ -36,6 +39,7 @@ def attention(
         relative: whether to add relative position logits.
         key_bias: whether the key projection has a bias, with `bias`.
         rotary_grid: rows and columns of the patches for rotary positions; None for no rotation.
+        locality: whether no token attends to itself and each head learns its temperature.
     """
     width = tokens.shape[-1]
     query = TokenDense(width, use_bias=bias, name=f"{name}.query")(query_tokens)
@@ -44,7 +48,11 @@ def attention(
     if rotary_grid is not None:
         query = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_query")(query)
         key = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_key")(key)
+    if locality:
+        query = HeadScale(num_heads, name=f"{name}.scaled_query")(query)
     mixed = [query, key, value]
+    if locality:
+        mixed.append(NoSelfAttention(name=f"{name}.relative")(query))  # (1, 1, N, N)
     if relative:
         mixed.append(RelativePositions(num_heads, name=f"{name}.relative")(query))  # (B, H, N, N)
     y = DotProductAttention(num_heads, dropout_rate, name=name)(*mixed)  # (B, N, D)
@@ -76,8 +84,11 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
     layers = [layer for layer in model.layers if isinstance(layer, DotProductAttention)]
     if not layers:
         raise UserError(f"The model {model.name!r} has no attention to compute in chunks; leave chunk_attention out.")
-    if any(isinstance(layer, RelativePositions) for layer in model.layers):
-        raise UserError("Relative positions are logits of all tokens at once; leave chunk_attention out.")
+    if any(isinstance(layer, RelativePositions | NoSelfAttention) for layer in model.layers):
+        raise UserError(
+            "Relative positions are logits of all tokens at once, as the mask of locality self-attention is; leave "
+            "chunk_attention out."
+        )
     if any(layer.dropout_rate for layer in layers):
         raise UserError("Dropout would drop the same of every chunk; build the model without attention dropout.")
     for layer in layers:
@@ -236,6 +247,37 @@ class RelativePositions(keras.layers.Layer):
 
     def compute_output_shape(self, query_shape):
         return query_shape[0], self.num_heads, query_shape[1], query_shape[1]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class HeadScale(keras.layers.Layer):
+    """Multiply the query (B, N, D) of each head by a learned factor, initially 1: the inverse of a temperature."""
+
+    def __init__(self, num_heads: int, **kwargs):
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+
+    def build(self, input_shape):
+        self.scale = self.add_weight(name="scale", shape=(self.num_heads,), initializer=initial("ones"))
+
+    def call(self, query):
+        factors = ops.repeat(self.scale, query.shape[-1] // self.num_heads)  # (D,)
+        return query * ops.cast(factors, query.dtype)
+
+    def compute_output_shape(self, query_shape):
+        return query_shape
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class NoSelfAttention(keras.layers.Layer):
+    """Logits that keep each token from attending to itself: query (B, N, D) -> (1, 1, N, N)."""
+
+    def call(self, query):
+        # exp underflows to 0 behind it, and float16 holds it.
+        return ops.cast(_FORBIDDEN * ops.eye(query.shape[1])[None, None], query.dtype)
+
+    def compute_output_shape(self, query_shape):
+        return 1, 1, query_shape[1], query_shape[1]
 
 
 class _Axis(keras.layers.Layer):

@@ -170,8 +170,10 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     block = f"Transformer.encoderblock_{config.num_layers - 1}"
     attention = f"{block}.MultiHeadDotProductAttention_1"
     of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}
-    if config.position_embedding == "relative":  # its logits come with the query of all tokens
-        of_all |= {attention, f"{attention}.query", f"{attention}.relative"}
+    if (
+        config.position_embedding == "relative" or config.locality_attention
+    ):  # its logits come with the query of all tokens
+        of_all |= {attention, *(f"{attention}.{part}" for part in ("query", "scaled_query", "relative"))}
     if config.position_embedding == "rotary":
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     inside = {name for name in layers if name.startswith(f"{block}.")} - of_all
@@ -301,7 +303,8 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
     def attention(block: str):
         projections = f"{block}.MultiHeadDotProductAttention_1"
         rotated = "rotated_" if config.position_embedding == "rotary" else ""
-        parts = [f"{projections}.{part}" for part in (f"{rotated}query", f"{rotated}key", "relative")]
+        scaled_or_rotated = "scaled_" if config.locality_attention else rotated
+        parts = [f"{projections}.{part}" for part in (f"{scaled_or_rotated}query", f"{rotated}key", "relative")]
         scaled = layers[projections].scaled
         return AttentionProbabilities(config.num_heads, scaled, name=f"{block}.attention_probabilities")(
             *(layers[part].output for part in parts if part in layers)

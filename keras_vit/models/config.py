@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from keras_vit.errors import UserError, check_integers
 
-Classifier = Literal["token", "gap", "token+gap", "map", "unpooled", "none"]
+Classifier = Literal["token", "gap", "token+gap", "map", "sequence", "unpooled", "none"]
 Gelu = Literal["tanh", "erf", "quick", "silu"]
 PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "rotary", "none"]
 Distillation = Literal["none", "token", "head"]
@@ -152,6 +152,36 @@ class ConvStem:
 
 
 @dataclasses.dataclass(frozen=True)
+class ShiftedPatches:
+    """Patches of the image and of four copies shifted by half a patch to its corners, with a LayerNorm behind them.
+
+    Shifted patch tokenization, "Vision Transformer for Small-Size Datasets" (arXiv 2112.13492), section 3.1. Each
+    vector of the feature map is such a patch, so the model's own patch_size is 1.
+    """
+
+    patch_size: int
+    """Side of a patch in pixels."""
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+        check_integers("patch_size of shifted patches", self.patch_size, least=2)
+
+    @property
+    def total_stride(self) -> int:
+        """Pixels of the image per row of the feature map."""
+        return self.patch_size
+
+    def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        if any(side % self.patch_size for side in image_size):
+            raise UserError(
+                f"Shifted patches of {self.patch_size} pixels need sides that are multiples of it, but the image has "
+                f"{image_size[0]}x{image_size[1]} pixels."
+            )
+        return image_size[0] // self.patch_size, image_size[1] // self.patch_size
+
+
+@dataclasses.dataclass(frozen=True)
 class ViTConfig:
     """A Vision Transformer without the size of its images and the number of its classes."""
 
@@ -167,7 +197,8 @@ class ViTConfig:
     """Width of the hidden layer of each block's MLP."""
     classifier: Classifier = "token"
     """Input of the head: class token, mean of the patch tokens (gap), both concatenated (token+gap), attention pooling
-    (map), each token (unpooled); none: no head."""
+    (map), mean of the tokens with learned weights (sequence, arXiv 2104.05704), each token (unpooled); none: no
+    head."""
     representation_size: int | None = None
     """Width of the tanh layer "pre_logits" before the head; None for no such layer, as in all released configs."""
     dropout_rate: float = 0.0
@@ -181,7 +212,7 @@ class ViTConfig:
     x sigmoid(1.702 x) (quick, CLIP); or SiLU, x sigmoid(x)."""
     layer_norm_epsilon: float = 1e-6
     """Added to the variance in every LayerNorm (flax: 1e-6; the Keras default is 1e-3)."""
-    stem: ResNetConfig | ConvStem | None = None
+    stem: ResNetConfig | ConvStem | ShiftedPatches | None = None
     """Network that computes the feature map to split into patches; None splits the image."""
     position_embedding: PositionEmbeddingKind = "learned"
     """learned: one per token. learned-2d: half per column, half per row. sincos-2d: fixed (big_vision). relative:
@@ -214,6 +245,9 @@ class ViTConfig:
     second head, whose logits are averaged with those of the first."""
     prefix_positions: bool = True
     """Whether class and distillation token have a position embedding, too (timm: not no_embed_class)."""
+    locality_attention: bool = False
+    """Whether no token attends to itself and each head learns the temperature of its softmax: locality self-attention
+    (arXiv 2112.13492, section 3.2)."""
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -258,6 +292,10 @@ class ViTConfig:
                 "Rotary positions need heads whose width is a multiple of 4, and attention over all tokens, but "
                 f"hidden_size is {self.hidden_size}, num_heads {self.num_heads} and axial {self.axial}."
             )
+        if self.locality_attention and (self.axial or self.position_embedding in ("relative", "rotary")):
+            raise UserError("Locality self-attention is for learned, fixed or no positions, and all tokens at once.")
+        if isinstance(self.stem, ShiftedPatches) and self.patch != (1, 1):
+            raise UserError(f"Shifted patches have their own size; give patch_size 1 instead of {self.patch_size}.")
         self._check_prefix()
         if self.norm_after_pooling and self.classifier != "gap":
             raise UserError(f"norm_after_pooling belongs to the classifier 'gap', not {self.classifier!r}.")
@@ -265,8 +303,10 @@ class ViTConfig:
             raise UserError("The ResNet in front of a hybrid is post-activation; see hybrid_resnet.")
 
     def _check_prefix(self) -> None:
-        if self.num_registers and self.classifier == "map":
-            raise UserError("Attention pooling reads all tokens; leave num_registers out, or use another classifier.")
+        if self.num_registers and self.classifier in ("map", "sequence"):
+            raise UserError(
+                f"The classifier {self.classifier!r} reads all tokens; leave num_registers out, or use another one."
+            )
         if self.distillation != "none" and not self.has_class_token:
             raise UserError(f"A distillation token needs a class token, not the classifier {self.classifier!r}.")
         if self.distillation == "head" and (self.classifier != "token" or self.representation_size is not None):
@@ -314,7 +354,9 @@ class ViTConfig:
                 )
         return image_size[0] // self.patch[0], image_size[1] // self.patch[1]
 
-    def _stem_grid(self, image_size: tuple[int, int], stem: "ResNetConfig | ConvStem") -> tuple[int, int]:
+    def _stem_grid(
+        self, image_size: tuple[int, int], stem: "ResNetConfig | ConvStem | ShiftedPatches"
+    ) -> tuple[int, int]:
         """As in vit_jax, rows and columns of the feature map that do not fill a patch are dropped."""
         rows, columns = stem.feature_map(image_size)
         if rows < self.patch[0] or columns < self.patch[1]:
@@ -331,17 +373,17 @@ _CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": 
 ModelConfig = ViTConfig | ResNetConfig
 
 
-def config_to_dict(config: ModelConfig | ConvStem) -> dict[str, Any]:
+def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches) -> dict[str, Any]:
     """Convert a configuration to a dict for JSON, with its kind."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, value in fields.items():
-        if isinstance(value, ResNetConfig | ConvStem):
+        if isinstance(value, ResNetConfig | ConvStem | ShiftedPatches):
             fields[name] = config_to_dict(value)
     return {"kind": type(config).__name__, **fields}
 
 
 def config_from_dict(fields: Mapping[str, Any]) -> Any:
-    """Inverse of `config_to_dict`: returns a ModelConfig, or the ConvStem inside one."""
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem)}
+    """Inverse of `config_to_dict`: returns a ModelConfig, or the stem inside one."""
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem, ShiftedPatches)}
     values = {name: config_from_dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return kinds[values.pop("kind", "ViTConfig")](**values)

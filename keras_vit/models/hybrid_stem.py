@@ -1,4 +1,4 @@
-"""The post-activation ResNet: the stem of the hybrids, and the AxialResNet, top to bottom.
+"""What can precede the patches: a post-activation ResNet (hybrids, AxialResNet), convolutions, shifted patches.
 
 Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 4.1. Agrees with vit_jax `models_resnet.py`. It is
 not the BiT network (`bit.py`): norms follow the convolutions, padding is TensorFlow's "same", asymmetric at stride 2,
@@ -11,10 +11,11 @@ Axes: B batch, h rows, w columns, C channels.
 import dataclasses
 
 import keras
+from keras import ops
 
 from keras_vit.models.attention import axis_attention
-from keras_vit.models.config import ResNetConfig, config_to_dict
-from keras_vit.models.layers import CHANNELS_LAST, ModelSpec, TokenDense, group_norm, standardized_conv
+from keras_vit.models.config import ConvStem, ResNetConfig, config_to_dict
+from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, ModelSpec, TokenDense, group_norm, standardized_conv
 from keras_vit.preprocessing import Preprocessing
 
 
@@ -81,3 +82,56 @@ def axial_attention(x, num_heads: int, strides: int, name: str):
         return x
     pooling = keras.layers.AveragePooling2D(strides, padding="same", data_format=CHANNELS_LAST, name=f"{name}.mean")
     return pooling(x)
+
+
+def conv_stem(x, stem: ConvStem):
+    """Images (B, H, W, C) -> feature map (B, H / s, W / s, c): convolution, BatchNorm and ReLU for each layer."""
+    # torch's default for a convolution: uniform within 1 / sqrt(fan_in).
+    kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
+    for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
+        name = f"conv_stem.{layer}"
+        x = keras.layers.ZeroPadding2D(size // 2, data_format=CHANNELS_LAST, name=f"{name}.padding")(x)
+        x = keras.layers.Conv2D(
+            filters,
+            size,
+            strides=strides,
+            data_format=CHANNELS_LAST,
+            use_bias=False,
+            kernel_initializer=kernel,
+            name=f"{name}.conv",
+        )(x)
+        x = keras.layers.BatchNormalization(momentum=0.9, epsilon=stem.batch_norm_epsilon, name=f"{name}.batch_norm")(x)
+        x = keras.layers.ReLU(name=name)(x)
+    return x
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class ShiftAndCut(keras.layers.Layer):
+    """Shifted patches: (B, H, W, C) -> (B, H / P, W / P, P * P * 5 C), pixels row by row.
+
+    The channels of a pixel are those of the image, then of its copies shifted by P // 2 pixels to the upper left, upper
+    right, lower left and lower right; what enters at the border is 0.
+
+    Args:
+        patch_size: P, a divisor of H and W.
+    """
+
+    def __init__(self, patch_size: int, **kwargs):
+        super().__init__(**kwargs)
+        self.patch_size = patch_size
+
+    def call(self, images):
+        (height, width), size, half = images.shape[1:3], self.patch_size, self.patch_size // 2
+        padded = ops.pad(images, ((0, 0), (half, half), (half, half), (0, 0)))
+        corners = [(2 * half, 2 * half), (2 * half, 0), (0, 2 * half), (0, 0)]  # first row and column of a copy
+        copies = [padded[:, row : row + height, column : column + width] for row, column in corners]
+        x = ops.concatenate([images, *copies], axis=-1)  # (B, H, W, 5 C)
+        rows, columns, channels = height // size, width // size, x.shape[-1]
+        x = ops.reshape(x, (-1, size, columns, size * channels))  # at most four axes, for TFLite
+        x = ops.transpose(x, (0, 2, 1, 3))  # (B * H / P, W / P, P, P * 5 C)
+        return ops.reshape(x, (-1, rows, columns, size * size * channels))
+
+    def compute_output_shape(self, input_shape):
+        batch, height, width, channels = input_shape
+        size = self.patch_size
+        return batch, height // size, width // size, size * size * 5 * channels

@@ -355,3 +355,16 @@ class PoolTokens(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return input_shape[0], input_shape[2] * (2 if self.kind == "token+gap" else 1)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class WeightedMean(keras.layers.Layer):
+    """Mean of tokens (B, N, D) with the weights softmax over N of logits (B, N, 1): (B, D)."""
+
+    def call(self, tokens, logits):
+        weights = ops.softmax(ops.cast(logits, "float32"), axis=1)  # (B, N, 1)
+        mean = ops.matmul(ops.transpose(ops.cast(weights, tokens.dtype), (0, 2, 1)), tokens)  # (B, 1, D)
+        return mean[:, 0]
+
+    def compute_output_shape(self, tokens_shape, logits_shape):
+        return tokens_shape[0], tokens_shape[2]

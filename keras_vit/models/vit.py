@@ -14,8 +14,8 @@ import keras
 import numpy as np
 
 from keras_vit.models.attention import attention, axis_attention
-from keras_vit.models.config import ConvStem, ViTConfig, config_to_dict
-from keras_vit.models.hybrid_stem import resnet
+from keras_vit.models.config import ConvStem, ShiftedPatches, ViTConfig, config_to_dict
+from keras_vit.models.hybrid_stem import ShiftAndCut, conv_stem, resnet
 from keras_vit.models.layers import (
     CHANNELS_LAST,
     ClassToken,
@@ -25,6 +25,7 @@ from keras_vit.models.layers import (
     PoolTokens,
     Probe,
     TokenDense,
+    WeightedMean,
 )
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.preprocessing import Preprocessing
@@ -49,7 +50,9 @@ def vision_transformer(
 
     if config.classifier == "map":
         x = attention_pooling(x, config, "MAPHead_0")  # (B, 1, D)
-    if config.classifier != "unpooled" and not config.norm_after_pooling:
+    if config.classifier == "sequence":
+        x = WeightedMean(name="pool")(x, TokenDense(1, name="SequencePool_0")(x))  # (B, D)
+    elif config.classifier != "unpooled" and not config.norm_after_pooling:
         kind = "token" if config.classifier == "map" else config.classifier
         x = PoolTokens(kind, config.num_prefix_tokens, name="pool")(x)  # (B, D), token+gap: (B, 2 D)
     if config.representation_size is not None:
@@ -78,6 +81,9 @@ def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
     x = ModelSpec(**spec, name="spec")(images)
     if isinstance(config.stem, ConvStem):
         x = conv_stem(x, config.stem)
+    elif isinstance(config.stem, ShiftedPatches):
+        x = ShiftAndCut(config.stem.patch_size, name="shifted")(x)
+        x = layer_norm(x, config.layer_norm_epsilon, "shifted_norm")
     elif config.stem is not None:
         x = resnet(x, config.stem)  # (B, rows, columns, channels) of the feature map
 
@@ -126,27 +132,6 @@ def encoder(x, config: ViTConfig, grid: tuple[int, int]):
     return x
 
 
-def conv_stem(x, stem: ConvStem):
-    """Images (B, H, W, C) -> feature map (B, H / s, W / s, c): convolution, BatchNorm and ReLU for each layer."""
-    # torch's default for a convolution: uniform within 1 / sqrt(fan_in).
-    kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
-    for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
-        name = f"conv_stem.{layer}"
-        x = keras.layers.ZeroPadding2D(size // 2, data_format=CHANNELS_LAST, name=f"{name}.padding")(x)
-        x = keras.layers.Conv2D(
-            filters,
-            size,
-            strides=strides,
-            data_format=CHANNELS_LAST,
-            use_bias=False,
-            kernel_initializer=kernel,
-            name=f"{name}.conv",
-        )(x)
-        x = keras.layers.BatchNormalization(momentum=0.9, epsilon=stem.batch_norm_epsilon, name=f"{name}.batch_norm")(x)
-        x = keras.layers.ReLU(name=name)(x)
-    return x
-
-
 def position_adder(config: ViTConfig, grid: tuple[int, int]):
     """Return a function (tokens, name) -> tokens with position embeddings. Shared embeddings use one layer."""
     if config.position_embedding not in _POSITIONS:
@@ -178,6 +163,7 @@ def encoder_block(
         "bias": config.qkv_bias,
         "key_bias": config.key_bias,
         "relative": config.position_embedding == "relative",
+        "locality": config.locality_attention,
         "rotary_grid": grid if config.position_embedding == "rotary" else None,
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }

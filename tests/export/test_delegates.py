@@ -20,8 +20,8 @@ from tests.models.test_saving import CONFORMANCE
 from tests.support import TINY, TINY_IMAGE, randomize
 
 INPUTS = np.random.default_rng(0).uniform(-1, 1, (3, *TINY_IMAGE, 3)).astype(np.float32)
-# Relative positions and attention along an axis have no form for delegates.
-REFUSED = ("relative", "axial", "axial resnet")
+# What has no form for delegates.
+REFUSED = ("relative", "axial", "axial resnet", "shifted patches", "locality", "sequence pooling")
 
 
 def built(name: str) -> keras.Model:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import keras_vit
 from export.inference_model import inference_model
-from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
+from keras_vit import ConvStem, Preprocessing, ResNetConfig, ShiftedPatches, UserError, ViTConfig
 from keras_vit.files.npz import write_npz
 from keras_vit.files.safetensors import write_safetensors
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
@@ -101,6 +101,9 @@ CONFORMANCE = {
     "rotary": dataclasses.replace(TINY, position_embedding="rotary", num_registers=2),
     "hybrid": dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
     "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((4, 6), (3, 5), (2, 3))),
+    "shifted patches": dataclasses.replace(TINY, patch_size=1, stem=ShiftedPatches(3)),
+    "locality": dataclasses.replace(TINY, locality_attention=True),
+    "sequence pooling": dataclasses.replace(TINY, classifier="sequence", position_embedding="none"),
     "bit": dataclasses.replace(TINY_STEM, preactivation=True),
     "axial resnet": dataclasses.replace(TINY_STEM, axial_heads=2),
 }
