@@ -3,6 +3,7 @@
     python -m training.study position-embedding --data tfds:mnist --workdir runs/positions
 
 data-size: accuracy of ViT, hybrid and BiT against the number of training images. scaling: against the training FLOPs.
+small-data: what is proposed for a ViT on few images, against their number.
 position-embedding, head, shape: variants of one model. Each model is trained from scratch for the same number of steps,
 once per seed. The table has the accuracy on the evaluation images and the few-shot accuracy of frozen features. After
 an interruption the same command continues and produces the same table.

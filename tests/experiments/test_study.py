@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit import ResNetConfig, UserError, run_directory
+from keras_vit import ConvStem, ResNetConfig, ShiftedPatches, UserError, run_directory
 from keras_vit.models.complexity import costs
 from training import study
 from training.experiments import runner, trial
@@ -25,6 +25,7 @@ from training.loop import run
 from training.probes import least_squares
 from training.probes.features import features_of
 from training.recipes.pretrain import RECIPES
+from training.recipes.small import with_early_convolutions, with_shifted_patches
 
 BASE = RECIPES["study-small"]
 TINY = ["--image-size", "8", "8", "--model.patch-size", "2", "--model.hidden-size", "16", "--model.num-layers", "1"]
@@ -82,6 +83,24 @@ def test_subsets_are_1_10_and_100_per_cent_for_each_family():
     bit = next(point.recipe.model for point in points("data-size") if point.line == "BiT")
     assert isinstance(bit, ResNetConfig)
     assert bit.preactivation
+
+
+def test_the_models_for_small_data_have_the_grid_and_the_width_of_the_base():
+    models = {point.line: point.recipe.model for point in points("small-data")}
+    assert {model.grid((28, 28)) for model in models.values()} == {(4, 4)}
+    assert {model.hidden_size for model in models.values()} == {BASE.model.hidden_size}
+    shifted, compact = models["shifted patches and locality"], models["convolutions and sequence pooling"]
+    assert shifted.locality_attention
+    assert shifted.stem == ShiftedPatches(7)
+    assert compact.stem == ConvStem((64,), (7,), (7,))
+    assert compact.classifier == "sequence"
+    assert with_early_convolutions(dataclasses.replace(BASE.model, patch_size=4)).stem.channels == (32, 64)
+
+
+@pytest.mark.parametrize("change", [with_early_convolutions, with_shifted_patches])
+def test_only_square_patches_are_replaced(change):
+    with pytest.raises(UserError, match="square"):
+        change(dataclasses.replace(BASE.model, patch_size=(4, 7)))
 
 
 def test_a_smaller_subset_is_a_part_of_a_larger_one_and_another_for_each_seed():

@@ -139,6 +139,7 @@ def _label(measure: str, shots: int) -> str:
 
 _FORMS: dict[str, Callable] = {
     "data-size": _data_size,
+    "small-data": _data_size,
     "scaling": _scaling,
     "position-embedding": _positions,
     "head": _head,

@@ -1,18 +1,21 @@
 """The studies of "An Image is Worth 16x16 Words" (arXiv 2010.11929): grids of ordinary runs around a recipe.
 
 Figures 3 and 4: data-size. Figure 5 and Table 6: scaling. Table 8: position-embedding. Figure 9: head. Figure 8: shape.
+small-data is not of that paper.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from keras_vit import ResNetConfig, UserError, ViTConfig
 from keras_vit.models.config import ModelConfig
 from training.recipes.recipe import PretrainRecipe
+from training.recipes.small import compact, with_early_convolutions, with_shifted_patches
 
 # The paper's Figure 9: the class token learns at 8e-4; the mean of the tokens does worse there, and well at 3e-4.
 _LOWER_RATE = 3 / 8
+_PAPER = "arXiv 2010.11929"
 _DATA_SHARES = (0.01, 0.1, 1.0)
 
 
@@ -39,25 +42,35 @@ class Study:
 
     title: str
     source: str
-    """In the paper."""
+    """Figure or table, and paper."""
     grid: Callable[[PretrainRecipe, int], list[Point]]
     """The base recipe and the number of all training images -> points, in the order of the table."""
 
 
 def data_size(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | None = None) -> list[Point]:
     """Models of each family on random subsets, all for the same number of steps."""
-    sizes = sizes or [round(share * num_examples) for share in _DATA_SHARES]
-    for size in sizes:
-        if not recipe.batch_size <= size <= num_examples:
-            raise UserError(
-                f"A subset must have from {recipe.batch_size} images, a batch, to {num_examples}, all of them, "
-                f"but one has {size}; give other --train-images or a smaller --batch-size."
-            )
+    sizes = _sizes(recipe, num_examples, sizes)
     base = _vit_of(recipe)
     models: dict[str, ModelConfig] = {"ViT": base, "hybrid": _hybrid(base, 1.0), "BiT": _bit((1, 1, 1), 16)}
+    return _by_size(recipe, models, sizes)
+
+
+def small_data(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | None = None) -> list[Point]:
+    """What is proposed for a ViT on few images, each on random subsets, all for the same number of steps."""
+    base = _vit_of(recipe)
+    models = {
+        "ViT": base,
+        "early convolutions": with_early_convolutions(base),
+        "shifted patches and locality": with_shifted_patches(base),
+        "convolutions and sequence pooling": compact(base),
+    }
+    return _by_size(recipe, models, _sizes(recipe, num_examples, sizes))
+
+
+def _by_size(recipe: PretrainRecipe, models: Mapping[str, ModelConfig], sizes: Sequence[int]) -> list[Point]:
     return [
         Point(
-            name=f"{line.lower()}-{size}",
+            name=f"{line.lower().replace(' ', '-')}-{size}",
             line=line,
             setting=f"{size:,} images",
             recipe=dataclasses.replace(recipe, model=model),
@@ -66,6 +79,18 @@ def data_size(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | 
         for line, model in models.items()
         for size in sizes
     ]
+
+
+def _sizes(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | None) -> Sequence[int]:
+    """The sizes of the subsets; by default shares of all images."""
+    sizes = sizes or [round(share * num_examples) for share in _DATA_SHARES]
+    for size in sizes:
+        if not recipe.batch_size <= size <= num_examples:
+            raise UserError(
+                f"A subset must have from {recipe.batch_size} images, a batch, to {num_examples}, all of them, "
+                f"but one has {size}; give other --train-images or a smaller --batch-size."
+            )
+    return sizes
 
 
 def scaling(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
@@ -167,11 +192,17 @@ def shape(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
 
 
 STUDIES = {
-    "data-size": Study("Accuracy against training images", "Figures 3 and 4", data_size),
-    "scaling": Study("Accuracy against the operations of training", "Figure 5", scaling),
-    "position-embedding": Study("Position embeddings", "Table 8", position_embedding),
-    "head": Study("Class token or mean of the tokens", "Figure 9", head),
-    "shape": Study("Scaling one dimension at a time", "Figure 8", shape),
+    "data-size": Study("Accuracy against training images", f"Figures 3 and 4 of {_PAPER}", data_size),
+    "scaling": Study("Accuracy against the operations of training", f"Figure 5 of {_PAPER}", scaling),
+    "position-embedding": Study("Position embeddings", f"Table 8 of {_PAPER}", position_embedding),
+    "head": Study("Class token or mean of the tokens", f"Figure 9 of {_PAPER}", head),
+    "shape": Study("Scaling one dimension at a time", f"Figure 8 of {_PAPER}", shape),
+    "small-data": Study("Models for few images", "arXiv 2112.13492 and 2104.05704", small_data),
+}
+# Those that take numbers of training images.
+BY_SIZE: Mapping[str, Callable[[PretrainRecipe, int, Sequence[int]], list[Point]]] = {
+    "data-size": data_size,
+    "small-data": small_data,
 }
 
 

@@ -19,7 +19,7 @@ from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.complexity import costs
 from keras_vit.run_directory import check_output
 from training.experiments.figures import draw
-from training.experiments.grids import STUDIES, Point, check_base, data_size
+from training.experiments.grids import BY_SIZE, STUDIES, Point, check_base
 from training.experiments.trial import Trial, labels_of, run_trial
 from training.input.sources import open_source
 from training.loop.callbacks import TrainingInterrupted
@@ -34,7 +34,7 @@ _MOST_JOBS = 8
 def study(name: str, arguments: StudyOptions) -> list[dict]:
     """Run what is missing, write results.json, results.md and figure.png, and return the rows."""
     check_base(arguments.recipe)
-    if arguments.train_images is not None and name != "data-size":
+    if arguments.train_images is not None and name not in BY_SIZE:
         raise UserError(f"--train-images means nothing to the study {name}; leave it out.")
     workdir = check_output(local_path(arguments.workdir, "workdir"))
     source = open_source(arguments.source)
@@ -43,7 +43,7 @@ def study(name: str, arguments: StudyOptions) -> list[dict]:
     if arguments.train_images is None:
         points = STUDIES[name].grid(arguments.recipe, num_examples)
     else:
-        points = data_size(arguments.recipe, num_examples, sorted(set(arguments.train_images)))
+        points = BY_SIZE[name](arguments.recipe, num_examples, sorted(set(arguments.train_images)))
     trials = [
         Trial(point, seed, arguments.source, arguments.shots, workdir / "runs" / f"{point.name}-seed{seed}")
         for point in points
@@ -169,7 +169,7 @@ def _report(name: str, arguments: StudyOptions, rows: list[dict]) -> None:
     steps, batch = arguments.recipe.steps, arguments.recipe.batch_size
     data = short_name(arguments.source.data)
     page = (
-        f"# {definition.title}\n\nAfter {definition.source} of arXiv 2010.11929, on {data}: every "
+        f"# {definition.title}\n\nAfter {definition.source}, on {data}: every "
         f"model from scratch, {steps:,} steps of {batch} images, {arguments.seeds} seeds. Accuracy on all evaluation "
         f"images, and of least squares on the frozen features of {arguments.shots} training images of each class; means"
         + (" and 95 % intervals over the seeds" if arguments.seeds > 1 else "")

@@ -2,9 +2,47 @@
 
 import dataclasses
 
-from keras_vit import ViTConfig
+from keras_vit import ConvStem, ShiftedPatches, UserError, ViTConfig
 from training.recipes.recipe import PretrainRecipe
 from training.recipes.schedules import Schedule
+
+
+def with_shifted_patches(model: ViTConfig) -> ViTConfig:
+    """The model with shifted patches and locality self-attention: SPT and LSA of arXiv 2112.13492."""
+    height, width = model.patch
+    if height != width:
+        raise UserError(f"Shifted patches are square, but the model has patches of {height}x{width}.")
+    return dataclasses.replace(model, patch_size=1, stem=ShiftedPatches(height), locality_attention=True)
+
+
+def with_early_convolutions(model: ViTConfig) -> ViTConfig:
+    """The model with convolutions of the same total stride instead of its patches, doubling the channels."""
+    height, width = model.patch
+    strides = _prime_factors(height)
+    if height != width or not strides:
+        raise UserError(f"Early convolutions replace square patches of 2 pixels or more, not {height}x{width}.")
+    channels = tuple(max(model.hidden_size >> (len(strides) - 1 - layer), 1) for layer in range(len(strides)))
+    kernels = tuple(max(stride, 3) for stride in strides)
+    return dataclasses.replace(model, patch_size=1, stem=ConvStem(channels, kernels, strides))
+
+
+def compact(model: ViTConfig) -> ViTConfig:
+    """The model with early convolutions and sequence pooling, in the manner of CCT (arXiv 2104.05704).
+
+    CCT has max pooling instead of strides, and no normalization in its convolutions.
+    """
+    return dataclasses.replace(with_early_convolutions(model), classifier="sequence")
+
+
+def _prime_factors(number: int) -> tuple[int, ...]:
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return tuple(factors)
+
 
 SMALL = {
     # The demo: scikit-learn's handwritten digits, 8x8 pixels. Dropout and shifts, because it has only 1,437 images.
@@ -109,3 +147,7 @@ SMALL["photos-small-strong"] = dataclasses.replace(
     mixup=0.8,
     cutmix=1.0,
 )
+# For a few thousand grayscale images of 28x28 pixels.
+_MNIST = dataclasses.replace(SMALL["mnist-small"].model, patch_size=4)
+SMALL["small-data-shifted"] = dataclasses.replace(SMALL["mnist-small"], model=with_shifted_patches(_MNIST))
+SMALL["small-data-compact"] = dataclasses.replace(SMALL["mnist-small"], model=compact(_MNIST))
