@@ -1,6 +1,6 @@
 """What can precede the patches: a post-activation ResNet (hybrids, AxialResNet), convolutions, shifted patches.
 
-Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 4.1. Agrees with vit_jax `models_resnet.py`. It is
+ResNet: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 4.1. Agrees with vit_jax `models_resnet.py`. It is
 not the BiT network (`bit.py`): norms follow the convolutions, padding is TensorFlow's "same", asymmetric at stride 2,
 and 1e-5 is added to the kernel's deviation, not to its variance.
 Layers bear the names of the released checkpoints, with "." for "/".
