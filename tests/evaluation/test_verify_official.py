@@ -34,7 +34,7 @@ def _official(tmp_path, monkeypatch):
         for module in (options, verification):
             monkeypatch.setattr(module, "ACCURACY", table)
 
-    monkeypatch.setattr(download, "_open", lambda address: pytest.fail("a cached file was downloaded"))
+    monkeypatch.setattr(download, "download_file", lambda *_, **__: pytest.fail("a cached file was downloaded"))
     return model, publish
 
 
