@@ -114,3 +114,5 @@ class OnnxOptions:
     """Directory for model.onnx, model.xml with model.bin, and labels.txt; new, or with exports of the same model."""
     formats: tuple[OnnxFormat, ...] = ("onnx",)
     """Formats to write."""
+    web: bool = False
+    """Also write classify.html, a page that classifies pictures with model.onnx in the browser, and classify.json."""
