@@ -146,8 +146,8 @@ def campaign(folder: pathlib.Path, count: int) -> dict[bool, int]:
 
 
 def test_a_mutated_file_is_loaded_completely_or_refused(tmp_path):
-    outcomes = campaign(tmp_path, 400)
-    assert outcomes[False] > 200
+    outcomes = campaign(tmp_path, 150)
+    assert outcomes[False] > 75
     assert outcomes[True] > 0
 
 

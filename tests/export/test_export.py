@@ -61,7 +61,7 @@ def _samples() -> Samples:
     return Samples(tuple(encoded), np.arange(9) % 7)
 
 
-@pytest.mark.parametrize(("name", "channels"), [("gap", 1), ("map", 3)])
+@pytest.mark.parametrize(("name", "channels"), [pytest.param("gap", 1, marks=pytest.mark.slow), ("map", 3)])
 def test_a_saved_model_is_the_model(name, channels, samples, tmp_path):
     path, difference = saved_model_export.export_saved_model(
         build(name, channels), LABELS, samples, tmp_path / "served"
@@ -377,6 +377,7 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     assert {path.name for path in phone.iterdir()} == {*before, "model-float32.tflite"}
 
 
+@pytest.mark.slow
 def test_files_of_an_unknown_model_are_refused(samples, tmp_path):
     (tmp_path / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")  # of this very run
     tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])

@@ -110,10 +110,22 @@ def test_a_turned_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp
     assert printed.count("Warning: ant/turned.jpg has an EXIF orientation, which is not applied") == 1
     assert printed.count("clear.png has one color throughout; transparent images are put on white") == 3
     assert "seen" not in printed
+
+
+@pytest.mark.slow
+def test_what_the_training_sides_command_says_of_a_data_set_is_heard(tmp_path, capfd):
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    for folder in ("ant", "bee"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOR, "JPEG", exif=exif))
+        (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
     inspection.read_images(f"folder:{tmp_path}", 9)
     printed = capfd.readouterr().out
     assert "EXIF orientation, which is not applied" in printed
     assert "of one color throughout" in printed
+    with pytest.raises(UserError, match="The data set 'tfds:a b' could not be read: --data takes tfds:NAME"):
+        inspection.read_images("tfds:a b", 9)
 
 
 def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
@@ -190,7 +202,7 @@ def test_every_figure_is_written_with_any_file_names(tmp_path):
 
 def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_path):
     output = tmp_path / "out"
-    inspection.write(tiny_result(), output)
+    inspection.write(tiny_result(figures=["filters"]), output)
     mine = [tmp_path / "outside.png", output / "inner" / "file.png", output / "folder.png" / "x", output / "thesis.tex"]
     for path in mine:
         path.parent.mkdir(exist_ok=True)
@@ -200,7 +212,7 @@ def test_figures_that_an_earlier_report_left_are_removed_and_nothing_else(tmp_pa
     measures["files"] += ["gone.png", "thesis.tex", "..", ".", "", "../outside.png", str(mine[0]), "inner/file.png"]
     measures["files"] += ["inner", "folder.png", "a\0.png", "\ud800.png", "n" * 5000, 7, None, ["gone.png"]]
     (output / "measures.json").write_text(json.dumps(measures))
-    names = inspection.write(tiny_result(), output)
+    names = inspection.write(tiny_result(figures=["filters"]), output)
     assert {path.name for path in output.iterdir()} == {*names, "inner", "folder.png", "thesis.tex"}
     assert all(path.read_text() == "mine" for path in mine)
 
@@ -253,7 +265,6 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         f"file cannot be read as a {format_list()}": [*vit, "--images", "file"],
         "The folder 'empty' contains no image": [*vit, "--images", "empty"],
-        "The data set 'tfds:a b' could not be read: --data takes tfds:NAME": [*vit, "--images", "tfds:a b"],
         "There is no figure 'map'; --figures takes filters, positions": [*good, "--figures", "map"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],

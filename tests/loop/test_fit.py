@@ -210,6 +210,7 @@ def test_a_run_does_not_go_on_with_other_classes(labels, words, tmp_path):
     assert (tmp_path / "run" / "labels.txt").read_text() == "ant\nbee\n"
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_model(finished, tmp_path):
     run = pretraining.pretrain(arguments(tmp_path / "run", seed=1), "tiny")
     assert run.metrics()[-1]["loss"] != finished.metrics()[-1]["loss"]
@@ -303,6 +304,7 @@ def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_
     assert keras_vit.preprocessing_of(model).resize == resize
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_not_finished(tmp_path):
     with pytest.raises(UserError, match="loss or a weight is not finite at step [1-7], so training stopped"):
         recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip_norm=1e30, schedule=Schedule(warmup_steps=0))
@@ -310,7 +312,7 @@ def test_a_diverged_run_is_not_finished(tmp_path):
     assert not (tmp_path / "run" / "model.keras").exists()
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (14, 2)])
+@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), pytest.param(14, 2, marks=pytest.mark.slow)])
 def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
     recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")

@@ -158,14 +158,9 @@ def test_a_model_with_batch_normalization_is_not_computed_twice():
         trainer(FAMILIES["convolutional stem"], remat=True)
 
 
-QUICK = [("token", "softmax")]
-EVERY = [(family, loss) for family in FAMILIES for loss in ("softmax", "sigmoid")]
-
-
-@pytest.mark.parametrize(
-    ("family", "loss"),
-    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in EVERY],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_step_compiles_under_xla_in_bfloat16_with_one_trace_and_finite_gradients(family, loss):
     """The nearest to a TPU that runs everywhere: static shapes, nothing left to the host."""
     policy = keras.config.dtype_policy()

@@ -63,14 +63,14 @@ def test_costs_are_those_worked_out_from_the_configuration(name):
     [
         ("ViT-B_16", 224, 1000, 86_567_656),
         ("ViT-B_16", 384, 1000, 86_859_496),
-        ("ViT-H_14", 518, 1000, 633_470_440),
-        ("ViT-G_14", 224, 1000, 1_844_440_680),
+        pytest.param("ViT-H_14", 518, 1000, 633_470_440, marks=pytest.mark.slow),
+        pytest.param("ViT-G_14", 224, 1000, 1_844_440_680, marks=pytest.mark.slow),
         ("R+ViT-Ti_16", 224, 1000, 6_337_704),
         ("R26+ViT-S_32", 384, 1000, 36_468_392),
         ("R50+ViT-B_16", 224, 1000, 98_659_112),
-        ("R50+ViT-L_32", 224, 1000, 328_994_856),
-        ("BiT-R50x3", 224, 21_843, 345_399_315),
-        ("BiT-R152x4", 480, 0, 928_340_224),
+        pytest.param("R50+ViT-L_32", 224, 1000, 328_994_856, marks=pytest.mark.slow),
+        pytest.param("BiT-R50x3", 224, 21_843, 345_399_315, marks=pytest.mark.slow),
+        pytest.param("BiT-R152x4", 480, 0, 928_340_224, marks=pytest.mark.slow),
     ],
 )
 def test_parameters_are_those_of_the_official_tests(name, side, classes, parameters):

@@ -97,6 +97,11 @@ FAMILIES = {
     "registers and mean": {"classifier": "gap", "num_registers": 2, "norm_after_pooling": True},
 }
 family = pytest.mark.parametrize("name", FAMILIES)
+# The families that have between them all that differs from a plain ViT.
+some_families = pytest.mark.parametrize(
+    "name",
+    [name if name in ("DeiT", "DINOv3", "SigLIP") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
 
 
 @functools.cache
@@ -104,7 +109,7 @@ def tiny(name: str) -> keras.Model:
     return randomize(keras_vit.build(dataclasses.replace(TINY, **FAMILIES[name]), image_size=TINY_IMAGE, num_classes=7))
 
 
-@family
+@some_families
 def test_adapting_keeps_what_fits_and_replaces_the_head(name, tiny_images):
     model = tiny(name)
     same = keras_vit.adapt(model)
@@ -117,7 +122,7 @@ def test_adapting_keeps_what_fits_and_replaces_the_head(name, tiny_images):
                 np.testing.assert_array_equal(one, two)
 
 
-@family
+@some_families
 def test_the_cpu_form_has_the_same_outputs_and_gradients(name, tiny_images):
     model = tiny(name)
     results = []

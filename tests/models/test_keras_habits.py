@@ -32,7 +32,10 @@ def test_drop_rates_of_a_resnet_and_outside_of_their_range_are_refused():
         tiny(dropout_rate=1.5)
 
 
-@pytest.mark.parametrize(("activation", "function"), [("softmax", keras.ops.softmax), ("sigmoid", keras.ops.sigmoid)])
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [("softmax", keras.ops.softmax), pytest.param("sigmoid", keras.ops.sigmoid, marks=pytest.mark.slow)],
+)
 def test_a_classifier_activation_gives_probabilities_and_keeps_the_weights(activation, function, tiny_images, tmp_path):
     model, plain = randomize(tiny(classifier_activation=activation)), randomize(tiny())
     logits = plain.predict(tiny_images, verbose=0)
