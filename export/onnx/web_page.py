@@ -5,6 +5,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
+from export.options import OnnxFormat, check_web_formats
 from export.source import Provenance
 from keras_vit import Preprocessing, UserError
 from keras_vit.files.tables import short_name
@@ -13,10 +14,9 @@ from keras_vit.files.tables import short_name
 PAGE, FACTS = "classify.html", "classify.json"
 
 
-def check_page(formats: Sequence[str], preprocessing: Preprocessing) -> None:
+def check_page(formats: Sequence[OnnxFormat], preprocessing: Preprocessing) -> None:
     """Raise UserError if there is no file for the page to run, or if a picture cannot have the model's channels."""
-    if "onnx" not in formats:
-        raise UserError(f"The page of --web runs model.onnx, but --formats has {', '.join(formats)}; add onnx.")
+    check_web_formats(formats)
     if preprocessing.channels not in (1, 3):
         raise UserError(
             f"In a browser a picture has 1 or 3 channels, but this model takes {preprocessing.channels}; leave --web "
