@@ -186,6 +186,27 @@ def test_one_image_in_another_class_is_no_disagreement(num_images, disagreeing, 
             parity.require_agreement("file", found)
 
 
+@pytest.mark.parametrize(
+    ("lost", "gained", "p"),
+    # By hand: twice the smaller tail of n fair coins, such as 2 * (1 + 10 + 45) / 2**10 for 8 and 2.
+    [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 2 / 32), (0, 5, 2 / 32), (8, 2, 112 / 1024), (3, 3, 1.0)],
+)
+def test_mcnemars_test_is_the_exact_binomial_one(lost, gained, p):
+    assert parity.mcnemar(lost, gained) == pytest.approx(p, rel=1e-12)
+
+
+def test_an_artifact_is_compared_with_the_model_on_images_that_only_one_gets_right(samples):
+    model, labels = build(), np.array([0, 1, 2, 3, 4, 5, 6, -1, -1])
+    keras_classes, classes = [0, 1, 2, 3, 0, 0, 0, 1, 2], [1, 0, 0, 3, 4, 0, 1, 2, 2]
+    samples = dataclasses.replace(samples, labels=labels)
+    one_hot = np.eye(7, dtype=np.float32)
+    expected = parity.Reference(samples, keras_vit.preprocessing_of(model), one_hot[keras_classes])
+    found = parity.compare(expected, one_hot[classes])
+    assert (found.lost, found.gained, found.mcnemar_p) == (3, 1, pytest.approx(10 / 16))
+    unlabeled = dataclasses.replace(expected, samples=dataclasses.replace(samples, labels=np.full(9, -1)))
+    assert parity.as_json(parity.compare(unlabeled, one_hot[classes]))["mcnemar_p"] is None
+
+
 def test_float_rounding_is_a_share_of_the_largest_logit(samples):
     """Logits of 40 are rounded forty times as coarsely as logits of 1; those below 1 are not held to less than 1e-4."""
     model = build()
