@@ -333,7 +333,7 @@ def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
 
 
 _OF_FEW: tuple[str, ...] = ("key_bias", "patch_bias", "head_bias", "pre_norm", "gated_mlp", "layer_scale")
-_OF_FEW += ("num_registers", "distillation", "prefix_positions")
+_OF_FEW += ("num_registers", "distillation", "prefix_positions", "locality_attention")
 _ANY_HEAD = ("token", "gap", "map", "unpooled", "none")
 # Values by field; None for any.
 _ALL: dict[str, tuple | None] = {"position_injection": ("input",), "axial": (False,), "gelu": ("tanh", "erf")}

@@ -147,7 +147,7 @@ SMALL["photos-small-strong"] = dataclasses.replace(
     mixup=0.8,
     cutmix=1.0,
 )
-# For a few thousand grayscale images of 28x28 pixels.
-_MNIST = dataclasses.replace(SMALL["mnist-small"].model, patch_size=4)
+# For a few thousand grayscale images of 28x28 pixels: `mnist-small` with patches of 4 pixels.
+_MNIST = ViTConfig(patch_size=4, hidden_size=96, num_layers=6, num_heads=3, mlp_dim=384, classifier="gap")
 SMALL["small-data-shifted"] = dataclasses.replace(SMALL["mnist-small"], model=with_shifted_patches(_MNIST))
 SMALL["small-data-compact"] = dataclasses.replace(SMALL["mnist-small"], model=compact(_MNIST))
