@@ -137,9 +137,9 @@ def rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
             [
                 *head,
                 "yes",
-                f"{memory(result) / 1e9:.2f}",
+                f"{memory(result) / 1e9:.3g}",
                 "" if largest is None else str(largest),
-                f"{result['flops'] / 1e12:.2f}",
+                f"{result['flops'] / 1e12:.3g}",
                 f"{result['host_bytes'] / 1e6:.1f}",
                 f"{result['seconds']:.0f}",
             ]

@@ -38,7 +38,7 @@ def test_for_a_tpu_an_interrupted_run_continues(tmp_path, monkeypatch, capsys):
     assert tried == [("training", 10), ("training", 20), ("jax", 10), ("jax", 20)]
     text = (tmp_path / "tpu/results.md").read_text()
     assert [cell.strip() for cell in text.splitlines()[2].split("|")[1:8]] == [
-        "digits", "training", "v5e", "10", "yes", "1.00", "171"
+        "digits", "training", "v5e", "10", "yes", "1", "171"
     ]  # fmt: skip
     assert "no: Error: a / b" in text
     assert text.strip() in capsys.readouterr().out

@@ -68,8 +68,8 @@ def test_eight_devices_train_as_one(steps, tmp_path):
     assert_close(name, tmp_path, jax, tolerance=1e-5)
 
 
-# Dropout, an average, several epochs with several checkpoints in each. The second run is killed in the middle of an epoch,
-# two steps after a checkpoint.
+# Dropout, an average, several epochs with several checkpoints in each. The second run is killed in the middle of an
+# epoch, two steps after a checkpoint.
 _RUNS = """
 import os, pathlib, signal, sys
 from training import pretrain
