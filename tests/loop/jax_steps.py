@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 
-from keras_vit import ResNetConfig, ViTConfig, preprocessing_of
+from keras_vit import ViTConfig, preprocessing_of
 from training.devices.strategies import distributed, open_strategy
 from training.input.pipeline import evaluation_batches, training_batches
 from training.input.sources import digits
@@ -29,14 +29,7 @@ ADAMW = dataclasses.replace(
     ema_decay=0.9,
 )
 SGD = dataclasses.replace(ADAMW, optimizer="sgd", loss="sigmoid", learning_rate=0.05, accumulation=2, layer_decay=0.8)
-BIT = ResNetConfig(block_units=(1, 1), root_channels=16, stage_channels=(32, 48), num_groups=8)
-CASES = {
-    "adamw": (ADAMW, Execution()),
-    "sgd": (SGD, Execution()),
-    "remat": (ADAMW, Execution(remat=True)),
-    "bit": (dataclasses.replace(SGD, model=BIT, loss="softmax", accumulation=1, layer_decay=1.0), Execution()),
-    "lora": (dataclasses.replace(ADAMW, lora=2, ema_decay=None), Execution()),
-}
+CASES = {"adamw": (ADAMW, Execution()), "sgd": (SGD, Execution()), "remat": (ADAMW, Execution(remat=True))}
 
 
 def train(case: str, state: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
