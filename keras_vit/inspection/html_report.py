@@ -39,7 +39,7 @@ def prediction_page(result: InspectionResult) -> str:
     """Return a page with each image, its maps and its most likely classes as HTML text."""
     legend = "".join(f" {_LEGEND[key]}" for key in ("rollout", "relevance") if key in result.arrays)
     maps = f"<p>Brighter colors mean higher values.{legend}</p>" if legend else ""
-    model = html.escape(f"{result.model}, {short_name(result.checkpoint)}")
+    model = html.escape(f"{short_name(result.checkpoint)}, a {result.model}")
     sections = ["<h1>Most likely classes</h1>", _cards(result, "h2"), maps, f"<p>Model: {model}.</p>"]
     return _document("Most likely classes", sections)
 
