@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from keras_vit.errors import UserError
 from keras_vit.lazy_imports import public_names, register_layers_with_keras
-from keras_vit.models.config import MODELS, ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
+from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig, hybrid_resnet
+from keras_vit.models.named_models import MODELS
 
 if TYPE_CHECKING:
     from keras_vit.checkpoints.describe import Description, describe
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
     from keras_vit.models.complexity import summary
-    from keras_vit.models.position_resizing import resize_position_embedding
+    from keras_vit.models.resizing import resize_position_embedding
     from keras_vit.preprocessing import Preprocessing
     from keras_vit.published import list_models
 else:
@@ -48,7 +49,7 @@ else:
             "checkpoints.download": ["find_checkpoint"],
             "published": ["list_models"],
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
-            "models.position_resizing": ["resize_position_embedding"],
+            "models.resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
             "preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],

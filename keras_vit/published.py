@@ -8,7 +8,7 @@ import fnmatch
 from collections.abc import Mapping
 
 from keras_vit.checkpoints.download import official_names
-from keras_vit.models.config import MODELS
+from keras_vit.models.named_models import MODELS
 
 # Millions, at the size and with the classes of docs/models.md.
 # fmt: off

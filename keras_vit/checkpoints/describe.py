@@ -22,7 +22,8 @@ from keras_vit.checkpoints.infer_config import (
 )
 from keras_vit.errors import check_integers
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.models.config import MODELS, ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.models.named_models import MODELS
 
 _VIT_FIELDS = ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm")
 # The fields that identify an official model; dropout, GELU and epsilons vary with the code that wrote the file.

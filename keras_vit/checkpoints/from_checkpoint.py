@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
 from keras_vit.checkpoints.formats import HEADS, num_classes_of
-from keras_vit.checkpoints.hf_config import INTERPOLATION
+from keras_vit.checkpoints.huggingface.image_processor import INTERPOLATION
 from keras_vit.checkpoints.infer_config import (
     file_config_grid,
     infer_config,
@@ -43,9 +43,8 @@ from keras_vit.models.config import (
     make_plain,
     plain_numbers,
 )
-from keras_vit.models.kernel_resizing import ChannelRule, adapt_channels, resize_patch_kernel
 from keras_vit.models.layers import no_init_weights
-from keras_vit.models.position_resizing import Resampler, check_resampler
+from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, check_resampler, resize_patch_kernel
 from keras_vit.preprocessing import Preprocessing
 
 _DEFAULT_SIZE = 224  # pixels, for models without position embeddings

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys
 from keras_vit.checkpoints.formats import TORCH, TORCH_STAGES
-from keras_vit.checkpoints.hf_config import FileConfig, ValueRange
+from keras_vit.checkpoints.hf_config import FileConfig
+from keras_vit.checkpoints.huggingface.image_processor import ValueRange
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.errors import UserError
 from keras_vit.models.config import (
-    MODELS,
     Classifier,
     ConvStem,
     Distillation,
@@ -20,6 +20,7 @@ from keras_vit.models.config import (
     ResNetConfig,
     ViTConfig,
 )
+from keras_vit.models.named_models import MODELS
 
 _FIRST_QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query"
 # Official models: (hidden_size, mlp_dim, num_layers) -> num_heads.

@@ -15,7 +15,7 @@ import numpy as np
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray, empty
 from keras_vit.models.config import Gelu
-from keras_vit.models.position_resizing import Resampler
+from keras_vit.models.resizing import Resampler
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_{i}/"
@@ -129,6 +129,33 @@ def dense(name: str, key: str, form: Form = LINEAR) -> tuple[Rule, Rule]:
 def norm(name: str, key: str) -> tuple[Rule, Rule]:
     """The rules of a norm in PyTorch."""
     return Rule((f"{name}/scale",), f"{key}.weight"), Rule((f"{name}/bias",), f"{key}.bias")
+
+
+UNIT = "block{s}/unit{u}/"
+BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
+
+
+def bit_norm(name: str, key: str) -> tuple[Rule, Rule]:
+    return Rule((f"{name}/group_norm/gamma",), f"{key}.weight"), Rule((f"{name}/group_norm/beta",), f"{key}.bias")
+
+
+def bottlenecks(unit: str) -> tuple[Rule, ...]:
+    """The units of a post-activation ResNet in a PyTorch layout; `unit` is the template before ".conv1"."""
+    rules: list[Rule] = []
+    for number in (1, 2, 3):
+        rules.append(Rule((f"{UNIT}conv{number}/kernel",), f"{unit}.conv{number}.weight", CONV))
+        rules += norm(f"{UNIT}gn{number}", f"{unit}.norm{number}")
+    rules.append(Rule((f"{UNIT}conv_proj/kernel",), f"{unit}.downsample.conv.weight", CONV))
+    return *rules, *norm(f"{UNIT}gn_proj", f"{unit}.downsample.norm")
+
+
+def bit_units(unit: str) -> tuple[Rule, ...]:
+    """The units of BiT in a PyTorch layout."""
+    rules = [Rule((f"{BIT_UNIT}a/proj/standardized_conv2d/kernel",), f"{unit}.downsample.conv.weight", CONV)]
+    for number, letter in enumerate("abc", start=1):
+        rules.append(Rule((f"{BIT_UNIT}{letter}/standardized_conv2d/kernel",), f"{unit}.conv{number}.weight", CONV))
+        rules += bit_norm(f"{BIT_UNIT}{letter}", f"{unit}.norm{number}")
+    return tuple(rules)
 
 
 def fused(names: tuple[str, ...], weight: str, bias: str) -> tuple[Rule, Rule]:

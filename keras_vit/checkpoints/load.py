@@ -17,8 +17,8 @@ from keras_vit.files.lazy_array import check_all
 from keras_vit.models.build import config_of
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import TokenDense, zero_copy
-from keras_vit.models.position_resizing import Resampler, check_resampler, resize_position_embedding
 from keras_vit.models.positions import PositionEmbedding
+from keras_vit.models.resizing import Resampler, check_resampler, resize_position_embedding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,12 @@ import time
 import types
 import urllib.parse
 
+import google_crc32c
 import pytest
 
 from keras_vit import UserError
-from keras_vit.checkpoints import download
 from keras_vit.checkpoints.download import best_upstream, find_checkpoint
+from keras_vit.files import transfer
 
 STORAGE = "https://storage.googleapis.com"
 CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, not a power of two
@@ -125,7 +126,7 @@ def _cache(tmp_path, monkeypatch) -> pathlib.Path:
         return resolve(host, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve_local)
-    monkeypatch.setattr(download, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(transfer, "_PAUSES", (0.0, 0.0))
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(proxy, raising=False)
         monkeypatch.delenv(proxy.upper(), raising=False)
@@ -417,7 +418,7 @@ def test_equal_names_at_two_addresses_are_two_files(server):
 @pytest.mark.parametrize("path", ["/short-once.npz", "/busy-once.npz"])
 def test_a_transfer_that_fails_once_is_repeated_after_a_pause(path, server, monkeypatch):
     pauses = []
-    monkeypatch.setattr(download, "_PAUSES", (0.1, 0.2))
+    monkeypatch.setattr(transfer, "_PAUSES", (0.1, 0.2))
     monkeypatch.setattr(time, "sleep", pauses.append)
     assert find_checkpoint(server.address(path)).read_bytes() == CONTENT
     assert (server.requests[path], pauses) == (2, [0.1])
@@ -438,7 +439,7 @@ def test_a_transfer_that_fails_once_is_repeated_after_a_pause(path, server, monk
 def test_a_failed_transfer_leaves_nothing_and_says_where_to_put_the_file(
     path, reason, attempts, server, cache, monkeypatch
 ):
-    monkeypatch.setattr(download, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(transfer, "_TIMEOUT", 0.2)
     address = server.address(path)
     sentence = error_message(address)
     assert sentence.startswith(f"{address} cannot be downloaded ({reason}")
@@ -453,7 +454,7 @@ def test_an_interrupted_transfer_leaves_nothing(server, cache, monkeypatch):
         assert [path.suffixes[-2:] for path in cached_files(cache)] == [[".tmp", ".npz"]]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(download, "_read", interrupt)
+    monkeypatch.setattr(transfer, "_read", interrupt)
     with pytest.raises(KeyboardInterrupt):
         find_checkpoint(server.address("/complete/model.npz"))
     assert cached_files(cache) == []
@@ -469,15 +470,17 @@ def test_a_chunked_transfer_is_complete(server):
 
 
 SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), base64.b64encode(hashlib.md5(CONTENT).digest()).decode()
+CRC32C = base64.b64encode(google_crc32c.Checksum(CONTENT).digest()).decode()
 OTHER_SHA256, OTHER_MD5 = "0" * 64, base64.b64encode(bytes(16)).decode()
 
 
 @pytest.mark.parametrize(
     ("headers", "is_kept"),
     [
-        ({"X-Goog-Hash": f"crc32c=AAAAAA==,md5={MD5}"}, True),
-        ({"X-Goog-Hash": f"crc32c=AAAAAA==,md5={OTHER_MD5}"}, False),
-        ({"X-Goog-Hash": "crc32c=AAAAAA=="}, True),
+        ({"X-Goog-Hash": f"crc32c={CRC32C},md5={MD5}"}, True),
+        ({"X-Goog-Hash": f"crc32c={CRC32C},md5={OTHER_MD5}"}, False),
+        ({"X-Goog-Hash": f"crc32c={CRC32C}"}, True),  # a composite object
+        ({"X-Goog-Hash": "crc32c=AAAAAA=="}, False),
         ({"X-Goog-Hash": f"md5={OTHER_MD5}", "X-Goog-Stored-Content-Encoding": "gzip"}, True),  # of other bytes
         ({"X-Linked-Etag": f'"{SHA256}"'}, True),
         ({"X-Linked-Etag": f'"{OTHER_SHA256}"'}, False),
@@ -491,7 +494,7 @@ def test_a_file_without_the_hash_that_its_server_publishes_is_not_kept(headers, 
     if is_kept:
         assert find_checkpoint(address).read_bytes() == CONTENT
         return
-    assert re.search(r"its (md5|sha256) is \w+, but the server states 0+\)", error_message(address))
+    assert re.search(r"its (md5|sha256|crc32c) is \w+, but the server states 0+\)", error_message(address))
     assert server.requests["/hashed/model.npz"] == 3  # the transfer may have failed
     assert cached_files(cache) == []
 
@@ -518,8 +521,8 @@ def test_concurrent_callers_each_get_the_complete_file(server, cache):
 
 @pytest.mark.parametrize(("path", "reads"), [("/complete/model.npz", 0), ("/chunked.npz", 2)])
 def test_a_file_larger_than_the_free_space_is_refused(path, reads, server, cache, monkeypatch):
-    read, done = download._read, []
-    monkeypatch.setattr(download, "_read", lambda response: done.append(1) or read(response))
+    read, done = transfer._read, []
+    monkeypatch.setattr(transfer, "_read", lambda response: done.append(1) or read(response))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=2**26 + 2**20))
     sentence = error_message(server.address(path))
     assert f"is larger than the {2**20} bytes of free space on the disk of" in sentence

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from keras_vit import UserError
-from keras_vit.models.kernel_resizing import adapt_channels, resize_patch_kernel
-from keras_vit.models.position_resizing import resampling_matrix
+from keras_vit.models.resizing import adapt_channels, resampling_matrix, resize_patch_kernel
 from tests.support import FIXTURES
 
 SIDES = st.integers(1, 9)

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import strategies as st
 
 from keras_vit import UserError, resize_position_embedding
-from keras_vit.models.position_resizing import Resampler
+from keras_vit.models.resizing import Resampler
 from tests.support import FIXTURES
 
 SIDES = st.integers(1, 9)
