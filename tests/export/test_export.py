@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -151,6 +152,7 @@ def test_an_artifact_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, tmp_path, monkeypatch):
     decode = parity.decode
     monkeypatch.setattr(
@@ -232,6 +234,7 @@ def test_a_model_with_large_logits_is_exported(samples, tmp_path, monkeypatch):
     assert found.max_abs_diff > 1e-4
 
 
+@pytest.mark.slow
 def test_a_concurrent_export_takes_the_next_version(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     verify = saved_model_export._verify
@@ -396,15 +399,20 @@ def test_samples_are_prepared_a_batch_at_a_time(samples):
     assert sum((files for files, _ in expected.batches()), ()) == many.encoded
 
 
-@pytest.fixture(name="run")
-def _run(samples, tmp_path) -> pathlib.Path:
+@pytest.fixture(name="finished_run", scope="module")
+def _finished_run(samples, tmp_path_factory) -> pathlib.Path:
     """What a training command leaves, as far as an export reads it."""
-    run = tmp_path / "run"
-    run.mkdir()
+    run = tmp_path_factory.mktemp("finished")
     build().save(run / "model.keras")
     (run / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")
     samples.save(run / "samples.npz")
     return run
+
+
+@pytest.fixture(name="run")
+def _run(finished_run, tmp_path) -> pathlib.Path:
+    """A copy of a finished run."""
+    return pathlib.Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 def flip_a_byte(path: pathlib.Path, position: int) -> None:
