@@ -31,7 +31,7 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
         )
     if uneven:
         sentences.append(
-            "The classes are uneven: --balance True shows all of them equally often, and the report of "
+            "The classes are uneven: --balance shows all of them equally often, and the report of "
             "training.evaluate has the means over the classes beside the accuracy."
         )
     return sentences

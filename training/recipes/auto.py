@@ -13,7 +13,7 @@ from training.recipes.recipe import PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
 
 # Images that training sees in all, and the limits of the epochs that this makes.
-_IMAGES_SEEN, _FEWEST_EPOCHS, _MOST_EPOCHS = 40_000, 8, 60
+_IMAGES_SEEN, _FEWEST_EPOCHS, _MOST_EPOCHS = 45_000, 8, 64
 # Sides of the input in pixels; images between two are reduced to the smaller one.
 _SIDES = (32, 48, 64, 96, 128, 160, 224)
 
@@ -45,7 +45,7 @@ def auto_recipe(facts: DataFacts) -> tuple[PretrainRecipe, list[str]]:
         resize="crop",
         epochs=epochs,
         batch_size=batch_size,
-        learning_rate=2e-3,
+        learning_rate=5e-3,
         schedule=Schedule(warmup_steps=min(50, steps // 10)),
         weight_decay=0.05,
         label_smoothing=0.1,
@@ -57,7 +57,7 @@ def auto_recipe(facts: DataFacts) -> tuple[PretrainRecipe, list[str]]:
         f"Image size: {side} pixels, since the smaller side of the images has typically {smaller}.",
         f"Epochs: {epochs}, which show {epochs * facts.num_examples:,} images, in batches of {batch_size}.",
         f"Augmentation: shifts by up to {shift} pixels and label smoothing, which keep the meaning of every image; "
-        "--flip True helps where left and right do not matter.",
+        "--flip helps where left and right do not matter.",
         "Checkpoint: none, as asked; python -m training.finetune --recipe auto starts from one.",
     ]
 
@@ -83,5 +83,5 @@ def auto_finetune_recipe(num_examples: int, image_size: tuple[int, int]) -> tupl
     return recipe, [
         f"Image size: {side} pixels, as the BiT-HyperRule for images of typically {image_size[0]} by {image_size[1]}.",
         f"Steps: {steps:,}, about 20 epochs of {num_examples:,} images, but 100 to 10,000.",
-        "Augmentation: random windows and flips; --flip False keeps left and right apart, as letters need.",
+        "Augmentation: random windows and flips; --no-flip keeps left and right apart, as letters need.",
     ]
