@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Literal
+
+import numpy as np
 
 Precision = Literal["float32", "bfloat16"]
 Task = Literal["inference", "training"]
@@ -37,3 +40,18 @@ class Case:
 
 
 NUM_CLASSES = 1000
+
+Call = Callable[[], object]
+"""Computes one batch or one training step; it alone is timed."""
+
+
+def random_images(case: Case) -> np.ndarray:
+    """A batch of images (B, H, W, 3) in [-1, 1)."""
+    return np.random.default_rng(0).uniform(-1.0, 1.0, (case.batch, case.size, case.size, 3)).astype(np.float32)
+
+
+def set_tensorflow_threads(case: Case) -> None:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(case.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(case.threads)

@@ -4,19 +4,19 @@ Each peer is a function that takes a case and returns a call of one batch or one
 A peer runs in its own process and imports its own framework. All weights are random; the tests check the numbers.
 """
 
-import contextlib
 import functools
-import multiprocessing
 import os
-import pathlib
-import tempfile
-from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from benchmarks.case import NUM_CLASSES, Case
-
-Call = Callable[[], object]
+from benchmarks.case import NUM_CLASSES, Call, Case, random_images, set_tensorflow_threads
+from benchmarks.exported_peers import (
+    keras_vit_onnx,
+    keras_vit_openvino,
+    keras_vit_saved_model,
+    keras_vit_tflite,
+    keras_vit_tflite_int8,
+)
 
 # Side of the square matrices whose product is the limit of the machine: large enough to make overhead negligible.
 SIDE = {"cpu": 3072, "gpu": 8192}
@@ -41,7 +41,7 @@ def matrix_product(case: Case) -> Call:
 
     import tensorflow as tf
 
-    _tensorflow_threads(case)
+    set_tensorflow_threads(case)
     dtype = tf.dtypes.as_dtype(case.precision)
     a, b = (tf.cast(tf.random.stateless_normal((side, side), (0, i)), dtype) for i in range(2))
     product = tf.function(lambda: tf.reduce_sum(tf.matmul(a, b)[0]))
@@ -54,7 +54,7 @@ def keras_vit(case: Case) -> Call:
 
     import keras_vit
 
-    _tensorflow_threads(case)
+    set_tensorflow_threads(case)
     if case.task == "training":
         return _training_step(case)
     keras.config.set_dtype_policy(case.precision)
@@ -65,7 +65,7 @@ def keras_vit_chunked(case: Case) -> Call:
     """The same with attention in chunks of 256 tokens."""
     import keras_vit
 
-    _tensorflow_threads(case)
+    set_tensorflow_threads(case)
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
     keras_vit.chunk_attention(model, 256)
     return _forward(case, model)
@@ -74,7 +74,10 @@ def keras_vit_chunked(case: Case) -> Call:
 def _forward(case: Case, model) -> Call:
     import tensorflow as tf
 
-    forward, images = tf.function(lambda x: model(x, training=False), jit_compile=False), tf.constant(_images(case))
+    forward, images = (
+        tf.function(lambda x: model(x, training=False), jit_compile=False),
+        tf.constant(random_images(case)),
+    )
     return lambda: forward(images).numpy()
 
 
@@ -92,7 +95,7 @@ def _training_step(case: Case) -> Call:
     trainer = Trainer(model, batch_size=case.batch, objective=Classification("softmax"))
     trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=False)
     labels = tf.one_hot(np.arange(case.batch), NUM_CLASSES)
-    images, step = tf.constant(_images(case)), tf.function(trainer.train_step, jit_compile=False)
+    images, step = tf.constant(random_images(case)), tf.function(trainer.train_step, jit_compile=False)
     return lambda: step((images, labels))["loss"].numpy()
 
 
@@ -108,7 +111,7 @@ def keras_vit_jax(case: Case) -> Call:
     mixed = "mixed_bfloat16" if case.task == "training" else "bfloat16"
     keras.config.set_dtype_policy("float32" if case.precision == "float32" else mixed)
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
-    images = jax.device_put(_images(case))
+    images = jax.device_put(random_images(case))
     weights = [variable.value for variable in model.trainable_variables]
     if case.task == "training":
         return _jax_step(case, model, weights, images)
@@ -146,106 +149,6 @@ def _jax_step(case: Case, model, weights: list, images) -> Call:
     return call
 
 
-def keras_vit_saved_model(case: Case) -> Call:
-    """The SavedModel for TF Serving, loaded again."""
-    import tensorflow as tf
-
-    _tensorflow_threads(case)
-    with _exported(_export_saved_model, case) as directory:
-        loaded = tf.saved_model.load(str(directory / "model"))
-    images, forward = tf.constant(_images(case)), loaded.signatures["image_tensor"]
-    return lambda: (loaded, forward(image=images)["logits"].numpy())
-
-
-def keras_vit_onnx(case: Case) -> Call:
-    """The ONNX file in ONNX Runtime."""
-    return _exported_file(case, "onnx")
-
-
-def keras_vit_openvino(case: Case) -> Call:
-    """The OpenVINO file."""
-    return _exported_file(case, "openvino")
-
-
-def _exported_file(case: Case, kind: str) -> Call:
-    from export.onnx import runtimes
-
-    with _exported(_export_file, case, kind) as directory:
-        run = runtimes.open_file(directory / runtimes.FILES[kind][0], kind, case.threads)
-    images = _images(case)
-    return lambda: run(images)
-
-
-def keras_vit_tflite(case: Case) -> Call:
-    """The float32 TFLite file in LiteRT, one image at a time."""
-    return _tflite(case, None)
-
-
-def keras_vit_tflite_int8(case: Case) -> Call:
-    """The TFLite file with dynamic range quantization: 8-bit weights, activations quantized at run time."""
-    return _tflite(case, "int8-dynamic")
-
-
-def _tflite(case: Case, kind: str | None) -> Call:
-    from ai_edge_litert.interpreter import Interpreter
-
-    with _exported(_export_tflite, case, kind) as directory:
-        content = (directory / "model.tflite").read_bytes()
-    interpreter = Interpreter(model_content=content, num_threads=case.threads)
-    interpreter.allocate_tensors()
-    index, images = interpreter.get_input_details()[0]["index"], _images(case)
-
-    def forward() -> None:
-        for image in images:
-            interpreter.set_tensor(index, image[None])
-            interpreter.invoke()
-
-    return forward
-
-
-@contextlib.contextmanager
-def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
-    """A temporary directory with the output of `export(*arguments, directory)`, which runs in its own process.
-
-    The memory of an exporter, gigabytes for ONNX, is thus free while the peers are timed.
-    """
-    with tempfile.TemporaryDirectory() as directory:
-        process = multiprocessing.get_context("spawn").Process(target=export, args=(*arguments, directory))
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"The export ended with {process.exitcode}.")
-        yield pathlib.Path(directory)
-
-
-def _export_saved_model(case: Case, directory: str) -> None:
-    from export.files import save_module
-    from export.saved_model.signatures import Servable, signatures
-
-    labels = pathlib.Path(directory) / "labels.txt"
-    labels.write_text("\n".join(map(str, range(NUM_CLASSES))))
-    model = _inference_model(case, case.precision, for_tensorflow=True)
-    servable = Servable(model, [str(number) for number in range(NUM_CLASSES)], str(labels))
-    save_module(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
-
-
-def _export_file(case: Case, kind: str, directory: str) -> None:
-    from export.onnx import runtimes
-
-    labels = [str(number) for number in range(NUM_CLASSES)]
-    runtimes.write(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels)
-
-
-def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
-    from export.tflite.export import convert
-    from export.tflite.quantize import quantize
-
-    file = pathlib.Path(directory) / "model.tflite"
-    file.write_bytes(convert(_inference_model(case)))
-    if kind is not None:
-        file.write_bytes(quantize(file, kind, []))
-
-
 def keras_hub(case: Case) -> Call:
     """The ViT of keras-hub in a tf.function; training uses `train_on_batch` and the AdamW of Keras."""
     import keras
@@ -254,7 +157,7 @@ def keras_hub(case: Case) -> Call:
 
     from keras_vit import MODELS
 
-    _tensorflow_threads(case)
+    set_tensorflow_threads(case)
     mixed = "mixed_bfloat16" if case.task == "training" else "bfloat16"
     keras.config.set_dtype_policy("float32" if case.precision == "float32" else mixed)
     config = MODELS[case.model]
@@ -268,14 +171,17 @@ def keras_hub(case: Case) -> Call:
     )
     model = keras_hub.models.ViTImageClassifier(backbone=backbone, num_classes=NUM_CLASSES, preprocessor=None)
     if case.task == "inference":
-        forward, images = tf.function(lambda x: model(x, training=False), jit_compile=False), tf.constant(_images(case))
+        forward, images = (
+            tf.function(lambda x: model(x, training=False), jit_compile=False),
+            tf.constant(random_images(case)),
+        )
         return lambda: forward(images).numpy()
     model.compile(
         keras.optimizers.AdamW(1e-4, weight_decay=0.1),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,
     )
-    images, labels = _images(case), np.arange(case.batch)
+    images, labels = random_images(case), np.arange(case.batch)
     return lambda: model.train_on_batch(images, labels)
 
 
@@ -352,7 +258,7 @@ def _torch_call(case: Case, model, forward) -> Call:
 
     torch.set_num_threads(case.threads)
     device = "cuda" if case.device == "gpu" else "cpu"
-    images = torch.tensor(_images(case).transpose(0, 3, 1, 2)).contiguous().to(device)
+    images = torch.tensor(random_images(case).transpose(0, 3, 1, 2)).contiguous().to(device)
     model = model.to(device)
     if case.task == "training":
         return _torch_step(case, model.train(), forward, images)
@@ -384,30 +290,6 @@ def _torch_step(case: Case, model, forward, images) -> Call:
         return loss.item()
 
     return step
-
-
-def _inference_model(case: Case, dtype: str = "float32", **options):
-    import keras_vit
-    from export.inference_model import inference_model
-
-    model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
-    rng = np.random.default_rng(0)
-    for weight in model.weights:
-        if len(weight.shape) == 1 or not np.any(weight):
-            # Otherwise graph optimization would remove multiplications by one and additions of zero.
-            weight.assign_add(rng.normal(0.0, 0.02, weight.shape))
-    return inference_model(model, dtype, **options)
-
-
-def _images(case: Case) -> np.ndarray:
-    return np.random.default_rng(0).uniform(-1.0, 1.0, (case.batch, case.size, case.size, 3)).astype(np.float32)
-
-
-def _tensorflow_threads(case: Case) -> None:
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(case.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(case.threads)
 
 
 PEERS = {

@@ -1,6 +1,7 @@
 """Options of the export commands. Imports neither TensorFlow nor Keras, so that `--help` is fast."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import tyro
@@ -114,3 +115,15 @@ class OnnxOptions:
     """Directory for model.onnx, model.xml with model.bin, and labels.txt; new, or with exports of the same model."""
     formats: tuple[OnnxFormat, ...] = ("onnx",)
     """Formats to write."""
+    web: bool = False
+    """Also write classify.html, a page that classifies pictures with model.onnx in the browser, and classify.json."""
+
+    def __post_init__(self) -> None:
+        if self.web:
+            check_web_formats(self.formats)
+
+
+def check_web_formats(formats: Sequence[OnnxFormat]) -> None:
+    """Raise UserError if there is no file for the page of --web to run."""
+    if "onnx" not in formats:
+        raise UserError(f"The page of --web runs model.onnx, but --formats has {', '.join(formats)}; add onnx.")

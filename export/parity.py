@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import keras
 import numpy as np
 import tensorflow as tf
+from scipy import special
 
 from export.options import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
@@ -59,6 +60,12 @@ class Parity:
     num_images: int
     tolerance: float = FLOAT_TOLERANCE
     """Largest difference that counts as rounding; see `Reference`."""
+    lost: int = 0
+    """Labeled images that the model classifies correctly and the artifact does not."""
+    gained: int = 0
+    """Labeled images that the artifact classifies correctly and the model does not."""
+    mcnemar_p: float = float("nan")
+    """p-value of McNemar's test of these two numbers; NaN without labels."""
 
 
 def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
@@ -121,15 +128,34 @@ def _batches(
 def compare(expected: Reference, logits: np.ndarray) -> Parity:
     """Compare the logits (n, K) of an artifact with those of the model."""
     difference = np.abs(logits - expected.logits)
-    predicted = np.argmax(logits, axis=-1)
+    predicted, labels = np.argmax(logits, axis=-1), expected.samples.labels
+    keras_predicted = np.argmax(expected.logits, axis=-1)
+    lost = int(np.sum((keras_predicted == labels) & (predicted != labels)))
+    gained = int(np.sum((keras_predicted != labels) & (predicted == labels)))
     return Parity(
         max_abs_diff=float(difference.max()),
         mean_abs_diff=float(difference.mean()),
-        agreement=float(np.mean(predicted == np.argmax(expected.logits, axis=-1))),
+        agreement=float(np.mean(predicted == keras_predicted)),
         accuracy=accuracy(expected, logits),
         num_images=len(logits),
         tolerance=expected.tolerance,
+        lost=lost,
+        gained=gained,
+        mcnemar_p=mcnemar(lost, gained) if (labels >= 0).any() else float("nan"),
     )
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Two-sided p-value of McNemar's exact test: how often chance alone splits the images so unevenly, or more.
+
+    If two classifiers are equally accurate, each image that only one of them gets right is a fair coin: the numbers are
+    binomial with probability 1/2 (McNemar, 1947; exact form: Fagerland, Lydersen and Laake, 2013).
+
+    Args:
+        lost: images that only the first classifier gets right.
+        gained: images that only the second gets right.
+    """
+    return min(1.0, 2.0 * float(special.bdtr(min(lost, gained), lost + gained, 0.5)))
 
 
 def accuracy(expected: Reference, logits: np.ndarray) -> float:

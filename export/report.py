@@ -34,6 +34,9 @@ _WORDS = {
     "tolerance": "largest difference that counts as rounding",
     "agreement": "share of images with the same predicted class",
     "keras_accuracy": "accuracy of the Keras model",
+    "lost": "images that only the Keras model classifies correctly",
+    "gained": "images that only the export classifies correctly",
+    "mcnemar_p": "p-value of McNemar's test of these two numbers",
     "encoded_images_max_abs_diff": "largest difference of a probability, from image files",
     "warm_up_requests": "warm-up requests",
     "cpp_loader_max_abs_diff": "largest difference of a logit in TensorFlow's C++ loader",
@@ -161,13 +164,14 @@ def write_formats(
         panels: further panels.
     """
     header = (
-        "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "1 thread, ms", "2 threads, ms",
-        "operators", *columns,
+        "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
+        "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
     )  # fmt: skip
     rows = [
         (kind, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-         f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *(f"{ms:.3g}" for ms in row["latency_ms"].values()),
-         sum(row["operators"].values()), *(cell(row) for cell in columns.values()))
+         f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *_losses(row),
+         *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
+         *(cell(row) for cell in columns.values()))
         for kind, row in formats.items()
     ]  # fmt: skip
     heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
@@ -246,6 +250,13 @@ def _words(name: str) -> str:
 
 def _accuracy(accuracy: float | None) -> str:
     return "unknown" if accuracy is None else f"{accuracy:.4f}"
+
+
+def _losses(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Cells with the images lost and gained, and whether chance explains it."""
+    if row["mcnemar_p"] is None:
+        return ("unknown",) * 3
+    return f"{row['lost']:,}", f"{row['gained']:,}", f"{row['mcnemar_p']:.2g}"
 
 
 def _text(value: object) -> str:

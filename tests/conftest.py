@@ -38,7 +38,7 @@ def _tiny_images() -> np.ndarray:
 
 @pytest.fixture(name="demo_place", scope="session")
 def _demo_place(tmp_path_factory) -> pathlib.Path:
-    """A directory in which the demo has run, with a quarter of its epochs."""
+    """A directory in which the demo has run, with a tenth of its epochs."""
     directory = tmp_path_factory.mktemp("demo")
-    run_demo(directory, epochs=20)
+    run_demo(directory, epochs=8)
     return directory

@@ -70,6 +70,7 @@ def test_flops_of_a_call():
     assert flops(Case("training", "ViT-S_16", 1)) == 3 * one
 
 
+@pytest.mark.slow
 def test_flops_of_an_export_leave_out_unread_tokens():
     def products(model) -> int:
         """Multiplications and additions by the shapes in the graph."""
@@ -98,6 +99,7 @@ def test_a_table_compares_with_the_reference_and_the_limit():
     assert "| 2.00x | 50 | 25% |" in rows["timm"]
 
 
+@pytest.mark.slow
 def test_results_are_written_after_every_case(tmp_path, monkeypatch, capsys):
     result = Result("keras_vit", (0.1,), 1.0, 0.5, 10**9)
     monkeypatch.setattr(command, "compare", lambda case, peers, rounds: [result])

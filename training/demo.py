@@ -12,7 +12,7 @@ from keras_vit import cli
 from training.options.experiments import DemoOptions
 
 
-def demo(options: DemoOptions) -> dict:
+def demo(workdir: str, seed: int) -> dict:
     """Train, evaluate, export and verify; return the summary."""
     from export.files import directory_bytes
     from export.parity import as_table
@@ -21,7 +21,7 @@ def demo(options: DemoOptions) -> dict:
     from keras_vit import run_directory
     from training.experiments.demo import Artifact, summary_rows, train_and_evaluate, write_summary
 
-    run, accuracy = train_and_evaluate(options)
+    run, accuracy = train_and_evaluate(workdir, seed)
     model, labels = run_directory.load(run.path)
     samples = run_directory.Samples.load(run_directory.find(run.path, run_directory.SAMPLES))
     path, parity = export_saved_model(model, labels, samples, run.path / "saved_model")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
 
     # A second lock besides that of the training, because the exports also need the directory for themselves.
     with report_interruption(), locked(local_path(options.workdir, "workdir"), ".demo.lock"):
-        demo(options)
+        demo(options.workdir, options.seed)
 
 
 if __name__ == "__main__":

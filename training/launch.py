@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--workers N -- COMMAND`"""
     split = list(arguments).index("--") if "--" in arguments else len(arguments)
     options = cli.parse(LaunchOptions, arguments[:split], prog="python -m training.launch -- COMMAND")
-    code = launch(options, arguments[split + 1 :])
+    code = launch(arguments[split + 1 :], options.workers, options.grace)
     sys.exit(128 - code if code < 0 else code)
 
 

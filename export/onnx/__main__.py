@@ -4,7 +4,7 @@
 
 Writes model.onnx, or model.xml with model.bin, with the exporters of Keras. Input: image (B, H, W, C) float32 in the
 value range of the model, with any batch size. Output: logits (B, K). All arithmetic is float32. Needs the packages of
-requirements-onnx.txt.
+requirements-onnx.txt. With --web also a page that classifies pictures in the browser.
 """
 
 from collections.abc import Sequence
@@ -32,6 +32,7 @@ def main(arguments: Sequence[str]) -> None:
         source.samples,
         to_path(options.output),
         options.formats,
+        web=options.web,
         origin=source.origin,
     )
     print(summary(written))

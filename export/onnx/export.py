@@ -12,7 +12,7 @@ import tqdm
 
 from export import fingerprint, parity, report
 from export.inference_model import in_dtype, inference_model
-from export.onnx import runtimes
+from export.onnx import runtimes, web_page
 from export.onnx.runtimes import FILES, Runner
 from export.options import OnnxFormat
 from export.source import Provenance, check_model
@@ -34,6 +34,7 @@ def export_onnx(
     output: pathlib.Path,
     formats: Sequence[OnnxFormat] = ("onnx",),
     *,
+    web: bool = False,
     origin: Provenance | None = None,
 ) -> dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]]:
     """Write the files of each format. Returns the path of the file to load and its differences from the Keras model.
@@ -45,6 +46,8 @@ def export_onnx(
     origin = origin or Provenance()
     if not formats:
         raise UserError(f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none.")
+    if web:
+        web_page.check_page(formats, preprocessing_of(model))
     runtimes.require_packages(formats)
     check_model(model, labels, output)
     model = logits_model(model)
@@ -69,6 +72,8 @@ def export_onnx(
                 notes += _default_precision(file, expected)
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
+        if web:
+            web_page.write_page(stage, preprocessing_of(model), labels, origin)
         _report(stage, origin, expected, rows, notes)
     return written
 

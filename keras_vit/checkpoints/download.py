@@ -5,42 +5,33 @@ an AugReg file: `vit_jax/train.py`. `keras.utils.get_file` is not used because i
 and follows redirects to http.
 """
 
-import base64
 import contextlib
 import csv
 import dataclasses
 import datetime
 import errno
 import hashlib
-import http.client
 import io
 import json
 import math
 import os
 import pathlib
 import re
-import shutil
-import time
 import types
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.huggingface import hub
 from keras_vit.errors import UserError, nearest
-from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
+from keras_vit.files.transfer import download_file, is_local, sha256_of
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
 
-_TIMEOUT = 30.0  # seconds, for the connection and for each read
-_PAUSES = (0.5, 2.0)  # seconds before the second and the third attempt
-_CHUNK = 2**20  # bytes
-_SPARE = 2**26  # bytes of disk space that a download leaves free
-_HEAD = 512  # bytes that distinguish a file from an HTML page
 _LONGEST_NAME = 160  # characters; file systems allow 255 bytes, and a suffix follows
-_LOCAL = {"localhost", "127.0.0.1"}
 
 
 def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = None) -> pathlib.Path:
@@ -214,18 +205,13 @@ def _web_address(source: str) -> str:
     with contextlib.suppress(ValueError):  # from urlsplit, for brackets without an IPv6 address
         parts = urllib.parse.urlsplit(address)
         folders = urllib.parse.unquote(parts.path).split("/")
-        safe = (parts.scheme == "https" and parts.hostname) or _is_local(address)
+        safe = (parts.scheme == "https" and parts.hostname) or is_local(address)
         if safe and source.isprintable() and "@" not in parts.netloc and not {".", ".."} & {*folders} and folders[-1]:
             return urllib.parse.quote(urllib.parse.urldefrag(address).url, safe="!$%&'()*+,/:;=?@[]~")
     raise UserError(
         f"An address must be https://host/…/file or gs://bucket/…/file, without a user or '..' in it, but is "
         f"{source[:200]!r}; correct it, or download the file yourself and give its path."
     )
-
-
-def _is_local(address: str) -> bool:
-    parts = urllib.parse.urlsplit(address)
-    return parts.scheme == "http" and parts.hostname in _LOCAL
 
 
 def _cache_path(address: str, cache: pathlib.Path) -> pathlib.Path:
@@ -260,27 +246,19 @@ def _fetch(address: str, cache: pathlib.Path) -> pathlib.Path:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata_file.unlink(missing_ok=True)  # of a deleted file
-        sha256 = _download(address, path)
+        sha256 = download_file(address, path, elsewhere=f"set {CACHE_VARIABLE} to another folder")
         _write_metadata(metadata_file, address, path, sha256, downloaded=True)
         return path
     metadata, size = _read_metadata(metadata_file), path.stat().st_size
     if metadata is None:
-        _write_metadata(metadata_file, address, path, _sha256(path), downloaded=False)
+        _write_metadata(metadata_file, address, path, sha256_of(path), downloaded=False)
         return path
     advice = f"delete it to download it again, or delete {metadata_file.name} to use it as it is"
     if metadata.size != size:
         raise UserError(f"{path} should be {metadata.size} bytes, but is {size}; {advice}.")
-    if metadata.sha256 != (found := _sha256(path)):
+    if metadata.sha256 != (found := sha256_of(path)):
         raise UserError(f"{path} should have the SHA-256 {metadata.sha256}, but has {found}; {advice}.")
     return path
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with open(path, "rb") as stream:
-        sha256 = hashlib.sha256()
-        while chunk := stream.read(_CHUNK):
-            sha256.update(chunk)
-    return sha256.hexdigest()
 
 
 def _read_metadata(path: pathlib.Path) -> _Metadata | None:
@@ -296,148 +274,3 @@ def _write_metadata(
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     metadata = _Metadata(address.partition("?")[0], downloaded, path.stat().st_size, sha256, date)
     write_text(metadata_file, json.dumps(dataclasses.asdict(metadata), indent=2) + "\n")
-
-
-# Downloads
-
-
-class _TransferError(Exception):
-    """A failure of the server or the network."""
-
-    def __init__(self, reason: str, *, retry: bool) -> None:
-        super().__init__(reason)
-        self.retry = retry
-
-
-def _download(address: str, path: pathlib.Path) -> str:
-    """Download to `path`, in up to three attempts, and return the SHA-256."""
-    for pause in (*_PAUSES, None):
-        try:
-            return _attempt(address, path)
-        except _TransferError as failure:
-            if pause is None or not failure.retry:
-                raise UserError(
-                    f"{address} cannot be downloaded ({failure}); download it elsewhere and put the file at {path}."
-                ) from failure
-            time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _attempt(address: str, path: pathlib.Path) -> str:
-    import tqdm  # lazy: only downloads need it
-
-    checksums, received, head = _checksums(), 0, b""
-    with atomic_write(path) as temporary, open(temporary, "xb") as stream, _open(address) as response:
-        size = response.length  # bytes of Content-Length
-        if size is None and not response.chunked:  # chunked: Google's compressed files
-            raise _TransferError("the server does not say its size", retry=False)
-        free = shutil.disk_usage(path.parent).free - _SPARE
-        if size is not None and size > free:
-            raise _no_space(path, free)
-        with tqdm.tqdm(
-            total=size, desc=path.name, unit="B", unit_scale=True, unit_divisor=1024, disable=None
-        ) as progress:
-            while chunk := _read(response):
-                received += len(chunk)
-                if received > free:
-                    raise _no_space(path, free)
-                head = head or chunk[:_HEAD]
-                stream.write(chunk)
-                for checksum in checksums.values():
-                    checksum.update(chunk)
-                progress.update(len(chunk))
-        if size is not None and received != size:
-            raise _TransferError(f"it ended after {received} of {size} bytes", retry=True)
-        found = {name: checksum.digest().hex() for name, checksum in checksums.items()}
-        for name, stated in {**_stated_by_google(response), "sha256": _stated_by_hugging_face(response)}.items():
-            if stated and name in found and stated != found[name]:
-                raise _TransferError(f"its {name} is {found[name]}, but the server states {stated}", retry=True)
-        if not _begins_as(path.suffix, head):
-            raise _TransferError(f"it is no {path.suffix} file, but begins with {head[:40]!r}", retry=False)
-    return found["sha256"]
-
-
-def _checksums() -> dict:
-    """Those that servers state, each with `update` and `digest`."""
-    checksums = {"sha256": hashlib.sha256(), "md5": hashlib.md5(usedforsecurity=False)}
-    with contextlib.suppress(ImportError):  # comes with the training libraries; the models do without them
-        import google_crc32c  # lazy: only downloads and TFRecord files need it
-
-        checksums["crc32c"] = google_crc32c.Checksum()
-    return checksums
-
-
-def _stated_by_google(response: http.client.HTTPResponse) -> dict[str, str]:
-    """Checksums of a response of Google Cloud Storage by name, hexadecimal. Composite objects have no MD5."""
-    headers = response.headers
-    if headers.get("X-Goog-Stored-Content-Encoding", "identity") != "identity":
-        return {}  # they are those of the compressed object
-    stated = ",".join(headers.get_all("X-Goog-Hash", []))
-    found = re.findall(r"\b(md5|crc32c)=([\w+/]{22}==|[\w+/]{6}==)", stated, re.ASCII)
-    return {name: base64.b64decode(value).hex() for name, value in found}
-
-
-def _stated_by_hugging_face(response: http.client.HTTPResponse) -> str | None:
-    """The SHA-256 of a large file of Hugging Face, hexadecimal. Its ETag of a small file is a Git hash."""
-    headers = response.headers
-    tag = headers.get("X-Linked-Etag") or (headers.get("ETag") if "X-Repo-Commit" in headers else None)
-    found = re.fullmatch(r'"?([0-9a-f]{64})"?', tag or "")
-    return found and found[1]
-
-
-def _begins_as(suffix: str, head: bytes) -> bool:
-    """Whether a file with this suffix can begin so; some servers return an HTML page instead of an error."""
-    if suffix == ".npz":
-        return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))  # archive, empty archive
-    if suffix == ".safetensors":
-        return head[8:9] == b"{"
-    return not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
-
-
-def _no_space(path: pathlib.Path, free: int) -> UserError:
-    return UserError(
-        f"{path.name} is larger than the {max(free, 0)} bytes of free space on the disk of {path.parent}; free some "
-        f"space or set {CACHE_VARIABLE} to another folder."
-    )
-
-
-class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    linked_etag: str | None = None
-    """Hugging Face states the hash in the answer that redirects to the storage."""
-
-    def redirect_request(self, req, fp, code, msg, headers, newurl):
-        stays_local = _is_local(req.full_url) and _is_local(newurl)
-        if urllib.parse.urlsplit(newurl).scheme != "https" and not stays_local:
-            fp.close()
-            raise _TransferError(f"it redirects to {newurl[:200]!r}, which is not https", retry=False)
-        self.linked_etag = headers.get("X-Linked-Etag", self.linked_etag)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-@contextlib.contextmanager
-def _open(address: str) -> Iterator[http.client.HTTPResponse]:
-    redirects = _SafeRedirects()
-    try:
-        response = urllib.request.build_opener(redirects).open(address, timeout=_TIMEOUT)
-    except urllib.error.HTTPError as error:
-        error.close()
-        retry = error.code in (408, 429) or error.code >= 500
-        raise _TransferError(f"{error.code} {error.reason}", retry=retry) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _TransferError(_reason(error), retry=not isinstance(error, ValueError)) from error
-    if redirects.linked_etag:
-        response.headers["X-Linked-Etag"] = redirects.linked_etag
-    with response:
-        yield response
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(_CHUNK)
-    except (OSError, http.client.HTTPException) as error:
-        raise _TransferError(_reason(error), retry=True) from error
-
-
-def _reason(error: Exception) -> str:
-    """The message of a network error, on one line."""
-    return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__

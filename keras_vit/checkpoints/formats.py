@@ -8,13 +8,18 @@ import dataclasses
 from collections.abc import Mapping
 
 from keras_vit.checkpoints.huggingface.layouts import (
+    VIT_TYPES,
+    bit_layout,
+    bottleneck_layout,
     expressible_fields,
     family_layout,
     family_of,
     layout_to_write,
+    vit_layout,
 )
 from keras_vit.checkpoints.key_mapping import (
     ATTENTION,
+    BIT_UNIT,
     BLOCK,
     CHANNELS,
     CONV,
@@ -25,9 +30,13 @@ from keras_vit.checkpoints.key_mapping import (
     QKV,
     SAME,
     TO_HEADS,
+    UNIT,
     Form,
     Layout,
     Rule,
+    bit_norm,
+    bit_units,
+    bottlenecks,
     dense,
     fused,
     norm,
@@ -45,9 +54,7 @@ TORCH_STAGES = 4
 SUFFIXES = dict.fromkeys(FLAX, ".npz") | {"timm": ".safetensors", "torchvision": ".safetensors"}
 
 HEADS = ("head/", "head_distillation/", "resnet/head/")
-_UNIT = "block{s}/unit{u}/"
 _PROJECTIONS = tuple(f"{ATTENTION}{part}" for part in QKV)
-_BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
 
 
 def num_classes_of(weights: Mapping) -> int:
@@ -55,29 +62,6 @@ def num_classes_of(weights: Mapping) -> int:
     leaves = ("head/bias", "resnet/head/conv2d/bias", "head/kernel")  # a projection has no bias
     found = next((weights[key] for key in leaves if key in weights), None)
     return 0 if found is None else found.shape[-1] if found.shape else 1
-
-
-def _bit_norm(name: str, key: str) -> tuple[Rule, Rule]:
-    return Rule((f"{name}/group_norm/gamma",), f"{key}.weight"), Rule((f"{name}/group_norm/beta",), f"{key}.bias")
-
-
-def _bottlenecks(unit: str) -> tuple[Rule, ...]:
-    """The units of a post-activation ResNet in a PyTorch layout; `unit` is the template before ".conv1"."""
-    rules: list[Rule] = []
-    for number in (1, 2, 3):
-        rules.append(Rule((f"{_UNIT}conv{number}/kernel",), f"{unit}.conv{number}.weight", CONV))
-        rules += norm(f"{_UNIT}gn{number}", f"{unit}.norm{number}")
-    rules.append(Rule((f"{_UNIT}conv_proj/kernel",), f"{unit}.downsample.conv.weight", CONV))
-    return *rules, *norm(f"{_UNIT}gn_proj", f"{unit}.downsample.norm")
-
-
-def _bit_units(unit: str) -> tuple[Rule, ...]:
-    """The units of BiT in a PyTorch layout."""
-    rules = [Rule((f"{_BIT_UNIT}a/proj/standardized_conv2d/kernel",), f"{unit}.downsample.conv.weight", CONV)]
-    for number, letter in enumerate("abc", start=1):
-        rules.append(Rule((f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel",), f"{unit}.conv{number}.weight", CONV))
-        rules += _bit_norm(f"{_BIT_UNIT}{letter}", f"{unit}.norm{number}")
-    return tuple(rules)
 
 
 def _unchanged(*keys: str, form: Form = SAME) -> tuple[Rule, ...]:
@@ -111,11 +95,9 @@ _FLAX_OUTSIDE_BLOCKS = (
     *_MAP_HEAD,
 )
 _FLAX_RESNET = (
-    *_unchanged("conv_root/kernel", *(f"{_UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
+    *_unchanged("conv_root/kernel", *(f"{UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
     *_unchanged(*_both("gn_root", leaves=_SCALE_BIAS), form=CHANNELS),
-    *_unchanged(
-        *_both(*(f"{_UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), form=CHANNELS
-    ),
+    *_unchanged(*_both(*(f"{UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), form=CHANNELS),
 )
 
 
@@ -142,75 +124,15 @@ _BIG_VISION = _vit_jax((*_FLAX_OUTSIDE_BLOCKS, Rule((POSITIONS,), "pos_embedding
 
 _BIT = Layout(
     (
-        *_unchanged("resnet/root_block/standardized_conv2d/kernel", f"{_BIT_UNIT}a/proj/standardized_conv2d/kernel"),
-        *_unchanged(*(f"{_BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
-        *_unchanged(*(f"{_BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
+        *_unchanged("resnet/root_block/standardized_conv2d/kernel", f"{BIT_UNIT}a/proj/standardized_conv2d/kernel"),
+        *_unchanged(*(f"{BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
+        *_unchanged(*(f"{BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
         *_unchanged("resnet/group_norm/gamma", "resnet/group_norm/beta"),
         *_unchanged("resnet/head/conv2d/kernel", form=POINTWISE),
         *_unchanged("resnet/head/conv2d/bias"),
     ),
     variance_epsilon=1e-10,
 )
-
-_HF_BACKBONE = "embeddings.patch_embeddings.backbone.bit."
-
-
-_HF_VIT_TYPES = ("vit", "vit_msn", "vit-hybrid", "vit_mae")
-
-
-def _hf_vit(prefix: str, model_types: tuple[str, ...] = _HF_VIT_TYPES, *, two_heads: bool = False) -> Layout:
-    """Transformers' ViT, ViTHybrid, ViTMAE and DeiT; `prefix` is that of all keys but the classifiers'."""
-    layer = f"{prefix}encoder.layer.{{i}}."
-    rules = (
-        Rule(("cls",), f"{prefix}embeddings.cls_token"),
-        Rule(("distillation/tokens",), f"{prefix}embeddings.distillation_token"),
-        Rule((POSITIONS,), f"{prefix}embeddings.position_embeddings"),
-        Rule((), f"{prefix}embeddings.mask_token"),
-        *dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
-        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
-        *(rule for part in QKV for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.attention.{part}")),
-        *dense(f"{ATTENTION}out", f"{layer}attention.output.dense"),
-        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
-        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}intermediate.dense"),
-        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}output.dense"),
-        *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
-        *dense("pre_logits", f"{prefix}pooler.dense"),
-        *dense("head", "cls_classifier" if two_heads else "classifier"),
-        *dense("head_distillation", "distillation_classifier"),
-        *_hf_resnet(f"{prefix}{_HF_BACKBONE}"),
-    )
-    return Layout(
-        rules,
-        gelu="erf",
-        layer_norm_epsilon=1e-12,
-        resampler="bicubic",
-        model_types=model_types,
-        ignored=("decoder.mask_token", "decoder.decoder_"),  # of a masked autoencoder
-    )
-
-
-def _hf_resnet(prefix: str) -> tuple[Rule, ...]:
-    return (
-        Rule(("conv_root/kernel",), f"{prefix}embedder.convolution.weight", CONV),
-        *norm("gn_root", f"{prefix}embedder.norm"),
-        *_bottlenecks(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
-    )
-
-
-def _hf_bit(prefix: str) -> Layout:
-    return Layout(
-        (
-            Rule(("resnet/root_block/standardized_conv2d/kernel",), f"{prefix}embedder.convolution.weight", CONV),
-            *_bit_units(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
-            *_bit_norm("resnet", f"{prefix}norm"),
-            *dense("resnet/head/conv2d", "classifier.1"),
-        )
-    )
-
-
-def _hf_bottlenecks(prefix: str) -> Layout:
-    """Transformers' Bit of layer_type "bottleneck" with a classifier."""
-    return Layout((*_hf_resnet(prefix), *dense("head", "classifier.1")))
 
 
 def _timm(
@@ -248,7 +170,7 @@ def _timm(
         *dense("head_distillation", "head_dist"),
         Rule(("conv_root/kernel",), f"{root}conv.weight", CONV),
         *norm("gn_root", f"{root}norm"),
-        *_bottlenecks("patch_embed.backbone.stages.{s-1}.blocks.{u-1}"),
+        *bottlenecks("patch_embed.backbone.stages.{s-1}.blocks.{u-1}"),
     )
     return Layout(
         rules,
@@ -276,8 +198,8 @@ def _timm_of(arrays: Mapping[str, LazyArray]) -> Layout:
 _TIMM_BIT = Layout(
     (
         Rule(("resnet/root_block/standardized_conv2d/kernel",), "stem.conv.weight", CONV),
-        *_bit_units("stages.{s-1}.blocks.{u-1}"),
-        *_bit_norm("resnet", "norm"),
+        *bit_units("stages.{s-1}.blocks.{u-1}"),
+        *bit_norm("resnet", "norm"),
         Rule(("resnet/head/conv2d/kernel",), "head.fc.weight", POINTWISE_TORCH),
         Rule(("resnet/head/conv2d/bias",), "head.fc.bias"),
     )
@@ -333,12 +255,12 @@ def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
         if f"{prefix}embeddings.patch_embeddings.projection.weight" in keys:
             distilled = f"{prefix}embeddings.distillation_token" in keys
             ends = f"{prefix}pooler.dense.weight" in keys or "classifier.weight" in keys  # which MAE has not
-            types = ("deit",) if distilled else _HF_VIT_TYPES[: -1 if ends else None]
-            return "huggingface", _hf_vit(prefix, types, two_heads="cls_classifier.weight" in keys)
+            types = ("deit",) if distilled else VIT_TYPES[: -1 if ends else None]
+            return "huggingface", vit_layout(prefix, types, two_heads="cls_classifier.weight" in keys)
     for prefix in ("bit.", ""):
         if f"{prefix}embedder.convolution.weight" in keys:
             preactivation = f"{prefix}embedder.norm.weight" not in keys
-            return "huggingface", _hf_bit(prefix) if preactivation else _hf_bottlenecks(prefix)
+            return "huggingface", bit_layout(prefix) if preactivation else bottleneck_layout(prefix)
     raise UserError(
         f"The file is not a Vision Transformer, hybrid or BiT of a known layout: its {len(keys)} arrays begin with "
         f"{', '.join(sorted(keys)[:3]) or 'nothing'}."
@@ -395,16 +317,16 @@ def _huggingface_layout(config: ViTConfig, num_classes: int) -> Layout:
     allowed = _LEARNED | {"norm_after_pooling": (False,), "classifier": ("token",), "gelu": None}
     _refuse_inexpressible(config, "huggingface", allowed | expressible_fields(config, family, num_classes))
     if family == "vit":
-        return _hf_vit("vit." if num_classes else "")
+        return vit_layout("vit." if num_classes else "")
     if family == "deit":
-        return _hf_vit("deit." if num_classes else "", ("deit",), two_heads=config.distillation == "head")
+        return vit_layout("deit." if num_classes else "", ("deit",), two_heads=config.distillation == "head")
     return layout_to_write(config, family, num_classes)
 
 
 def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
-    layouts = {"npz": _BIT, "huggingface": _hf_bit("bit."), "timm": _TIMM_BIT} if config.preactivation else {}
+    layouts = {"npz": _BIT, "huggingface": bit_layout("bit."), "timm": _TIMM_BIT} if config.preactivation else {}
     if not config.preactivation and config.axial_heads is None:
-        layouts = {"huggingface": _hf_bottlenecks("bit.")}
+        layouts = {"huggingface": bottleneck_layout("bit.")}
     if layout not in layouts:
         raise UserError(f"The layout {layout} cannot express this ResNet; {' or '.join(layouts) or 'only .keras'} can.")
     return layouts[layout]

@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
 from keras_vit.checkpoints.formats import HEADS, num_classes_of
-from keras_vit.checkpoints.hf_config import INTERPOLATION
+from keras_vit.checkpoints.huggingface.image_processor import INTERPOLATION
 from keras_vit.checkpoints.infer_config import (
     file_config_grid,
     infer_config,

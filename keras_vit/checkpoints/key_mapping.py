@@ -131,6 +131,33 @@ def norm(name: str, key: str) -> tuple[Rule, Rule]:
     return Rule((f"{name}/scale",), f"{key}.weight"), Rule((f"{name}/bias",), f"{key}.bias")
 
 
+UNIT = "block{s}/unit{u}/"
+BIT_UNIT = "resnet/block{s}/unit{u:02d}/"
+
+
+def bit_norm(name: str, key: str) -> tuple[Rule, Rule]:
+    return Rule((f"{name}/group_norm/gamma",), f"{key}.weight"), Rule((f"{name}/group_norm/beta",), f"{key}.bias")
+
+
+def bottlenecks(unit: str) -> tuple[Rule, ...]:
+    """The units of a post-activation ResNet in a PyTorch layout; `unit` is the template before ".conv1"."""
+    rules: list[Rule] = []
+    for number in (1, 2, 3):
+        rules.append(Rule((f"{UNIT}conv{number}/kernel",), f"{unit}.conv{number}.weight", CONV))
+        rules += norm(f"{UNIT}gn{number}", f"{unit}.norm{number}")
+    rules.append(Rule((f"{UNIT}conv_proj/kernel",), f"{unit}.downsample.conv.weight", CONV))
+    return *rules, *norm(f"{UNIT}gn_proj", f"{unit}.downsample.norm")
+
+
+def bit_units(unit: str) -> tuple[Rule, ...]:
+    """The units of BiT in a PyTorch layout."""
+    rules = [Rule((f"{BIT_UNIT}a/proj/standardized_conv2d/kernel",), f"{unit}.downsample.conv.weight", CONV)]
+    for number, letter in enumerate("abc", start=1):
+        rules.append(Rule((f"{BIT_UNIT}{letter}/standardized_conv2d/kernel",), f"{unit}.conv{number}.weight", CONV))
+        rules += bit_norm(f"{BIT_UNIT}{letter}", f"{unit}.norm{number}")
+    return tuple(rules)
+
+
 def fused(names: tuple[str, ...], weight: str, bias: str) -> tuple[Rule, Rule]:
     """The rules of dense layers whose kernels and biases are concatenated in PyTorch."""
     kernels, biases = (tuple(f"{name}/{leaf}" for name in names) for leaf in ("kernel", "bias"))

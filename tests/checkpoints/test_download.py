@@ -20,8 +20,8 @@ import google_crc32c
 import pytest
 
 from keras_vit import UserError
-from keras_vit.checkpoints import download
 from keras_vit.checkpoints.download import best_upstream, find_checkpoint
+from keras_vit.files import transfer
 
 STORAGE = "https://storage.googleapis.com"
 CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, not a power of two
@@ -126,7 +126,7 @@ def _cache(tmp_path, monkeypatch) -> pathlib.Path:
         return resolve(host, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve_local)
-    monkeypatch.setattr(download, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(transfer, "_PAUSES", (0.0, 0.0))
     for proxy in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(proxy, raising=False)
         monkeypatch.delenv(proxy.upper(), raising=False)
@@ -418,7 +418,7 @@ def test_equal_names_at_two_addresses_are_two_files(server):
 @pytest.mark.parametrize("path", ["/short-once.npz", "/busy-once.npz"])
 def test_a_transfer_that_fails_once_is_repeated_after_a_pause(path, server, monkeypatch):
     pauses = []
-    monkeypatch.setattr(download, "_PAUSES", (0.1, 0.2))
+    monkeypatch.setattr(transfer, "_PAUSES", (0.1, 0.2))
     monkeypatch.setattr(time, "sleep", pauses.append)
     assert find_checkpoint(server.address(path)).read_bytes() == CONTENT
     assert (server.requests[path], pauses) == (2, [0.1])
@@ -439,7 +439,7 @@ def test_a_transfer_that_fails_once_is_repeated_after_a_pause(path, server, monk
 def test_a_failed_transfer_leaves_nothing_and_says_where_to_put_the_file(
     path, reason, attempts, server, cache, monkeypatch
 ):
-    monkeypatch.setattr(download, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(transfer, "_TIMEOUT", 0.2)
     address = server.address(path)
     sentence = error_message(address)
     assert sentence.startswith(f"{address} cannot be downloaded ({reason}")
@@ -454,7 +454,7 @@ def test_an_interrupted_transfer_leaves_nothing(server, cache, monkeypatch):
         assert [path.suffixes[-2:] for path in cached_files(cache)] == [[".tmp", ".npz"]]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(download, "_read", interrupt)
+    monkeypatch.setattr(transfer, "_read", interrupt)
     with pytest.raises(KeyboardInterrupt):
         find_checkpoint(server.address("/complete/model.npz"))
     assert cached_files(cache) == []
@@ -521,8 +521,8 @@ def test_concurrent_callers_each_get_the_complete_file(server, cache):
 
 @pytest.mark.parametrize(("path", "reads"), [("/complete/model.npz", 0), ("/chunked.npz", 2)])
 def test_a_file_larger_than_the_free_space_is_refused(path, reads, server, cache, monkeypatch):
-    read, done = download._read, []
-    monkeypatch.setattr(download, "_read", lambda response: done.append(1) or read(response))
+    read, done = transfer._read, []
+    monkeypatch.setattr(transfer, "_read", lambda response: done.append(1) or read(response))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=2**26 + 2**20))
     sentence = error_message(server.address(path))
     assert f"is larger than the {2**20} bytes of free space on the disk of" in sentence

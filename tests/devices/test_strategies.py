@@ -23,7 +23,7 @@ from training.recipes.pretrain import RECIPES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
 
-# A process for each strategy: devices are made before TensorFlow starts, and one strategy is enough for a process.
+# A process of its own: devices are made before TensorFlow starts.
 _PROCESS = """
 import dataclasses, sys
 import keras, numpy as np, tensorflow as tf
@@ -35,13 +35,11 @@ from training.recipes.schedules import Schedule
 from training.input.sources import array_split
 from training.devices.strategies import StrategyOptions, distributed, is_chief, open_strategy
 
-strategy = open_strategy(StrategyOptions(strategy=sys.argv[1], replicas=2 if sys.argv[1] == "mirrored" else None))
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 base = dataclasses.replace(RECIPES["digits"], model=config, batch_size=32, clip_norm=0.1, ema_decay=0.9)
 rng = np.random.default_rng(0)
-split = array_split(rng.integers(0, 256, (1003, 8, 8, 1), np.uint8), rng.integers(0, 5, 1003), tuple("abcde"))
+images, labels = rng.integers(0, 256, (1003, 8, 8, 1), np.uint8), rng.integers(0, 5, 1003)
 preprocessing = keras_vit.Preprocessing((8, 8), 1)
-found = {}
 
 def build():
     return keras_vit.build(config, preprocessing=preprocessing, num_classes=5)
@@ -53,22 +51,20 @@ def with_adapters():
             layer.enable_lora(4)
     return model
 
-for name, changed in {
+CHANGED = {
     "sgd": dict(optimizer="sgd", learning_rate=0.5, schedule=Schedule(decay="constant")),
     "adamw": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4)),
     "accumulated": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4),
-        accumulation=4),
+        accumulation=2),
     "lora": dict(optimizer="adamw", learning_rate=0.01, schedule=Schedule(warmup_steps=4), accumulation=2),
-}.items():
-    if name not in sys.argv[3:]:
-        continue
-    recipe = dataclasses.replace(base, **changed)
+}
+
+def train(strategy, name, several):
+    recipe, split = dataclasses.replace(base, **CHANGED[name]), array_split(images, labels, tuple("abcde"))
     keras.utils.set_random_seed(3)
-    # Steps of an execution, which do not divide those of the epoch.
-    several = sys.argv[1] != "single" and name in ("sgd", "accumulated")
     trainer = fit.build_trainer(
         with_adapters if name == "lora" else build,
-        recipe, 16, strategy=strategy, execution=fit.Execution(steps_per_execution=3 if several else 1), seed=1,
+        recipe, 16, strategy=strategy, execution=fit.Execution(steps_per_execution=several), seed=1,
     )
     trainer.epoch_steps = 16
     trainer.fit(
@@ -83,42 +79,50 @@ for name, changed in {
             split, preprocessing, num_classes=5, batch_size=size, part=part)),
         steps=batches, verbose=0,
     )
-    found[name] = np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()])
-    found[name + "_ema"] = np.concatenate([np.ravel(weight) for weight in trainer.ema])
-    found[name + "_step"] = np.array(trainer.step)
-    found[name + "_counts"] = np.array([np.array(total) for total in trainer.test_sums[1:]])
-if sys.argv[1] == "mirrored":
-    config = dataclasses.replace(config, dropout_rate=0.5)
+    return {
+        name: np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()]),
+        name + "_ema": np.concatenate([np.ravel(weight) for weight in trainer.ema]),
+        name + "_step": np.array(trainer.step),
+        name + "_counts": np.array([np.array(total) for total in trainer.test_sums[1:]]),
+    }
+
+def draws(strategy):
+    dropping = dataclasses.replace(config, dropout_rate=0.5)
     trainer = fit.build_trainer(
-        lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5),
+        lambda: keras_vit.build(dropping, preprocessing=preprocessing, num_classes=5),
         base, 16, strategy=strategy, execution=fit.Execution(), seed=1,
     )
-    draws = tf.function(lambda: strategy.run(lambda: tf.stack(trainer.draw(0))))().values
-    found["draws"] = np.stack(draws)
-if is_chief(strategy):
-    np.savez(sys.argv[2], **found)
+    return np.stack(tf.function(lambda: strategy.run(lambda: tf.stack(trainer.draw(0))))().values)
+
+# Replicas first: their devices are made before TensorFlow starts.
+for argument in sys.argv[2:]:
+    kind, *names = argument.split(",")
+    strategy, found = open_strategy(StrategyOptions(kind, 2 if kind == "mirrored" else None)), {}
+    for name in names:
+        # Several steps of an execution, which do not divide those of the epoch.
+        found |= train(strategy, name, 1 if kind == "single" else 3)
+    if kind == "mirrored":
+        found["draws"] = draws(strategy)
+    if is_chief(strategy):
+        np.savez(f"{sys.argv[1]}/{kind}.npz", **found)
 """
 
 
-def ends_of(folder: pathlib.Path, runs: dict[str, tuple[str, ...]]) -> dict[str, dict[str, np.ndarray]]:
-    """What the runs of each strategy ended with: weights, averages, steps, counts of the evaluation."""
+def ends_of(folder: pathlib.Path, *runs: str, launcher: tuple[str, ...] = ()) -> dict[str, dict[str, np.ndarray]]:
+    """What runs, each a strategy and names of what to train, ended with: weights, averages, steps, evaluation."""
     script = folder / "process.py"
     script.write_text(_PROCESS)
-    ends = {}
-    for strategy, names in runs.items():
-        command = [sys.executable, str(script), strategy, str(folder / f"{strategy}.npz"), *names]
-        if strategy == "multi-worker":
-            command = [sys.executable, "-m", "training.launch", "--workers", "2", "--", *command]
-        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        ends[strategy] = dict(np.load(folder / f"{strategy}.npz"))
-    return ends
+    command = [sys.executable, *launcher, *([sys.executable] if launcher else []), str(script), str(folder), *runs]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return {file.stem: dict(np.load(file)) for file in folder.glob("*.npz")}
 
 
 @pytest.fixture(name="ends", scope="module")
 def _ends(tmp_path_factory) -> dict:
-    runs = {"single": ("adamw", "accumulated"), "mirrored": ("accumulated",), "multi-worker": ("accumulated",)}
-    return ends_of(tmp_path_factory.mktemp("ends"), runs)
+    ends = ends_of(tmp_path_factory.mktemp("replicas"), "mirrored,accumulated", "single,adamw,accumulated")
+    workers = ("-m", "training.launch", "--workers", "2", "--")
+    return ends | ends_of(tmp_path_factory.mktemp("workers"), "multi-worker,accumulated", launcher=workers)
 
 
 def assert_near(here: np.ndarray, there: np.ndarray, bound: float) -> None:
@@ -133,7 +137,7 @@ def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, stra
 
 @pytest.mark.slow
 def test_two_replicas_end_where_one_device_does_with_sgd_and_with_adapters(tmp_path):
-    ends = ends_of(tmp_path, {"single": ("sgd", "lora"), "mirrored": ("sgd", "lora")})
+    ends = ends_of(tmp_path, "mirrored,sgd,lora", "single,sgd,lora")
     for name, bound in {"sgd": 1e-6, "sgd_ema": 1e-6, "lora": 1e-5, "sgd_counts": 0.0, "sgd_step": 0.0}.items():
         assert_near(ends["mirrored"][name], ends["single"][name], bound)
 

@@ -16,7 +16,7 @@ from export.tflite.half_precision import rounded, run_in_half
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
 from keras_vit.run_directory import Samples
-from tests.models.test_saving import CONFORMANCE
+from tests.models.test_saving import CONFORMANCE, REWRITTEN
 from tests.support import TINY, TINY_IMAGE, randomize
 
 INPUTS = np.random.default_rng(0).uniform(-1, 1, (3, *TINY_IMAGE, 3)).astype(np.float32)
@@ -40,7 +40,14 @@ def invoked(content: bytes, images: np.ndarray) -> np.ndarray:
     return np.stack(logits)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFORMANCE if name not in REFUSED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in REWRITTEN else pytest.param(name, marks=pytest.mark.slow)
+        for name in CONFORMANCE
+        if name not in REFUSED
+    ],
+)
 def test_the_model_in_four_axes_is_the_model(name):
     model = built(name)
     found = np.asarray(delegates.delegate_model(model, INPUTS)(INPUTS))

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -151,6 +152,7 @@ def test_an_artifact_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, tmp_path, monkeypatch):
     decode = parity.decode
     monkeypatch.setattr(
@@ -184,6 +186,27 @@ def test_one_image_in_another_class_is_no_disagreement(num_images, disagreeing, 
             parity.require_agreement("file", found)
 
 
+@pytest.mark.parametrize(
+    ("lost", "gained", "p"),
+    # By hand: twice the smaller tail of n fair coins, such as 2 * (1 + 10 + 45) / 2**10 for 8 and 2.
+    [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 2 / 32), (0, 5, 2 / 32), (8, 2, 112 / 1024), (3, 3, 1.0)],
+)
+def test_mcnemars_test_is_the_exact_binomial_one(lost, gained, p):
+    assert parity.mcnemar(lost, gained) == pytest.approx(p, rel=1e-12)
+
+
+def test_an_artifact_is_compared_with_the_model_on_images_that_only_one_gets_right(samples):
+    model, labels = build(), np.array([0, 1, 2, 3, 4, 5, 6, -1, -1])
+    keras_classes, classes = [0, 1, 2, 3, 0, 0, 0, 1, 2], [1, 0, 0, 3, 4, 0, 1, 2, 2]
+    samples = dataclasses.replace(samples, labels=labels)
+    one_hot = np.eye(7, dtype=np.float32)
+    expected = parity.Reference(samples, keras_vit.preprocessing_of(model), one_hot[keras_classes])
+    found = parity.compare(expected, one_hot[classes])
+    assert (found.lost, found.gained, found.mcnemar_p) == (3, 1, pytest.approx(10 / 16))
+    unlabeled = dataclasses.replace(expected, samples=dataclasses.replace(samples, labels=np.full(9, -1)))
+    assert parity.as_json(parity.compare(unlabeled, one_hot[classes]))["mcnemar_p"] is None
+
+
 def test_float_rounding_is_a_share_of_the_largest_logit(samples):
     """Logits of 40 are rounded forty times as coarsely as logits of 1; those below 1 are not held to less than 1e-4."""
     model = build()
@@ -211,6 +234,7 @@ def test_a_model_with_large_logits_is_exported(samples, tmp_path, monkeypatch):
     assert found.max_abs_diff > 1e-4
 
 
+@pytest.mark.slow
 def test_a_concurrent_export_takes_the_next_version(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     verify = saved_model_export._verify
@@ -375,15 +399,20 @@ def test_samples_are_prepared_a_batch_at_a_time(samples):
     assert sum((files for files, _ in expected.batches()), ()) == many.encoded
 
 
-@pytest.fixture(name="run")
-def _run(samples, tmp_path) -> pathlib.Path:
+@pytest.fixture(name="finished_run", scope="module")
+def _finished_run(samples, tmp_path_factory) -> pathlib.Path:
     """What a training command leaves, as far as an export reads it."""
-    run = tmp_path / "run"
-    run.mkdir()
+    run = tmp_path_factory.mktemp("finished")
     build().save(run / "model.keras")
     (run / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")
     samples.save(run / "samples.npz")
     return run
+
+
+@pytest.fixture(name="run")
+def _run(finished_run, tmp_path) -> pathlib.Path:
+    """A copy of a finished run."""
+    return pathlib.Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
 def flip_a_byte(path: pathlib.Path, position: int) -> None:

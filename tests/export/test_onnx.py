@@ -94,7 +94,10 @@ def test_the_file_of_requirements_pins_every_package_exactly():
     assert "-r ../requirements.txt" in lines
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("map", "hybrid", "BiT") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+)
 def test_the_rebuilt_model_is_the_model(name):
     model = build(name)
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)

@@ -507,6 +507,17 @@ GARBAGE = {
 }
 
 
+@pytest.mark.parametrize("first", range(0, len(GARBAGE), 6))
+def test_invalid_images_are_reported_by_their_indices(served, samples, first):
+    invalid = list(GARBAGE.values())[first : first + 6]  # of more, the message shows the first and the last
+    indices = " ".join(str(1 + number) for number in range(len(invalid)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"image_bytes\[{indices}\]: no whole {format_list()} of"):
+        served[2].signatures["serving_default"](
+            image_bytes=tf.constant([samples.encoded[0], *invalid, samples.encoded[1]])
+        )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GARBAGE)
 def test_an_invalid_image_is_reported_by_its_index(served, samples, name):
     batch = [samples.encoded[0], GARBAGE[name], samples.encoded[1], GARBAGE[name]]

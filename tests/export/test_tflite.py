@@ -195,11 +195,15 @@ def test_the_report_measures_every_format_and_recommends_one(phone):
         assert row["latency_ms"].keys() == {"1_threads", "2_threads"}
         assert row["operators"]["FULLY_CONNECTED"] == 13
         assert row["num_images"] == 24
+        assert row["gained"] - row["lost"] == round(24 * (row["accuracy"] - report["keras_accuracy"]))
+        assert row["mcnemar_p"] == parity.mcnemar(row["lost"], row["gained"])
     assert report["formats"]["float32"]["accuracy"] == report["keras_accuracy"]
     errors = report["layer_errors"]["int8"]
     assert list(errors.values()) == sorted(errors.values(), reverse=True)
     assert set(errors) <= {layer.name for layer in build().layers}
-    assert report["recommendation"] in (phone[0] / "report.md").read_text()
+    text = (phone[0] / "report.md").read_text()
+    assert report["recommendation"] in text
+    assert "| accuracy | correct only in Keras | correct only here | McNemar's p |" in " ".join(text.split())
     assert (phone[0] / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -11,6 +11,7 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.files import remote
 from keras_vit.files.remote import to_path
+from keras_vit.files.transfer import TransferError
 from training import evaluate, pretrain, shard
 from training.loop import checkpoints, setup
 from training.loop.run import Run
@@ -124,7 +125,7 @@ def test_a_file_that_only_credentials_open_is_read_through_tensorflow(monkeypatc
     from keras_vit.checkpoints import download
 
     def refuse(*_):
-        raise UserError("cannot be downloaded") from download._TransferError("403 Forbidden", retry=False)
+        raise UserError("cannot be downloaded") from TransferError("403 Forbidden", retry=False)
 
     monkeypatch.setattr(download, "_fetch", refuse)
     monkeypatch.setattr(download, "_from_bucket", lambda source: source)

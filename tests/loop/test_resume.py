@@ -126,9 +126,13 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(checkpoints, "save", save_and_ask_twice)
-    with pytest.raises(KeyboardInterrupt):
-        in_process(tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process of the background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_process(tmp_path / "run")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_average_is_what_the_run_saves(undisturbed):

@@ -112,7 +112,13 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+def small_first(names) -> list:
+    """The names, those of large models as slow cases."""
+    large = ("L_", "H_", "H+", "g_", "G_", "So400m", "R101", "R152", "R200", "x3")
+    return [pytest.param(n, marks=pytest.mark.slow) if any(part in n for part in large) else n for n in names]
+
+
+@pytest.mark.parametrize("name", small_first(MODELS))
 def test_every_named_model_has_its_exact_parameter_count(name):
     config = MODELS[name]
     if config in PLAIN:
@@ -146,7 +152,7 @@ _REFERENCE = json.loads((FIXTURES / "vit_shapes.json").read_text())["models"]
 _REFERENCE |= {f"BiT-{n}": m for n, m in json.loads((FIXTURES / "bit_shapes.json").read_text())["models"].items()}
 
 
-@pytest.mark.parametrize("name", _REFERENCE)
+@pytest.mark.parametrize("name", small_first(_REFERENCE))
 def test_keys_and_shapes_are_those_of_the_released_files(name):
     expected = {key: tuple(shape) for key, shape in _REFERENCE[name]["params_without_head"].items()}
     assert {key: shape for key, shape in shapes(name, 5).items() if "head/" not in key} == expected
@@ -461,6 +467,9 @@ _OF_EVERY_KIND = {
     "BiT": dataclasses.replace(TINY_STEM, preactivation=True),
     "axial resnet": dataclasses.replace(TINY_STEM, axial_heads=2),
 }
+_SOME_KINDS = [
+    name if name in ("hybrid", "BiT") else pytest.param(name, marks=pytest.mark.slow) for name in _OF_EVERY_KIND
+]
 
 
 def _of_numpy(value):
@@ -471,8 +480,9 @@ def _of_numpy(value):
     return kinds.get(type(value), lambda same: same)(value)
 
 
-@pytest.mark.parametrize("config", _OF_EVERY_KIND.values(), ids=_OF_EVERY_KIND)
-def test_a_model_of_numpys_numbers_is_saved_and_is_that_of_pythons(config, tmp_path):
+@pytest.mark.parametrize("name", _SOME_KINDS)
+def test_a_model_of_numpys_numbers_is_saved_and_is_that_of_pythons(name, tmp_path):
+    config = _OF_EVERY_KIND[name]
     preprocessing = Preprocessing(TINY_IMAGE, 3, "resize-small", ((0.0, 0.0, 0.0), (1.0, 0.5, 1.0)), 32)
     model = keras_vit.build(_of_numpy(config), preprocessing=_of_numpy(preprocessing), num_classes=np.int64(7))
     model.save(tmp_path / "model.keras")
@@ -507,7 +517,7 @@ def _models_of_default_order() -> dict[str, keras.Model]:
     return {name: randomize(keras_vit.build(config, image_size=TINY_IMAGE)) for name, config in _OF_EVERY_KIND.items()}
 
 
-@pytest.mark.parametrize("name", _OF_EVERY_KIND)
+@pytest.mark.parametrize("name", _SOME_KINDS)
 def test_models_are_channels_last_whatever_keras_is_set_to(
     name, models_of_default_order, channels_first, tiny_images, tmp_path
 ):

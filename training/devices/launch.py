@@ -11,19 +11,24 @@ import time
 from collections.abc import Sequence
 
 from keras_vit import UserError
-from training.options.launch import LaunchOptions
 
 
-def launch(options: LaunchOptions, command: Sequence[str]) -> int:
-    """Run all workers until they end; return the first nonzero exit code, else 0."""
-    if options.workers < 1 or not command:
+def launch(command: Sequence[str], count: int, grace: float) -> int:
+    """Run `count` workers until they end; return the first nonzero exit code, else 0.
+
+    Args:
+        command: of each worker, with its arguments.
+        count: workers.
+        grace: seconds that the others have to end by themselves after one failed.
+    """
+    if count < 1 or not command:
         raise UserError(
             "training.launch takes --workers N, at least 1, and a command after --, as in: --workers 2 -- python -m "
             "training.pretrain digits --data digits --workdir runs/two."
         )
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(options.workers)]
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     workers, readers = [], []
-    for index in range(options.workers):
+    for index in range(count):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         worker = subprocess.Popen(
             command,
@@ -44,7 +49,7 @@ def launch(options: LaunchOptions, command: Sequence[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, forward)
-    code = _wait(workers, options.grace)
+    code = _wait(workers, grace)
     for reader in readers:
         reader.join(timeout=5.0)
     return code

@@ -8,7 +8,6 @@ from training.evaluation.evaluate import evaluate
 from training.loop.pretrain import pretrain
 from training.loop.run import Run, write_text
 from training.options.common import DataOptions, Execution
-from training.options.experiments import DemoOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 
@@ -28,20 +27,20 @@ class Artifact:
     """On all test images."""
 
 
-def train_and_evaluate(options: DemoOptions) -> tuple[Run, float]:
+def train_and_evaluate(workdir: str, seed: int) -> tuple[Run, float]:
     """Train on the digits, evaluate, and return the run and its test accuracy."""
     data = DataOptions("digits")
     run = pretrain(
         PretrainOptions(
             source=data,
-            workdir=options.workdir,
+            workdir=workdir,
             recipe=find_recipe("digits"),
-            seed=options.seed,
+            seed=seed,
             execution=Execution(evaluate_every=_EVALUATE_EVERY),
         ),
         "digits",
     )
-    return run, evaluate(options.workdir, data)["accuracy"]
+    return run, evaluate(workdir, data)["accuracy"]
 
 
 def write_summary(

@@ -149,3 +149,28 @@ def _mlp_ratio(config: ViTConfig) -> int:
         f"DINOv2 of transformers has an MLP that is a multiple of the width, but {config.mlp_dim} does not follow from "
         f"{config.hidden_size}; choose another layout."
     )
+
+
+def number(config: dict, field: str, kind: type[int] | type[float] = int) -> Any:
+    value: Any = config.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value < 10**6:
+        raise UserError(f"config.json should give a positive number for {field!r}, but gives {value!r:.80}.")
+    return kind(value)
+
+
+def pair(config: dict, field: str) -> tuple[int, int] | None:
+    size = config.get(field)
+    if size is None:
+        return None
+    sides: Any = [size, size] if isinstance(size, int) else size
+    if field == "input_size" and isinstance(size, list) and len(size) == 3:  # channels come first
+        sides = size[1:]
+    if not (isinstance(sides, list) and len(sides) == 2 and all(is_side(side) for side in sides)):
+        raise UserError(f"config.json should give {field!r} as one or two numbers of pixels, but gives {size!r:.80}.")
+    return sides[0], sides[1]
+
+
+def is_side(side: Any) -> bool:
+    return isinstance(side, int) and not isinstance(side, bool) and 0 < side < 10**5

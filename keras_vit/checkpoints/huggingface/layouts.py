@@ -1,4 +1,4 @@
-"""The keys of transformers' DINOv2, DINOv3, CLIP and SigLIP, and the fields that each family has."""
+"""The keys of transformers' models, and the fields that each family has."""
 
 from collections.abc import Mapping
 
@@ -15,6 +15,9 @@ from keras_vit.checkpoints.key_mapping import (
     TOKEN,
     Layout,
     Rule,
+    bit_norm,
+    bit_units,
+    bottlenecks,
     dense,
     fused,
     norm,
@@ -203,3 +206,62 @@ def _tower(prefix: str, family: str) -> Layout:
         model_types=(family, "siglip" if siglip else "clip"),
         ignored=("text_model.", "text_projection.", "logit_scale", "logit_bias", f"{prefix}embeddings.position_ids"),
     )
+
+
+_BACKBONE = "embeddings.patch_embeddings.backbone.bit."
+VIT_TYPES = ("vit", "vit_msn", "vit-hybrid", "vit_mae")
+
+
+def vit_layout(prefix: str, model_types: tuple[str, ...] = VIT_TYPES, *, two_heads: bool = False) -> Layout:
+    """Transformers' ViT, ViTHybrid, ViTMAE and DeiT; `prefix` is that of all keys but the classifiers'."""
+    layer = f"{prefix}encoder.layer.{{i}}."
+    rules = (
+        Rule(("cls",), f"{prefix}embeddings.cls_token"),
+        Rule(("distillation/tokens",), f"{prefix}embeddings.distillation_token"),
+        Rule((POSITIONS,), f"{prefix}embeddings.position_embeddings"),
+        Rule((), f"{prefix}embeddings.mask_token"),
+        *dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
+        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
+        *(rule for part in QKV for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.attention.{part}")),
+        *dense(f"{ATTENTION}out", f"{layer}attention.output.dense"),
+        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}intermediate.dense"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}output.dense"),
+        *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
+        *dense("pre_logits", f"{prefix}pooler.dense"),
+        *dense("head", "cls_classifier" if two_heads else "classifier"),
+        *dense("head_distillation", "distillation_classifier"),
+        *_resnet(f"{prefix}{_BACKBONE}"),
+    )
+    return Layout(
+        rules,
+        gelu="erf",
+        layer_norm_epsilon=1e-12,
+        resampler="bicubic",
+        model_types=model_types,
+        ignored=("decoder.mask_token", "decoder.decoder_"),  # of a masked autoencoder
+    )
+
+
+def _resnet(prefix: str) -> tuple[Rule, ...]:
+    return (
+        Rule(("conv_root/kernel",), f"{prefix}embedder.convolution.weight", CONV),
+        *norm("gn_root", f"{prefix}embedder.norm"),
+        *bottlenecks(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
+    )
+
+
+def bit_layout(prefix: str) -> Layout:
+    return Layout(
+        (
+            Rule(("resnet/root_block/standardized_conv2d/kernel",), f"{prefix}embedder.convolution.weight", CONV),
+            *bit_units(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
+            *bit_norm("resnet", f"{prefix}norm"),
+            *dense("resnet/head/conv2d", "classifier.1"),
+        )
+    )
+
+
+def bottleneck_layout(prefix: str) -> Layout:
+    """Transformers' Bit of layer_type "bottleneck" with a classifier."""
+    return Layout((*_resnet(prefix), *dense("head", "classifier.1")))

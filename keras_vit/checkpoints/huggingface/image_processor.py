@@ -1,0 +1,154 @@
+"""Read transformers' preprocessor_config.json: how its image processor resizes and normalizes."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from keras_vit.checkpoints.huggingface.config_json import is_side, number
+from keras_vit.errors import UserError
+from keras_vit.models.config import Resize
+
+# The closest filters in PIL: bilinear (2) and box (4). No config.json of transformers asks for "pad".
+RESAMPLE: Mapping[Resize, int] = {"stretch": 2, "crop": 2, "resize-small": 4}
+INTERPOLATION: Mapping[Resize, str] = {"stretch": "bilinear", "crop": "bilinear", "resize-small": "box"}
+_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their number in PIL
+# Defaults of transformers' image processors for fields missing in preprocessor_config.json.
+_SQUARE = {"height": 224, "width": 224}
+_STRETCHED: dict[str, Any] = {
+    "do_resize": True,
+    "size": _SQUARE,
+    "resample": 2,
+    "do_center_crop": False,
+    "crop_size": None,
+}
+_CROPPED: dict[str, Any] = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
+_CROPPED |= {"crop_size": _SQUARE, "image_mean": [0.48145466, 0.4578275, 0.40821073]}
+_CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
+_PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "DINOv3ViT": _STRETCHED}
+_PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
+ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
+
+
+def completed_processor(fields: dict) -> dict:
+    """preprocessor_config.json with the defaults of its class; empty if it is."""
+    if not fields:
+        return {}
+    kind = fields.get("image_processor_type") or fields.get("feature_extractor_type") or "ViTImageProcessor"
+    family = re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", kind) if isinstance(kind, str) else None
+    if family not in _PROCESSORS:
+        raise _unsupported("image_processor_type", kind)
+    processor = _PROCESSORS[family] | {name: value for name, value in fields.items() if value is not None}
+    if family != "ViT" and isinstance(processor["size"], int):
+        processor["size"] = {"shortest_edge": processor["size"]}
+    return processor
+
+
+def processor_resize(processor: dict) -> tuple[Resize, int | None, tuple[int, int] | None]:
+    """(resize, crop_from, size) of Preprocessing that equals transformers' image processor.
+
+    Raises UserError if Preprocessing has no equivalent.
+    """
+    if not processor:
+        return "stretch", None, None
+    for field in ("do_flip_channel_order", "do_pad"):
+        if _flag(processor, field, default=False):
+            raise _unsupported(field, True)
+    resizes, crops = _flag(processor, "do_resize"), _flag(processor, "do_center_crop")
+    size, crop_size, resample = (processor[field] for field in ("size", "crop_size", "resample"))
+    sides, crop = _sides(size), _sides(crop_size)
+    if not resizes:
+        if crops:
+            raise _unsupported("do_resize", False)
+        return "stretch", None, None
+    if sides is None:
+        raise _unsupported("size", size)
+    if crops and (crop is None or len(crop) != 2):
+        raise _unsupported("crop_size", crop_size)
+    resize: Resize
+    if len(sides) == 2:
+        if crops and crop != sides:
+            raise _unsupported("crop_size", crop_size)
+        resize, crop_from, crop = "stretch", None, sides
+    elif not crops:
+        raise _unsupported("size", size)
+    elif crop == sides * 2 and resample != RESAMPLE["resize-small"]:
+        resize, crop_from = "crop", None
+    elif crop is not None and sides[0] >= max(crop):
+        resize, crop_from = "resize-small", sides[0]
+    else:
+        raise _unsupported("crop_size", crop_size)
+    if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
+        raise _unsupported("resample", resample)
+    assert crop is not None
+    return resize, crop_from, (crop[0], crop[1])
+
+
+def other_filter(processor: dict, resize: Resize) -> str | None:
+    """The interpolation that the processor asks for, if it is not the one that `resize` has here."""
+    if not processor or not processor["do_resize"] or processor["resample"] == RESAMPLE[resize]:
+        return None
+    return f"{_FILTERS[processor['resample']]} interpolation"
+
+
+def _sides(size: Any) -> tuple[int, ...] | None:
+    """(height, width), or (shortest edge,), of a processor's size; None if it is neither."""
+    if isinstance(size, dict):
+        size = {name: side for name, side in size.items() if side is not None}
+        names = ("shortest_edge",) if size.keys() == {"shortest_edge"} else ("height", "width")
+        sides = tuple(size[name] for name in names) if size.keys() == set(names) else ()
+    elif isinstance(size, list):
+        sides = tuple(size) if len(size) == 2 else ()
+    else:
+        sides = (size, size)
+    return sides if sides and all(is_side(side) for side in sides) else None
+
+
+def _unsupported(field: str, value: object) -> UserError:
+    return UserError(
+        f"preprocessor_config.json has the unsupported {field}={value!r:.80}; change that field to resize "
+        "images in another way, and keep image_mean and image_std in the file."
+    )
+
+
+def processor_range(processor: dict) -> ValueRange | None:
+    """Value range of transformers' image processor, which rescales and normalizes unless flags disable it."""
+    rescales, normalizes = (_flag(processor, field) for field in ("do_rescale", "do_normalize"))
+    factor = number(processor, "rescale_factor", float)
+    white = 255 * (factor or 1 / 255) if rescales else 255.0
+    if not normalizes:
+        return 0.0, white
+    found = value_range_of(processor.get("image_mean"), processor.get("image_std"), white)
+    if found is None and white != 1.0:
+        raise UserError("preprocessor_config.json should give image_mean and image_std beside its own rescaling.")
+    return found
+
+
+def _flag(processor: dict, field: str, *, default: bool = True) -> bool:
+    value = processor.get(field, default)
+    if not isinstance(value, bool):
+        raise UserError(f"preprocessor_config.json should give true or false for {field!r}, but gives {value!r:.80}.")
+    return value
+
+
+def value_range_of(mean: Any, std: Any, white: float = 1.0) -> ValueRange | None:
+    """(mean, std) of images in [0, white] -> `Preprocessing.value_range`."""
+    if mean is None or std is None:
+        return None
+    channels = [mean, std]
+    if not all(isinstance(part, list) and all(_is_moderate(n) for n in part) for part in channels):
+        raise UserError(
+            f"The mean and standard deviation of the images should be lists of numbers, but are {mean!r}, {std!r}."
+        )
+    if len(mean) != len(std) or not mean or min(std) <= 0:
+        raise UserError(
+            f"The images' mean {mean} and standard deviation {std} should have one positive number per channel."
+        )
+    low = tuple(-m / s for m, s in zip(mean, std, strict=True))
+    high = tuple((white - m) / s for m, s in zip(mean, std, strict=True))
+    if len(set(low)) == len(set(high)) == 1:
+        return low[0], high[0]
+    return low, high
+
+
+def _is_moderate(number: object) -> bool:
+    return isinstance(number, int | float) and -1e6 < number < 1e6

@@ -1,0 +1,184 @@
+"""The page that classifies pictures in the browser with model.onnx."""
+
+import contextlib
+import functools
+import http.server
+import io
+import json
+import os
+import pathlib
+import re
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image, PngImagePlugin
+
+import keras_vit
+from export import parity
+from export.onnx import __main__ as onnx
+from export.onnx import export as onnx_export
+from export.onnx import runtimes, web_page
+from export.source import Provenance, random_images
+from keras_vit import Preprocessing, UserError
+from tests.browser import Page, find_browser, open_browser
+from tests.support import TINY, randomize
+
+LABELS = ("wren", "ant", "Żubr", "bee <b>", "newt", "eel", "cod")
+SIZE = (16, 24)
+MEANS = ((-2.1, -2.0, -1.8), (2.2, 2.4, 2.6))
+RULES = (
+    Preprocessing(SIZE),
+    Preprocessing(SIZE, resize="crop", value_range=MEANS),
+    Preprocessing(SIZE, resize="pad"),
+    Preprocessing(SIZE, resize="resize-small", crop_from=28, value_range=(0.0, 1.0)),
+    Preprocessing(SIZE, 1),
+    Preprocessing(SIZE, 1, resize="crop"),
+)
+_PAGE = pathlib.Path(web_page.__file__).with_name(web_page.PAGE)
+# Where the page loads ONNX Runtime Web from, and its version.
+CDN, VERSION = re.findall(r'"(https://.*/onnxruntime-web@([\d.]+)/dist/)', _PAGE.read_text(encoding="utf-8"))[0]
+
+
+def build(preprocessing: Preprocessing) -> keras.Model:
+    return randomize(keras_vit.build(TINY, preprocessing=preprocessing, num_classes=7))
+
+
+def pictures() -> dict[str, bytes]:
+    """Pictures of several sizes and formats, smooth as photographs are."""
+    rng = np.random.default_rng(4)
+    found = {}
+
+    def add(name: str, size: tuple[int, int], mode: str = "RGB", **options) -> None:
+        noise = rng.integers(0, 256, (5, 7, len(Image.new(mode, (1, 1)).getbands())), dtype=np.uint8)
+        image = Image.fromarray(noise[..., 0] if mode == "L" else noise, mode).resize(size, Image.Resampling.BICUBIC)
+        stream = io.BytesIO()
+        image.save(stream, name.rpartition(".")[2].replace("jpg", "jpeg"), **options)
+        found[name] = stream.getvalue()
+
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    gamma = PngImagePlugin.PngInfo()
+    gamma.add(b"gAMA", (100_000).to_bytes(4, "big"))
+    add("small.png", (9, 5))
+    add("same.png", SIZE[::-1])
+    add("wide.png", (211, 60), pnginfo=gamma)
+    add("tall.png", (77, 300), exif=turned)
+    add("gray.png", (64, 50), "L")
+    add("turned.webp", (50, 40), exif=turned, lossless=True)
+    add("photo.jpg", (320, 200), quality=95, exif=turned)
+    add("transparent.png", (40, 30), "RGBA")
+    return found
+
+
+def expected(model: keras.Model, preprocessing: Preprocessing, picture: bytes) -> np.ndarray:
+    """Probabilities (7,) of the Keras model."""
+    image = preprocessing.normalize(parity.decode(tf.constant(picture), preprocessing))
+    return tf.nn.softmax(model.predict_on_batch(np.asarray(image)[None])[0] / 2.0).numpy()
+
+
+@contextlib.contextmanager
+def serve(directory: pathlib.Path):
+    """Serve a folder, and yield the address of the page."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=directory)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/{web_page.PAGE}"
+        server.shutdown()
+
+
+def shown(page: Page) -> dict[str, float]:
+    """The classes on the page with their probabilities."""
+    rows = page.evaluate(
+        "[...document.querySelectorAll('#classes li')].map(row => [row.querySelector('span').textContent, "
+        "row.querySelector('meter').value])"
+    )
+    return dict(rows)
+
+
+def classify(page: Page, file: pathlib.Path, *, drop: bool = False) -> str:
+    """Give a file to the page, and return what it says when it is done."""
+    page.drop("#drop", file) if drop else page.choose("input", file)
+    said = "document.getElementById('status').textContent"
+    page.wait_for(f"!document.querySelector('input').disabled && {said}.includes({json.dumps(file.name)})")
+    return page.evaluate(said)
+
+
+def test_a_page_needs_the_onnx_file_and_pictures_that_a_browser_has():
+    with pytest.raises(UserError, match="The page of --web runs model.onnx, but --formats has openvino; add onnx."):
+        onnx.main(["--run", "nowhere", "--output", "x", "--formats", "openvino", "--web"])
+    with pytest.raises(UserError, match="a picture has 1 or 3 channels, but this model takes 4; leave --web out"):
+        web_page.check_page(("onnx",), Preprocessing(SIZE, 4))
+
+
+def test_the_page_is_written_with_what_it_needs_to_know(tmp_path):
+    origin = Provenance(name="runs/birds", weights="augreg:B_16", license="Apache-2.0", temperature=1.5)
+    web_page.write_page(tmp_path, RULES[3], LABELS, origin)
+    assert {path.name for path in tmp_path.iterdir()} == {"classify.html", "classify.json"}
+    facts = json.loads((tmp_path / "classify.json").read_text(encoding="utf-8"))
+    assert Preprocessing(**facts.pop("preprocessing")) == RULES[3]
+    assert facts == {
+        "model": "birds", "weights": "augreg:B_16", "license": "Apache-2.0", "labels": list(LABELS), "temperature": 1.5,
+    }  # fmt: skip
+
+
+def _runtime() -> pathlib.Path:
+    """The folder dist of the npm package that the page names; skips the test where it is not."""
+    folder = os.environ.get("ONNXRUNTIME_WEB")
+    if folder is None:
+        pytest.skip(f"Set ONNXRUNTIME_WEB to the folder dist of the npm package onnxruntime-web {VERSION}.")
+    package = json.loads((pathlib.Path(folder).parent / "package.json").read_text(encoding="utf-8"))
+    assert package["version"] == VERSION
+    return pathlib.Path(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [3, 1])
+def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, tmp_path):
+    """Exact but for rounding where the browser decodes as TensorFlow does; JPEG is decoded a level of a pixel apart."""
+    runtime, _ = _runtime(), find_browser()
+    for package in runtimes._PACKAGES["onnx"]:
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {runtimes.REQUIREMENTS}")
+    rules = [rule for rule in RULES if rule.channels == channels]
+    model, folder, origin = build(rules[0]), tmp_path / "portable", Provenance(temperature=2.0)
+    onnx_export.export_onnx(model, LABELS, random_images(rules[0]), folder, web=True, origin=origin)
+    files = {tmp_path / name: content for name, content in pictures().items()}
+    for file, content in files.items():
+        file.write_bytes(content)
+    (tmp_path / "text.png").write_text("no picture")
+    with open_browser() as page, serve(folder) as address:
+        page.served[CDN] = runtime
+        for rule in rules:
+            web_page.write_page(folder, rule, LABELS, origin)
+            page.open(address, width=390)
+            page.wait_for("!document.querySelector('input').disabled")
+            for file, content in files.items():
+                assert classify(page, file, drop=rule == rules[0]) == f"The most likely classes of {file.name}:"
+                found, wanted = shown(page), expected(model, rule, content)
+                assert list(found) == [LABELS[index] for index in np.argsort(-wanted)[:5]], (rule, file.name)
+                difference = np.abs(np.array(list(found.values())) - np.sort(wanted)[:-6:-1]).max()
+                assert difference < (1e-3 if file.suffix == ".jpg" else 1e-5), (rule, file.name)
+            assert "ms" in page.evaluate("document.getElementById('times').textContent")
+            assert page.overflow() <= 0
+        assert classify(page, tmp_path / "text.png") == "text.png is not a picture that this browser can read."
+        assert page.problems == []
+
+
+@pytest.mark.slow
+def test_the_page_says_what_it_cannot_do(tmp_path):
+    find_browser()
+    web_page.write_page(tmp_path, RULES[0], LABELS, Provenance())
+    said = "document.getElementById('status').textContent"
+    with open_browser() as page:
+        page.open((tmp_path / web_page.PAGE).as_uri())
+        page.wait_for(f"{said}.includes('run python -m http.server in this folder')")
+        with serve(tmp_path) as address:
+            (tmp_path / web_page.FACTS).unlink()
+            page.open(address)
+            page.wait_for(f"{said} == 'The model cannot be loaded: classify.json is not beside this page.'")
