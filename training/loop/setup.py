@@ -135,9 +135,11 @@ def _train_locked(
             f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "
             f"{source.evaluation.num_examples:,} evaluation images, {num_steps:,} steps of {recipe.batch_size}."
         )
-        if setup.source.train.labels is not None and not recipe.balance:
-            counts = np.bincount(setup.source.train.labels, minlength=len(source.labels))
-            print(*advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"), sep="\n")
+        own_folder = options.source.data.startswith(("folder:", "csv:"))
+        if own_folder and source.train.labels is not None and not recipe.balance:
+            counts = np.bincount(source.train.labels)
+            for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
+                print(sentence)
         # Before the training: model.keras, which the training writes, marks the run as finished.
         preprocessing = preprocessing_of(trainer.network)
         save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
