@@ -27,7 +27,7 @@ def test_a_few_hundred_small_images_get_a_small_resnet_without_flips():
     assert all(reason.endswith(".") for reason in reasons)
 
 
-@pytest.mark.parametrize(("size", "side"), [((28, 28), 32), ((500, 375), 224), ((70, 100), 64), ((5, 9000), 32)])
+@pytest.mark.parametrize(("size", "side"), [((28, 28), 32), ((500, 375), 128), ((70, 100), 64), ((5, 9000), 32)])
 def test_the_input_is_no_larger_than_the_images_need(size, side):
     assert auto_recipe(DataFacts(708, size))[0].image_size == (side, side)
 
@@ -86,7 +86,7 @@ def test_auto_looks_at_the_folder_trains_says_why_and_advises(folder, tmp_path, 
     pretrain.main([*arguments, "--model.stage-channels", "32", "--steps", "1", "--warmup-steps", "0"])
     printed = capsys.readouterr().out
     assert "Model: a small ResNet (BiT)" in printed
-    assert "Image size: 32 pixels, since the smaller side of the images has typically 40." in printed
+    assert "Image size: 32 pixels, since the smaller side of the images typically has 40;" in printed
     assert "Training images per class: 3 at least, 10 in the median class, 16 at most." in printed
     assert "training.finetune --checkpoint augreg:S_16" in printed
     recipe = json.loads((workdir / "config.json").read_text())["recipe"]

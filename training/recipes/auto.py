@@ -1,8 +1,7 @@
 """The recipes `auto`: they fit the data set, and give a reason for each choice.
 
 That a small ResNet beats a ViT of its size until there are millions of images is Figure 4 of "An Image is Worth 16x16
-Words" (arXiv 2010.11929). The settings from scratch were chosen on a folder of 796 images; `docs/results.md` has the
-figures.
+Words" (arXiv 2010.11929). The learning rate was compared on 704 drawn images of 16 uneven classes, for 24 epochs.
 """
 
 import dataclasses
@@ -14,8 +13,9 @@ from training.recipes.schedules import Schedule
 
 # Images that training sees in all, and the limits of the epochs that this makes.
 _IMAGES_SEEN, _FEWEST_EPOCHS, _MOST_EPOCHS = 45_000, 8, 64
-# Sides of the input in pixels; images between two are reduced to the smaller one.
-_SIDES = (32, 48, 64, 96, 128, 160, 224)
+# Sides of the input in pixels; images between two are reduced to the smaller one. A small model from scratch has no use
+# for more than 128, which take four times as long as 64.
+_SIDES = (32, 48, 64, 96, 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,8 @@ def auto_recipe(facts: DataFacts) -> tuple[PretrainRecipe, list[str]]:
     return recipe, [
         f"Model: a small ResNet (BiT), since a Vision Transformer from scratch needs more than {facts.num_examples:,} "
         "images.",
-        f"Image size: {side} pixels, since the smaller side of the images has typically {smaller}.",
+        f"Image size: {side} pixels, since the smaller side of the images typically has {smaller}; at most "
+        f"{_SIDES[-1]}.",
         f"Epochs: {epochs}, which show {epochs * facts.num_examples:,} images, in batches of {batch_size}.",
         f"Augmentation: shifts by up to {shift} pixels and label smoothing, which keep the meaning of every image; "
         "--flip helps where left and right do not matter.",
