@@ -52,8 +52,8 @@ def auto_recipe(facts: DataFacts) -> tuple[PretrainRecipe, list[str]]:
         shift=shift,
     )
     return recipe, [
-        f"Model: a small ResNet (BiT), since a Vision Transformer from scratch needs more than {facts.num_examples:,} "
-        "images.",
+        "Model: a small ResNet (BiT); a Vision Transformer from scratch needs millions of images, and there are "
+        f"{facts.num_examples:,}.",
         f"Image size: {side} pixels, since the smaller side of the images typically has {smaller}; at most "
         f"{_SIDES[-1]}.",
         f"Epochs: {epochs}, which show {epochs * facts.num_examples:,} images, in batches of {batch_size}.",
