@@ -89,7 +89,7 @@ def test_auto_looks_at_the_folder_trains_says_why_and_advises(folder, tmp_path, 
     assert "Image size: 32 pixels, since the smaller side of the images typically has 40;" in printed
     assert "Training images per class: 3 at least, 10 in the median class, 16 at most." in printed
     assert "training.finetune --checkpoint augreg:S_16" in printed
-    recipe = json.loads((workdir / "config.json").read_text())["recipe"]
+    recipe = json.loads((workdir / "config.json").read_text())["settings"]["recipe"]
     assert (recipe["channels"], recipe["steps"], recipe["epochs"], recipe["balance"]) == (1, 1, None, False)
 
 
