@@ -260,3 +260,13 @@ def test_training_without_augmentation_shows_what_evaluation_shows():
     [(trained, _)] = training_batches(split, recipe, PREPROCESSING, **options)
     [(evaluated, _, _)] = evaluation_batches(split, PREPROCESSING, num_classes=2, batch_size=1)
     np.testing.assert_array_equal(trained, evaluated)
+
+
+@pytest.mark.parametrize(("resize", "enters"), [("pad", 1.0), ("stretch", -1.0)])
+def test_beside_white_padding_white_enters_a_shifted_image(resize, enters):
+    split = Split(1, lambda index: (tf.fill((8, 8, 3), tf.constant(9, tf.uint8)), tf.constant(0)))
+    preprocessing = Preprocessing((8, 8), resize=resize, background="white")
+    recipe = dataclasses.replace(RECIPES["digits"], resize=resize, channels=3, shift=3, batch_size=1, image_size=(8, 8))
+    batches = training_batches(split, recipe, preprocessing, num_classes=1, seed=0, first_step=0, num_steps=4)
+    pixels = np.unique([images for images, _ in batches.as_numpy_iterator()])
+    np.testing.assert_allclose(pixels, sorted([enters, 9 / 127.5 - 1]), atol=1e-6)

@@ -14,7 +14,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.files.transfer import TransferError
 from training import evaluate, pretrain, shard
 from training.loop import checkpoints, setup
-from training.loop.run import Run
+from training.loop.run import Run, locked
 
 COMMAND = [
     "digits", "--deterministic", "--seed", "5", "--epochs", "2", "--batch-size", "16", "--warmup-steps", "1",
@@ -204,6 +204,15 @@ def test_a_bucket_that_does_not_answer_is_no_damaged_checkpoint(folder, monkeypa
         UserError, match="ram://checkpoints/.* cannot be read or written .*503.*; check the name of the"
     ):
         checkpoints.load_latest(folder)
+
+
+def test_a_bucket_has_no_lock_and_the_command_says_so(folder, monkeypatch, capsys):
+    gfile = Gfile(monkeypatch)
+    with locked(folder.parent), locked(folder.parent):
+        pass
+    sentence = f"{folder.parent} has no locks; make sure that no other process trains there."
+    assert capsys.readouterr().out.splitlines() == [sentence, sentence]
+    assert not gfile.calls
 
 
 def test_requests_of_a_checkpoint_are_as_documented(folder, monkeypatch):

@@ -78,9 +78,9 @@ def random_flip(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.image.stateless_random_flip_left_right(image, seed)
 
 
-def random_shift(image: tf.Tensor, seed: tf.Tensor, pixels: int) -> tf.Tensor:
-    """Moved by up to `pixels` in each direction, evenly over all offsets; what enters is 0. Shape unchanged."""
-    padded = tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]])
+def random_shift(image: tf.Tensor, seed: tf.Tensor, pixels: int, fill: int = 0) -> tf.Tensor:
+    """Moved by up to `pixels` in each direction, evenly over all offsets; what enters is `fill`. Shape unchanged."""
+    padded = tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]], constant_values=tf.cast(fill, image.dtype))
     offset = tf.random.stateless_uniform((2,), seed, 0, 2 * pixels + 1, tf.int32)
     height, width, channels = image.shape
     return tf.slice(padded, [offset[0], offset[1], 0], [height, width, channels])

@@ -134,7 +134,9 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
     if image.dtype != tf.uint8 and _changes_bytes(recipe):
         image = tf.saturate_cast(tf.round(image), tf.uint8)
     if recipe.shift:
-        image = augment.random_shift(image, shift_seed, recipe.shift)
+        # White beside the padding of the resize, which is white.
+        fill = 255 if preprocessing.resize == "pad" else 0
+        image = augment.random_shift(image, shift_seed, recipe.shift, fill)
     if recipe.flip:
         image = augment.random_flip(image, flip_seed)
     if recipe.autoaugment:

@@ -1,0 +1,141 @@
+"""Compiles one program for a TPU chip: `python -m benchmarks.tpu_compile CASE`, the case as JSON.
+
+The process writes one line of JSON to standard output: bytes of the arguments, results, temporaries and code on the
+chip, floating-point operations, and bytes that the host sends for each step. All other output goes to standard error.
+
+JAX has public functions to describe a slice and to compile its own programs for it. For those of TensorFlow, modules
+of jaxlib without a promise of stability are used; the pinned version is in `benchmarks/requirements-tpu.txt`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import sys
+from typing import Any
+
+from benchmarks.case import NUM_CLASSES
+from benchmarks.tpu import TPUCase
+from keras_vit import UserError
+from training.recipes.pretrain import find_recipe
+
+# Chip: (name of a slice of one host, accelerator type).
+_SLICES = {"v5e": ("v5e:2x2", "v5litepod-4"), "v6e": ("v6e:2x2", "v6e-4")}
+_NUM_STEPS = 100_000  # only the learning rate depends on it
+
+
+def main(arguments: list[str]) -> None:
+    """`CASE`"""
+    case = TPUCase(**json.loads(arguments[0]))
+    with os.fdopen(os.dup(1), "w") as answer, contextlib.redirect_stdout(sys.stderr):
+        os.dup2(2, 1)
+        _set_environment(case)
+        answer.write(json.dumps(_compile_jax(case) if case.step == "jax" else _compile_tensorflow(case)))
+
+
+def _set_environment(case: TPUCase) -> None:
+    """Of libtpu, before it is loaded: there is neither a TPU nor a metadata server."""
+    import libtpu
+
+    os.environ["KERAS_BACKEND"] = "jax" if case.step == "jax" else "tensorflow"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "True"  # without a TPU, several processes may compile
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+    os.environ["TPU_ACCELERATOR_TYPE"] = _SLICES[case.chip][1]
+    os.environ["TPU_LIBRARY_PATH"] = libtpu.get_library_path()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _device(case: TPUCase):
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(platform="tpu", topology_name=_SLICES[case.chip][0]).devices[0]
+
+
+def _compile_tensorflow(case: TPUCase) -> dict[str, Any]:
+    import tensorflow as tf
+    from jax._src.interpreters import mlir
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    step, batch = _tensorflow_step(case)
+    # The specifications are separate arguments: experimental_get_compiler_ir takes none that is inside a tuple.
+    compiled = tf.function(lambda *batch: step(batch), jit_compile=True, autograph=False)
+    hlo = compiled.experimental_get_compiler_ir(*batch)(stage="hlo_serialized")
+    text = xla_client._xla.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(hlo))
+    text = text.decode() if isinstance(text, bytes) else text
+    # The copies are in the results only, and this parser does not know them.
+    text = re.sub(r'"?mhlo\.copy"?\(?\s*(%[\w#]+)\)?[^:\n]*: (?:\(.*?\) -> )?(tensor<[^>]*>)',
+                  r"stablehlo.reshape \1 : (\2) -> \2", text)  # fmt: skip
+    device = _device(case)
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        executable = device.client.compile(module, xla_client.DeviceList((device,)), xla_client.CompileOptions())
+    host_bytes = sum(spec.dtype.size * spec.shape.num_elements() for spec in batch)
+    return _measured(executable.get_compiled_memory_stats(), executable.cost_analysis(), host_bytes)
+
+
+def _tensorflow_step(case: TPUCase):
+    """The training or evaluation step, and the specifications of its batch."""
+    import tensorflow as tf
+
+    from training.loop import trainer
+
+    trainer.on_cpu = lambda: False  # or the model would take the form that is fast on this machine
+    recipe, steps = _trainer(case)
+    images = tf.TensorSpec((case.batch, *recipe.image_size, recipe.channels), tf.float32)
+    labels, weights = tf.TensorSpec((case.batch, NUM_CLASSES), tf.float32), tf.TensorSpec((case.batch,), tf.float32)
+    if case.step == "evaluation":
+        return steps.test_step, (images, labels, weights)
+    return steps.train_step, (images, labels)
+
+
+def _trainer(case: TPUCase):
+    """The recipe with the batch of the case, and its compiled trainer on the backend of this process."""
+    import tensorflow as tf
+
+    from training.loop.fit import build_trainer
+    from training.options.common import Execution
+
+    recipe = dataclasses.replace(find_recipe(case.recipe), batch_size=case.batch, accumulation=1)
+    execution = Execution(precision="bfloat16", remat=case.step == "remat")
+    strategy = tf.distribute.get_strategy()  # of one device
+    return recipe, build_trainer(
+        lambda: recipe.build(NUM_CLASSES), recipe, _NUM_STEPS, strategy=strategy, execution=execution, seed=0
+    )
+
+
+def _compile_jax(case: TPUCase) -> dict[str, Any]:
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    from training.loop.jax.trainer import state_shapes, training_step
+
+    recipe, trainer = _trainer(case)
+    if recipe.target != "classes":
+        raise UserError("On JAX, only classes can be the target.")
+    sharding = SingleDeviceSharding(_device(case))
+    batch = [
+        jax.ShapeDtypeStruct((case.batch, *shape), "float32", sharding=sharding)
+        for shape in ((*recipe.image_size, recipe.channels), (NUM_CLASSES,))
+    ]
+    compiled = training_step(trainer).lower(state_shapes(trainer, sharding), batch).compile()
+    host_bytes = sum(part.dtype.itemsize * part.size for part in batch)
+    return _measured(compiled.memory_analysis(), compiled.cost_analysis(), host_bytes)
+
+
+def _measured(memory, costs, host_bytes: int) -> dict[str, Any]:
+    return {
+        "arguments": memory.argument_size_in_bytes,
+        "results": memory.output_size_in_bytes,
+        "shared": memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
+        "flops": costs["flops"],
+        "host_bytes": host_bytes,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

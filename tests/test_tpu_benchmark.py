@@ -1,0 +1,73 @@
+"""Compiling for TPU chips without one: interrupted runs continue, failures are results, the largest batch."""
+
+import dataclasses
+
+import pytest
+
+from benchmarks import tpu
+from keras_vit import UserError
+
+
+def _compiled(case: tpu.TPUCase, gigabytes: float) -> dict:
+    sizes = {"arguments": 0, "results": 0, "shared": 0, "temporaries": gigabytes * 10**9, "code": 0}
+    counts = {"flops": 2e12, "host_bytes": 3e6, "seconds": 60.0, "failure": None}
+    return dataclasses.asdict(case) | sizes | counts
+
+
+def test_for_a_tpu_the_largest_batch_is_extrapolated_from_two():
+    few, many = (_compiled(tpu.TPUCase("digits", "training", "v5e", batch), 1 + batch / 10) for batch in (10, 20))
+    assert tpu.largest_batch([many, few], 16 * 10**9) == 150
+    assert tpu.largest_batch([few], 16 * 10**9) is None
+    assert tpu.largest_batch([few, many | {"failure": "out of memory"}], 16 * 10**9) is None
+
+
+def test_for_a_tpu_an_interrupted_run_continues(tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def compile_some(case, minutes):
+        tried.append((case.step, case.batch))
+        if case.step == "jax":
+            return dataclasses.asdict(case) | {"failure": "Error: a | b", "seconds": 9.0}
+        return _compiled(case, case.batch / 10)
+
+    monkeypatch.setattr(tpu, "compile_case", compile_some)
+    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: name)
+    options = ["--recipes", "digits", "--batches", "20", "10", "--output", str(tmp_path / "tpu")]
+    tpu.main([*options, "--steps", "training"])
+    tpu.main([*options, "--steps", "training", "jax"])
+    assert tried == [("training", 10), ("training", 20), ("jax", 10), ("jax", 20)]
+    text = (tmp_path / "tpu/results.md").read_text()
+    assert [cell.strip() for cell in text.splitlines()[2].split("|")[1:8]] == [
+        "digits", "training", "v5e", "10", "yes", "1", "171"
+    ]  # fmt: skip
+    assert "no: Error: a / b" in text
+    assert text.strip() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--recipes", "digitz"], "no recipe named 'digitz'"),
+        (["--batches", "0"], "--batches takes positive numbers"),
+        (["--minutes", "0"], "--minutes must be positive"),
+    ],
+)
+def test_for_a_tpu_invalid_options_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        tpu.main(options)
+
+
+def test_for_a_tpu_a_missing_compiler_is_named_with_its_requirements(tmp_path, monkeypatch):
+    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None if name == "libtpu" else name)
+    with pytest.raises(UserError, match="libtpu is not installed; run pip install -r benchmarks/requirements-tpu.txt"):
+        tpu.main(["--output", str(tmp_path / "tpu")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["training", "remat", "evaluation", "jax"])
+def test_a_model_of_two_blocks_compiles_for_a_tpu(step):
+    pytest.importorskip("libtpu", reason="libtpu of benchmarks/requirements-tpu.txt is not installed")
+    result = tpu.compile_case(tpu.TPUCase("mnist-notes", step, "v5e", 8), minutes=20)
+    assert result["failure"] is None
+    assert min(result[size] for size in ("arguments", "temporaries", "flops")) > 0
+    assert result["host_bytes"] >= 4 * 8 * (28 * 28 + 1000)
