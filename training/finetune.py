@@ -18,22 +18,23 @@ from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.jax import check_jax, jax_requested
 from training.options.train import FinetuneOptions
+from training.recipes.auto import auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.recipe import Recipe, override_duration
 
-_DEFAULT_RECIPE = "photos-finetune"
+_DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m training.finetune --checkpoint FILE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
-        print(f"Recipes: {', '.join(FINETUNE_NAMES)}; default {_DEFAULT_RECIPE}.")
+        print(f"Recipes: {_AUTO}, {', '.join(FINETUNE_NAMES)}; default {_DEFAULT_RECIPE}.")
         print("--recipe NAME --help lists all options with their values.")
         return
     name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
-    # Only the HyperRules depend on the data, so their values are not known yet.
-    options = _parse(name, rest, FINETUNE_RECIPES.get(name) or find_finetune_recipe(name, 1, (224, 224)))
+    # auto and the HyperRules depend on the data, so their values are not known yet.
+    options = _parse(name, rest, FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224))[0])
     check_data(options.source)
     if options.checkpoint is not None and options.model is None:
         check_name(options.checkpoint)
@@ -50,8 +51,18 @@ def main(arguments: Sequence[str]) -> None:
     with report_interruption():
         setup = open_setup(options)
         train = setup.source.train
-        recipe = find_finetune_recipe(name, train.num_examples, typical_size(train))
-        finetune(_parse(name, rest, recipe), name, setup)
+        recipe, reasons = _find(name, train.num_examples, typical_size(train))
+        options = _parse(name, rest, recipe)
+        for reason in reasons:
+            print(reason)
+        finetune(options, name, setup)
+
+
+def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> tuple[Recipe, list[str]]:
+    """Return a recipe by name, and for auto the reasons for its choices."""
+    if name == _AUTO:
+        return auto_finetune_recipe(num_examples, image_size)
+    return find_finetune_recipe(name, num_examples, image_size), []
 
 
 def _parse(name: str, rest: list[str], recipe: Recipe) -> FinetuneOptions:

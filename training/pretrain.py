@@ -4,6 +4,10 @@
 
 reaches about 97 % on the test images of MNIST. The same command continues an interrupted run from its last checkpoint.
 On SIGTERM or Ctrl-C it saves a checkpoint and exits with code 75.
+
+    python -m training.pretrain auto --data folder:pictures --workdir runs/pictures
+
+chooses model, image size, epochs and augmentation from the data, and says why.
 """
 
 import dataclasses
@@ -17,26 +21,25 @@ from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.jax import check_jax, jax_requested
 from training.options.train import PretrainOptions
+from training.recipes.auto import DataFacts, auto_recipe
 from training.recipes.pretrain import RECIPES, find_recipe
-from training.recipes.recipe import override_duration
+from training.recipes.recipe import PretrainRecipe, override_duration
+
+_AUTO = "auto"
 
 
 def main(arguments: Sequence[str]) -> None:
     """`RECIPE --data … --workdir …`, and any field of the recipe."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m training.pretrain RECIPE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
-        print(f"Recipes: {', '.join(RECIPES)}. RECIPE --help lists all options with their values.")
+        print(f"Recipes: {_AUTO}, {', '.join(RECIPES)}. RECIPE --help lists all options with their values.")
         return
     if arguments[0].startswith("-"):
         raise UserError(f"The first argument must be a recipe, one of {', '.join(RECIPES)}, but is {arguments[0]!r}.")
-    named = find_recipe(arguments[0])
-    options = cli.parse(
-        PretrainOptions,
-        arguments[1:],
-        prog=f"python -m training.pretrain {arguments[0]}",
-        default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
-    )
-    options = dataclasses.replace(options, recipe=override_duration(options.recipe, named))
+    name, *rest = arguments
+    # What the recipe auto is depends on the data, so its values are not known yet.
+    named = auto_recipe(DataFacts(1000, (64, 64)))[0] if name == _AUTO else find_recipe(name)
+    options = _parse(name, rest, named)
     check_data(options.source)
     if jax_requested():
         check_jax(options, options.recipe)
@@ -44,11 +47,29 @@ def main(arguments: Sequence[str]) -> None:
         prepare_tpu(options.devices)
         cli.require_tensorflow()
 
+    from training.input.dataset import typical_channels, typical_size
     from training.loop.pretrain import pretrain
-    from training.loop.setup import report_interruption
+    from training.loop.setup import open_setup, report_interruption
 
     with report_interruption():
-        pretrain(options, arguments[0])
+        setup = open_setup(options)
+        if name == _AUTO:
+            train = setup.source.train
+            named, reasons = auto_recipe(DataFacts(train.num_examples, typical_size(train), typical_channels(train)))
+            options = _parse(name, rest, named)
+            print("\n".join(reasons))
+        pretrain(options, name, setup)
+
+
+def _parse(name: str, rest: list[str], recipe: PretrainRecipe) -> PretrainOptions:
+    """Parse the options, with the recipe as their default."""
+    options = cli.parse(
+        PretrainOptions,
+        rest,
+        prog=f"python -m training.pretrain {name}",
+        default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
+    )
+    return dataclasses.replace(options, recipe=override_duration(options.recipe, recipe))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ class Split:
     """The same for the same examples; compared between workers."""
     parallel_reads: int | None = None
     """Reads at the same time, for examples in a bucket, where each read mostly waits."""
+    labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    """The label of each example, where they are known without reading the examples."""
 
     def example(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """int64 index -> (image uint8 (H, W, C), label int32); C is unknown before it runs for encoded images."""
@@ -65,6 +67,7 @@ class Split:
             self.damage,
             zlib.crc32(np.asarray(indices, np.int64).tobytes(), self.fingerprint),
             self.parallel_reads,
+            None if self.labels is None else self.labels[indices],
         )
 
 
@@ -108,9 +111,19 @@ def _decode(data: tf.Tensor) -> tf.Tensor:
 
 def typical_size(split: Split) -> tuple[int, int]:
     """Median height and width in pixels of up to 32 images of a split."""
-    chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
-    shapes = np.array([split.example(tf.constant(index))[0].shape[:2] for index in chosen])
+    shapes = np.array(_sample_shapes(split))
     return int(np.median(shapes[:, 0])), int(np.median(shapes[:, 1]))
+
+
+def typical_channels(split: Split) -> int:
+    """1 if up to 32 images of a split are all gray, with or without an alpha, else 3."""
+    return 1 if all(channels < 3 for _, _, channels in _sample_shapes(split)) else 3
+
+
+def _sample_shapes(split: Split) -> list[tuple[int, int, int]]:
+    """(height, width, channels) of up to 32 images of a split."""
+    chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
+    return [tuple(split.example(tf.constant(index))[0].shape) for index in chosen]
 
 
 def random_subset(split: Split, num_examples: int, seed: int) -> Split:
@@ -118,6 +131,18 @@ def random_subset(split: Split, num_examples: int, seed: int) -> Split:
     if num_examples == split.num_examples:
         return split
     return split.take(np.random.default_rng(seed).permutation(split.num_examples)[:num_examples])
+
+
+def balanced(split: Split) -> Split:
+    """Return a split in which all classes have as many examples as the largest: theirs, repeated in turn.
+
+    Raises UserError if the labels are not known without reading the examples.
+    """
+    if split.labels is None:
+        raise UserError("--balance needs --data digits, folder:PATH or csv:FILE, whose labels are known; leave it out.")
+    of_class = [np.flatnonzero(split.labels == label) for label in np.unique(split.labels)]
+    most = max(map(len, of_class))
+    return split.take(np.concatenate([np.resize(indices, most) for indices in of_class]))
 
 
 def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:

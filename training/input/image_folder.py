@@ -181,11 +181,12 @@ def _shown(file: str) -> str:
 def _file_split(classes: dict[str, list[str]]) -> Split:
     paths = [file for files in classes.values() for file in files]
     files = tf.constant([os.fsencode(path) for path in paths])
-    labels = tf.constant(np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()]), tf.int32)
+    known = np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()])
+    labels = tf.constant(known, tf.int32)
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.io.read_file(files[index]), labels[index]
 
     names = "\0".join(os.path.join(name, os.path.basename(file)) for name, files in classes.items() for file in files)
     fingerprint = zlib.crc32(os.fsencode(names))  # without the path of the folder, which may differ between workers
-    return Split(len(paths), read, lambda index: _shown(paths[index]), fingerprint=fingerprint)
+    return Split(len(paths), read, lambda index: _shown(paths[index]), fingerprint=fingerprint, labels=known)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
@@ -18,6 +19,7 @@ from keras_vit.files.remote import is_remote, to_path
 from keras_vit.models.config import ModelConfig
 from keras_vit.run_directory import CALIBRATION, SAMPLES
 from training.devices.strategies import CONTINUE_LATER, check_equal_on_workers, is_chief, open_strategy
+from training.input.dataset import balanced
 from training.input.pipeline import save_samples
 from training.input.sources import Source, open_source
 from training.loop.callbacks import TrainingInterrupted
@@ -25,6 +27,7 @@ from training.loop.dry_run import describe_run, draw_learning_rate
 from training.loop.fit import build_trainer, check_batch, total_steps, train
 from training.loop.run import Run, locked
 from training.options.common import TrainingOptions
+from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
 from training.techniques.distillation import check_teacher_classes
 
@@ -96,7 +99,7 @@ def _train_locked(
     callbacks: Sequence[keras.callbacks.Callback],
     weights: dict | None,
 ) -> Run:
-    source, strategy = setup.source, setup.strategy
+    source, strategy = _training_source(setup.source, recipe), setup.strategy
     check_batch(recipe, strategy)
     num_steps = total_steps(recipe, source)
     check_equal_on_workers(
@@ -132,6 +135,11 @@ def _train_locked(
             f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "
             f"{source.evaluation.num_examples:,} evaluation images, {num_steps:,} steps of {recipe.batch_size}."
         )
+        own_folder = options.source.data.startswith(("folder:", "csv:"))
+        if own_folder and source.train.labels is not None and not recipe.balance:
+            counts = np.bincount(source.train.labels)
+            for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
+                print(sentence)
         # Before the training: model.keras, which the training writes, marks the run as finished.
         preprocessing = preprocessing_of(trainer.network)
         save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
@@ -149,12 +157,13 @@ def dry_run_report(
 ) -> None:
     """Print the dry run's report and plot the learning rate next to the workdir, which is not created."""
     check_batch(recipe, setup.strategy)
-    total_steps(recipe, setup.source)
+    source = _training_source(setup.source, recipe)
+    total_steps(recipe, source)
     settings = {name: value for name, value in dataclasses.asdict(options).items() if name != "dry_run"}
     text = describe_run(
         config,
         recipe,
-        setup.source,
+        source,
         {"recipe_name": recipe_name, **settings},
         channels=channels,
         precision=options.execution.precision,
@@ -166,8 +175,13 @@ def dry_run_report(
     workdir.parent.mkdir(parents=True, exist_ok=True)
     plot = workdir.with_name(f"{workdir.name}.lr.png")
     with atomic_write(plot) as temporary:
-        draw_learning_rate(recipe, setup.source.train.num_examples, temporary)
+        draw_learning_rate(recipe, source.train.num_examples, temporary)
     print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
+
+
+def _training_source(source: Source, recipe: Recipe) -> Source:
+    """The source with the training examples of a recipe."""
+    return dataclasses.replace(source, train=balanced(source.train)) if recipe.balance else source
 
 
 def _settings(options: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:

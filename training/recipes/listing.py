@@ -9,7 +9,8 @@ from training.recipes.recipe import DURATIONS, Recipe
 
 def recipe_lines(wildcard: str) -> list[str]:
     """Return a line for each recipe whose name fits a shell wildcard, in any case: command, size, duration, batch."""
-    lines = {name: _line(name, "pretrain", recipe) for name, recipe in RECIPES.items()}
+    lines = {"auto": f"{'auto':32} pretrain, finetune  model, size, epochs and augmentation follow from the data"}
+    lines |= {name: _line(name, "pretrain", recipe) for name, recipe in RECIPES.items()}
     for name in FINETUNE_NAMES:
         if name in FINETUNE_RECIPES:
             lines[name] = _line(name, "finetune", FINETUNE_RECIPES[name])

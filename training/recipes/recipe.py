@@ -80,6 +80,8 @@ class Recipe:
     Evaluated and saved is the model's own size; keras_vit.adapt makes the others."""
     patch_dropout: float = 0.0
     """Share of the patches of each image, chosen at random, that training leaves out of all blocks (PatchDropout)."""
+    balance: bool = False
+    """Repeat the training images of each class, until all classes have as many as the largest; an epoch gets longer."""
     sharpness_radius: float = 0.0
     """SAM: length of the step uphill at whose end the gradient is taken; 0.05 is the paper's, 0 for none. A training
     step takes twice as long."""

@@ -1,0 +1,107 @@
+"""The recipes `auto` and the advice: what follows from the number and size of the images."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import ResNetConfig, ViTConfig
+from training import finetune, pretrain
+from training.recipes.advice import advice
+from training.recipes.auto import DataFacts, auto_finetune_recipe, auto_recipe
+
+
+def test_a_few_hundred_small_images_get_a_small_resnet_without_flips():
+    recipe, reasons = auto_recipe(DataFacts(708, (64, 64)))
+    assert isinstance(recipe.model, ResNetConfig)
+    assert (recipe.image_size, recipe.channels, recipe.batch_size, recipe.flip) == ((64, 64), 3, 32, False)
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        "Model",
+        "Image size",
+        "Epochs",
+        "Augmentation",
+        "Checkpoint",
+    ]
+    assert all(reason.endswith(".") for reason in reasons)
+
+
+@pytest.mark.parametrize(("size", "side"), [((28, 28), 32), ((500, 375), 128), ((70, 100), 64), ((5, 9000), 32)])
+def test_the_input_is_no_larger_than_the_images_need(size, side):
+    assert auto_recipe(DataFacts(708, size))[0].image_size == (side, side)
+
+
+def test_more_images_get_fewer_epochs_and_larger_batches_of_which_gray_ones_have_one_channel():
+    small, large = (auto_recipe(DataFacts(number, (28, 28), 1))[0] for number in (700, 60_000))
+    assert small.epochs > large.epochs >= 8
+    assert (small.batch_size, large.batch_size, large.channels) == (32, 128, 1)
+
+
+def test_a_handful_of_images_still_gets_a_recipe_that_can_be_trained():
+    recipe, _ = auto_recipe(DataFacts(3, (64, 64)))
+    assert (recipe.batch_size, recipe.num_steps(3)) == (3, recipe.epochs)
+    assert recipe.schedule.warmup_steps < recipe.num_steps(3)
+
+
+def test_fine_tuning_takes_more_steps_for_more_images_and_fewer_pixels_for_small_ones():
+    few, reasons = auto_finetune_recipe(10, (64, 64))
+    assert (few.image_size, few.crop_from, few.steps, few.batch_size) == ((128, 128), 160, 100, 10)
+    assert all(reason.endswith(".") for reason in reasons)
+    more, _ = auto_finetune_recipe(1600, (600, 800))
+    assert (more.image_size, more.crop_from, more.steps, more.batch_size) == ((224, 224), 256, 1000, 32)
+    assert auto_finetune_recipe(10**6, (600, 800))[0].steps == 10_000
+
+
+def test_few_and_uneven_images_are_met_with_their_numbers_and_what_to_do():
+    first, few, uneven = advice([98, 13, 36], from_scratch=True)
+    assert first == "Training images per class: 13 at least, 36 in the median class, 98 at most."
+    assert "training.finetune --checkpoint augreg:S_16" in few
+    assert "--balance" in uneven
+
+
+@pytest.mark.parametrize(
+    ("counts", "from_scratch", "sentences"),
+    [([6000, 5000], True, 0), ([50, 40], True, 2), ([50, 40], False, 0), ([6000, 1000], True, 2), ([9, 0], False, 2)],
+)
+def test_the_advice_says_only_what_applies(counts, from_scratch, sentences):
+    assert len(advice(counts, from_scratch=from_scratch)) == sentences
+
+
+@pytest.fixture(name="folder", scope="module")
+def _folder(tmp_path_factory):
+    """22 gray images of 40 by 50 pixels in two uneven classes, of which 19 are for training."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for name, count in (("ant", 18), ("bee", 4)):
+        (folder / name).mkdir()
+        for index in range(count):
+            image = np.random.default_rng(index).integers(0, 256, (40, 50, 1), np.uint8)
+            tf.io.write_file(str(folder / name / f"{index:02}.png"), tf.io.encode_png(image))
+    return folder
+
+
+def test_auto_looks_at_the_folder_trains_says_why_and_advises(folder, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    arguments = ["auto", "--data", f"folder:{folder}", "--workdir", str(workdir), "--model.block-units", "1"]
+    pretrain.main([*arguments, "--model.stage-channels", "32", "--steps", "1", "--warmup-steps", "0"])
+    printed = capsys.readouterr().out
+    assert "Model: a small ResNet (BiT)" in printed
+    assert "Image size: 32 pixels, since the smaller side of the images typically has 40;" in printed
+    assert "Training images per class: 3 at least, 10 in the median class, 16 at most." in printed
+    assert "training.finetune --checkpoint augreg:S_16" in printed
+    recipe = json.loads((workdir / "config.json").read_text())["settings"]["recipe"]
+    assert (recipe["channels"], recipe["steps"], recipe["epochs"], recipe["balance"]) == (1, 1, None, False)
+
+
+def test_an_epoch_of_balanced_classes_is_longer(folder, tmp_path, capsys):
+    arguments = ["auto", "--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run", "--balance"]
+    pretrain.main([*arguments, "--batch-size", "16", "--epochs", "3", "--warmup-steps", "0"])
+    assert "6 of 16 images, 96 in all" in capsys.readouterr().out  # 16 of each class, instead of 16 and 3
+
+
+def test_fine_tuning_by_auto_says_why(folder, tmp_path, capsys):
+    config = ViTConfig(patch_size=32, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    keras_vit.build(config, image_size=64, channels=1, num_classes=2).save(tmp_path / "small.keras")
+    arguments = ["--recipe", "auto", "--checkpoint", str(tmp_path / "small.keras"), "--data", f"folder:{folder}"]
+    finetune.main([*arguments, "--workdir", str(tmp_path / "fine"), "--dry-run"])
+    assert "Steps: 100, about 20 epochs of 19 images" in capsys.readouterr().out
