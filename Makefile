@@ -29,7 +29,7 @@ test: setup
 	@failed=$$(mktemp -d); \
 	{ ls tests/test_demo.py tests/test_documentation.py; \
 	  find tests -name 'test_*.py' | grep -v 'test_demo\|test_documentation' | sort -r; } | \
-	  xargs -P 2 -n 4 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
+	  xargs -P 2 -n 8 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
 	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 
 test-slow: setup
@@ -41,7 +41,7 @@ TPU_TESTS = tests/checkpoints/test_formats.py tests/checkpoints/test_load.py tes
 test-tpu-env .venv-tpu/installed: BIN = .venv-tpu/bin
 test-tpu-env: .venv-tpu/installed
 	@failed=$$(mktemp -d); \
-	find $(TPU_TESTS) -name 'test_*.py' | sort -r | xargs -P 2 -n 4 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
+	find $(TPU_TESTS) -name 'test_*.py' | sort -r | xargs -P 2 -n 8 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
 	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 
 .venv-tpu/installed: requirements-tpu.txt

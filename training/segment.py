@@ -16,6 +16,7 @@ from training.options.segment import SegmentOptions
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data FOLDER --workdir DIR`"""
     options = cli.parse(SegmentOptions, arguments, prog="python -m training.segment")
+    options.check()
     cli.require_tensorflow()
 
     from training.segmentation.segment import segment

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
         token_norms,
         unfold_axial,
     )
-    from keras_vit.inspection.compute import FIGURES, InspectionResult, available_figures, inspect
+    from keras_vit.inspection.compute import InspectionResult, available_figures, inspect
     from keras_vit.inspection.images import Image, decode, read_images
     from keras_vit.inspection.locality import neighbourhood, weight_per_pixel
+    from keras_vit.inspection.options import FIGURES
     from keras_vit.inspection.relevance import features_and_gradients
     from keras_vit.inspection.report import write
 else:
@@ -50,7 +51,8 @@ else:
             ],
             "images": ["Image", "decode", "read_images"],
             "locality": ["neighbourhood", "weight_per_pixel"],
-            "compute": ["FIGURES", "InspectionResult", "available_figures", "inspect"],
+            "compute": ["InspectionResult", "available_figures", "inspect"],
+            "options": ["FIGURES"],
             "relevance": ["features_and_gradients"],
             "report": ["write"],
         },

@@ -9,20 +9,18 @@ Writes the paper's figures as PNG, arrays.npz, measures.json, and index.html wit
 from collections.abc import Sequence
 
 from keras_vit import cli
-from keras_vit.checkpoints.download import check_name
 from keras_vit.inspection.options import InspectionOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
     parsed = cli.parse(InspectionOptions, arguments, prog="python -m keras_vit.inspection")
-    if parsed.checkpoint is not None:
-        check_name(parsed.checkpoint)
+    parsed.check()
     cli.import_keras()
 
     from keras_vit.inspection.run import run_inspection
 
-    run_inspection(**vars(parsed))
+    run_inspection(**vars(parsed) | {"images": parsed.image_source()})
 
 
 if __name__ == "__main__":

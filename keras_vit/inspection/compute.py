@@ -14,11 +14,11 @@ from keras_vit.checkpoints.describe import official_name
 from keras_vit.errors import UserError
 from keras_vit.inspection import analysis, locality, relevance
 from keras_vit.inspection.images import Image
+from keras_vit.inspection.options import FIGURES
 from keras_vit.models.build import config_of, intermediates, logits_model, preprocessing_of
 from keras_vit.models.config import ConvStem, ResNetConfig, ViTConfig
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 
-FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
 _OF_ATTENTION = ("distance", "rollout", "attention", "norms")
 
 # The largest batch, and the largest number of attention probabilities in memory at once, which limits the batch.

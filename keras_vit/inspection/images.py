@@ -15,10 +15,10 @@ from keras_vit import run_directory
 from keras_vit.errors import UserError
 from keras_vit.files.image_formats import color_key, format_list, format_problem, image_files, image_format, orientation
 from keras_vit.files.remote import to_path
+from keras_vit.inspection.options import check_images
 from keras_vit.run_directory import Samples
 
 _LARGEST_FILE = 256 * 2**20
-_DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,7 @@ def read_images(
     Raises:
         UserError: if there is no such image, folder or data set, or if an image cannot be decoded.
     """
+    check_images(str(source))
     path = to_path(source)
     if path.suffix == ".npz" and path.is_file():
         return _samples(path, count, labels)
@@ -53,12 +54,7 @@ def read_images(
         return [_file(path, path.name)]
     if path.is_dir():
         return _folder(path, count)
-    if str(source).startswith(_DATA_SETS):
-        return _data_set(str(source), count, data_dir)
-    raise UserError(
-        f"There is no image or folder {str(source)!r}; --images takes one of these, a run's samples.npz, digits, "
-        "tfds:NAME, folder:PATH, csv:FILE or tfrecord:GLOB."
-    )
+    return _data_set(str(source), count, data_dir)
 
 
 def decode(data: bytes, name: str, label: str | None = None) -> Image:

@@ -1,7 +1,16 @@
-"""Options of the command. This module does not import Keras, so `--help` is fast."""
+"""Options of the command. This module does not import Keras, so `--help` and mistakes are fast."""
 
 import dataclasses
 import pathlib
+
+from keras_vit import run_directory
+from keras_vit.checkpoints.download import check_name
+from keras_vit.errors import UserError
+from keras_vit.files.remote import to_path
+
+FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
+# How the name of a data set begins, as `--data` of the training commands takes it.
+DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,3 +46,44 @@ class InspectionOptions:
     """Number of groups of GroupNorm, if the checkpoint does not contain it."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default is the TFDS default."""
+
+    def check(self) -> None:
+        """Raise UserError for what is wrong with names, paths and numbers, without the model."""
+        if (self.run is None) == (self.checkpoint is None):
+            raise UserError("Give either --run DIR or --checkpoint FILE, the model to inspect.")
+        for option, value in (("count", self.count), ("show", self.show)):
+            if value < 1:
+                raise UserError(f"--{option} must be at least 1 image, but is {value}.")
+        unknown = [figure for figure in self.figures or () if figure not in FIGURES]
+        if unknown:
+            raise UserError(f"There is no figure {unknown[0]!r}; --figures takes {', '.join(FIGURES)}.")
+        if self.checkpoint is not None:
+            check_name(self.checkpoint)
+        elif self.run is not None:
+            self._check_run(self.run)
+        check_images(self.image_source())
+        run_directory.check_output(self.output)
+
+    def _check_run(self, run: str) -> None:
+        if not (run.endswith(".keras") and to_path(run).is_file()):
+            run_directory.find(run, run_directory.MODEL)
+        for option, value in (("num-heads", self.num_heads), ("num-groups", self.num_groups)):
+            if value is not None:
+                raise UserError(f"--{option} has no effect on a run, which stores its configuration; leave it out.")
+
+    def image_source(self) -> str:
+        """The argument --images, or the samples of the run directory if there is none."""
+        if self.images:
+            return self.images
+        if self.run is None or self.run.endswith(".keras"):
+            raise UserError("--images is needed with a checkpoint: give an image, a folder of images, or a data set.")
+        return str(run_directory.find(self.run, run_directory.SAMPLES))
+
+
+def check_images(source: str) -> None:
+    """Raise UserError unless `source` is an image, a folder of images, a samples.npz or the name of a data set."""
+    if not to_path(source).exists() and not source.startswith(DATA_SETS):
+        raise UserError(
+            f"There is no image or folder {source!r}; --images takes one of these, a run's samples.npz, digits, "
+            "tfds:NAME, folder:PATH, csv:FILE or tfrecord:GLOB."
+        )

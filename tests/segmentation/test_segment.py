@@ -161,7 +161,7 @@ def test_a_folder_that_does_not_match_is_refused_by_name(damage, words, tmp_path
     damage(tmp_path / "scenes")
     workdir = tmp_path / "run"
     with pytest.raises(UserError, match=words):
-        segment.main(["--checkpoint", "x", "--data", str(tmp_path / "scenes"), "--workdir", str(workdir)])
+        segment.main(["--checkpoint", "augreg:B_16", "--data", str(tmp_path / "scenes"), "--workdir", str(workdir)])
     assert not workdir.exists()
 
 

@@ -1,9 +1,10 @@
 """What can be checked of paths and names before TensorFlow is imported, which takes seconds."""
 
 import dataclasses
+import glob
 
 from keras_vit import UserError
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import is_remote, to_path
 from training.options.common import DataOptions
 
 # Which fields of DataOptions each kind of source takes.
@@ -29,3 +30,7 @@ def check_data(source: DataOptions) -> None:
             raise UserError(f"--{field.name.replace('_', '-')} means nothing to --data {kind}; leave it out.")
     if kind == "folder" and not to_path(rest).is_dir():
         raise UserError(f"There is no folder {rest!r}; --data folder:PATH takes a folder of class folders.")
+    if kind == "csv" and not to_path(rest).is_file():
+        raise UserError(f"There is no file {rest!r}; --data csv:FILE takes one with the columns path and label.")
+    if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
+        raise UserError(f"No file is called {rest!r}; --data tfrecord:GLOB takes such as 'shards/*.tfrecord'.")

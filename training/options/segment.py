@@ -2,11 +2,14 @@
 
 import dataclasses
 import math
+import pathlib
 from typing import Annotated
 
 import tyro
 
 from keras_vit import UserError
+from keras_vit.checkpoints.download import check_name
+from keras_vit.files.remote import is_remote
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,3 +41,14 @@ class SegmentOptions:
                 raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
         if not 0.0 < self.learning_rate < math.inf:
             raise UserError(f"--learning-rate must be a positive number, but is {self.learning_rate}.")
+
+    def check(self) -> None:
+        """Raise UserError if the checkpoint or the folder of the data is not there."""
+        check_name(self.checkpoint)
+        if is_remote(self.workdir) or is_remote(self.data):
+            raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
+        if not pathlib.Path(self.data).is_dir():
+            raise UserError(
+                f"There is no folder {self.data!r}; --data takes one with images/ and masks/, or with train/ and test/ "
+                "that hold these two."
+            )

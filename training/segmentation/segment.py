@@ -13,7 +13,7 @@ import tqdm
 
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.files.atomic import staged
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from training.evaluation.classifiers import load_model
 from training.loop.run import Run, locked
@@ -29,8 +29,6 @@ def segment(options: SegmentOptions) -> dict:
     The report holds `mean_iou` and `pixel_accuracy`, on the pixels of the masks that are counted, at the masks' own
     size, and `iou` by class; None for a class that is in no mask.
     """
-    if is_remote(options.workdir) or is_remote(options.data):
-        raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
     labels, train, evaluation = open_scenes(options.data)
     if options.batch_size > len(train.images):
         raise UserError(
