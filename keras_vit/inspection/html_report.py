@@ -1,15 +1,20 @@
-"""The HTML report: one file with embedded images, no network access, a phone layout and a slider over the layers."""
+"""The HTML report: one file with embedded images, no network access, a phone layout and a slider over the layers.
+
+Also a smaller page with the classes of images alone.
+"""
 
 import base64
 import html
 import io
 import json
+from collections.abc import Sequence
 
 import matplotlib
 import matplotlib.colors
 import matplotlib.image
 import numpy as np
 
+from keras_vit.files.tables import short_name
 from keras_vit.inspection import plots
 from keras_vit.inspection.compute import InspectionResult
 
@@ -26,9 +31,21 @@ _LEGEND = {
 
 def html_report(result: InspectionResult) -> str:
     """Return the report as HTML text."""
-    title = html.escape(f"{result.model}: learned weights and attention")
-    sections = [_facts(result), _weights(result), _cards(result), _layer_by_layer(result)]
-    return _DOCUMENT.format(title=title, style=_STYLE, body="\n".join(filter(None, sections)))
+    sections = [_facts(result), _weights(result), _maps(result), _layer_by_layer(result)]
+    return _document(f"{result.model}: learned weights and attention", sections)
+
+
+def prediction_page(result: InspectionResult) -> str:
+    """Return a page with each image, its maps and its most likely classes as HTML text."""
+    legend = "".join(f" {_LEGEND[key]}" for key in ("rollout", "relevance") if key in result.arrays)
+    maps = f"<p>Brighter colors mean higher values.{legend}</p>" if legend else ""
+    model = html.escape(f"{short_name(result.checkpoint)}, a {result.model}")
+    sections = ["<h1>Most likely classes</h1>", _cards(result, "h2"), maps, f"<p>Model: {model}.</p>"]
+    return _document("Most likely classes", sections)
+
+
+def _document(title: str, sections: Sequence[str]) -> str:
+    return _DOCUMENT.format(title=html.escape(title), style=_STYLE, body="\n".join(filter(None, sections)))
 
 
 def summary(result: InspectionResult) -> list[str]:
@@ -43,15 +60,19 @@ def summary(result: InspectionResult) -> list[str]:
     if (layers := result.measures.get("attention_distance")) is not None:
         ranges = ", ".join(f"{layer['lowest']:.1f} to {layer['highest']:.1f}" for layer in layers)
         lines.append(
-            f"Mean attention distance of the heads, layer by layer, in pixels, over {result.num_averaged} images: "
+            f"Mean attention distance of the heads, layer by layer, in pixels, over {_images(result.num_averaged)}: "
             f"{ranges}."
         )
     if (rollout := result.measures.get("rollout")) is not None:
         lines.append(
-            f"Attention rollout over {rollout['images']} images: {rollout['ink']:.2f} times the uniform weight on a "
+            f"Attention rollout over {_images(rollout['images'])}: {rollout['ink']:.2f} times the uniform weight on a "
             f"foreground pixel (brighter than half), {rollout['background']:.2f} times on a background pixel."
         )
     return lines
+
+
+def _images(number: int) -> str:
+    return f"{number} image" if number == 1 else f"{number} images"
 
 
 def _facts(result: InspectionResult) -> str:
@@ -61,7 +82,7 @@ def _facts(result: InspectionResult) -> str:
     lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in summary(result))
     measured = f"<h2>Measurements</h2><ul>{lines}</ul>" if lines else ""
     return (
-        f"<h1>{html.escape(result.model)}</h1><p>Checkpoint <b>{html.escape(result.checkpoint)}</b>, "
+        f"<h1>{html.escape(result.model)}</h1><p>Checkpoint <b>{html.escape(short_name(result.checkpoint))}</b>, "
         f"images of {size}. Figures are named after those of <i>An Image is Worth 16x16 Words</i>.</p>{measured}"
     )
 
@@ -83,8 +104,15 @@ def _weights(result: InspectionResult) -> str:
     return f'<h2>Learned weights</h2><div class="panels">{"".join(figures)}</div>' if figures else ""
 
 
-def _cards(result: InspectionResult) -> str:
-    """Figures 6 and 14: the input, maps and predictions of each image."""
+def _maps(result: InspectionResult) -> str:
+    """Figures 6 and 14."""
+    title = "Attention maps: Figures 6 and 14" if "rollout" in result.arrays else "Maps"
+    legend = "".join(f" {words}" for key, words in _LEGEND.items() if key in result.arrays)
+    return f"<h2>{title}</h2><p>Brighter colors mean higher values.{legend}</p>{_cards(result, 'h3')}"
+
+
+def _cards(result: InspectionResult, heading: str) -> str:
+    """The input, maps and predictions of each image, under headings of this level."""
     cards = []
     for index, image in enumerate(result.images):
         tiles = [_figure(_image_address(result.arrays["images"][index]), "input", "pixels")]
@@ -93,7 +121,8 @@ def _cards(result: InspectionResult) -> str:
         scale = _SCALE if len(tiles) > 1 else ""
         label = "" if image.label is None else f" <small>label: {html.escape(image.label)}</small>"
         guesses = "".join(
-            f'<li><span>{html.escape(name)}</span><meter value="{probability:.6f}"></meter>'
+            f'<li><span>{html.escape(name)}</span><meter value="{probability:.6f}" '
+            f'aria-label="{html.escape(name)}"></meter>'
             f"<span>{_percent(probability)}</span></li>"
             for name, probability in (result.predictions[index] if result.predictions else ())
         )
@@ -104,12 +133,10 @@ def _cards(result: InspectionResult) -> str:
             guesses = f"<p><b>Rejected</b>: no class reaches {result.threshold:.1%}.</p>{guesses}"
         name = html.escape(image.name)
         cards.append(
-            f'<article><h3>{name}{label}</h3><div class="tiles">{"".join(tiles)}</div>{scale}{guesses}</article>'
+            f"<article><{heading}>{name}{label}</{heading}>"
+            f'<div class="tiles">{"".join(tiles)}</div>{scale}{guesses}</article>'
         )
-    title = "Attention maps: Figures 6 and 14" if "rollout" in result.arrays else "Maps"
-    legend = "".join(f" {words}" for key, words in _LEGEND.items() if key in result.arrays)
-    text = f"<h2>{title}</h2><p>Brighter colors mean higher values.{legend}</p>"
-    return f'{text}<div class="cards">{"".join(cards)}</div>'
+    return f'<div class="cards">{"".join(cards)}</div>'
 
 
 def _percent(probability: float) -> str:
@@ -198,7 +225,7 @@ _STYLE = """
 :root { color-scheme: light; font: 16px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
 body { max-width: 76rem; margin: 0 auto; padding: 0.75rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; margin: 0.25rem 0; } h2 { font-size: 1.15rem; margin: 1.5rem 0 0.25rem; }
-h3 { font-size: 1rem; margin: 0 0 0.5rem; } small { font-weight: normal; color: #444; }
+h3, article h2 { font-size: 1rem; margin: 0 0 0.5rem; } small { font-weight: normal; color: #444; }
 figure { margin: 0; } img, canvas { width: 100%; height: auto; display: block; }
 figcaption { font-size: 0.8rem; color: #333; }
 canvas, .pixels { image-rendering: pixelated; }

@@ -349,7 +349,18 @@ def test_the_command_prints_only_its_table_and_sends_no_telemetry(tmp_path):
     model.save(run / "model.keras")
     (run / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")
     samples_of(model).save(run / "samples.npz")
-    command = ["-m", "export.onnx", "--run", str(run), "--output", str(run / "x"), "--formats", "onnx", "openvino"]
+    command = [
+        "-m",
+        "export.onnx",
+        "--run",
+        str(run),
+        "--output",
+        str(run / "x"),
+        "--formats",
+        "onnx",
+        "openvino",
+        "--web",
+    ]
     environment = {name: value for name, value in os.environ.items() if name not in ("TF_CPP_MIN_LOG_LEVEL", "CI")}
     environment |= {"HOME": str(home), "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
     root = pathlib.Path(__file__).parents[2]
@@ -357,6 +368,7 @@ def test_the_command_prints_only_its_table_and_sends_no_telemetry(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["format", "onnx", "openvino"]
+    assert {"classify.html", "classify.json", "model.onnx"} <= {path.name for path in (run / "x").iterdir()}
     assert not (home / "intel").exists()  # where OpenVINO's telemetry keeps its number
 
 

@@ -163,7 +163,7 @@ def tiny_result(**options) -> inspection.InspectionResult:
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
     images = [inspection.Image("<script>$x$ é 漢.png", COLOR, "<b>"), inspection.Image("b.png", COLOR)]
     labels = ["<img src=x>", *"abcdef"]
-    return inspection.inspect(model, images, checkpoint="</title>$c$", labels=labels, **options)
+    return inspection.inspect(model, images, checkpoint="<title>$c$", labels=labels, **options)
 
 
 def test_html_report_is_complete_and_needs_no_network():
@@ -173,7 +173,7 @@ def test_html_report_is_complete_and_needs_no_network():
     assert reader.open == []
     assert all(address.startswith("data:") for address in reader.addresses)
     assert not re.search(r"https?://|url\(|@import|<img src=x>|<b></small>", text)
-    for word in ("<script>$x$ é 漢.png", "label: <b>", "</title>$c$", "<img src=x>", "Figures 6 and 14", "head 2"):
+    for word in ("<script>$x$ é 漢.png", "label: <b>", "<title>$c$", "<img src=x>", "Figures 6 and 14", "head 2"):
         assert word in reader.text
     for predictions in result.predictions:
         for label, probability in predictions:

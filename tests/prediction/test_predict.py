@@ -14,6 +14,7 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError, inspection
+from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import predict as command
 from training.prediction.page import open_page
@@ -120,6 +121,7 @@ def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, ex
     page = (place / "found.html").read_text()
     assert page.count("<article>") == 3
     assert page.count("<meter") == 15
+    assert str(place) not in page
     assert ("<figcaption>attention rollout" in page) == (explain == "rollout")
     assert ("<figcaption>relevance" in page) == (explain == "relevance")
     assert title in page
@@ -190,6 +192,37 @@ def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, width, tmp_path):
+    classifier = open_classifier(str(place / "model.keras"), str(place / "names.txt"))
+    with open_page(classifier, 0, "rollout") as server, open_browser() as page:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            page.open(f"http://127.0.0.1:{server.server_address[1]}/", width)
+            page.drop("#drop", place / "pictures" / "a.png")
+            frame = "document.getElementById('result')"
+            page.wait_for(f"!{frame}.hidden && {frame}.contentDocument.querySelector('meter') && {frame}.style.height")
+            bars = page.evaluate(
+                f"[...{frame}.contentDocument.querySelectorAll('meter')].map(bar => [bar.ariaLabel, bar.value])"
+            )
+            wanted = expected(place, "a.png")
+            assert [name for name, _ in bars] == [name for name, _ in wanted]
+            np.testing.assert_allclose([share for _, share in bars], [share for _, share in wanted], atol=1e-5)
+            alts = page.evaluate(
+                f"[...{frame}.contentDocument.images].map(image => [image.alt, image.naturalWidth > 0])"
+            )
+            assert alts == [["input", True], ["attention rollout", True]]
+            # One scroll bar, and nothing beside the window.
+            assert page.evaluate(f"{frame}.contentDocument.documentElement.scrollHeight <= {frame}.clientHeight")
+            assert page.overflow() <= 0
+            page.choose("input", place / "broken.png")
+            page.wait_for("document.getElementById('status').textContent.includes('broken.png cannot be read')")
+            assert page.evaluate(f"{frame}.hidden")
+        finally:
+            server.shutdown()
 
 
 def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeypatch):

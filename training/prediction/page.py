@@ -5,7 +5,7 @@ import threading
 import urllib.parse
 
 from keras_vit import UserError, inspection
-from keras_vit.inspection.html_report import html_report
+from keras_vit.inspection.html_report import prediction_page
 from training.options.predict import Explanation
 from training.prediction.predict import Classifier
 
@@ -42,7 +42,8 @@ def open_page(classifier: Classifier, port: int, explain: Explanation | None) ->
             name = urllib.parse.unquote(self.headers.get("X-Name", "picture"))
             try:
                 with one_at_a_time:
-                    self._answer(200, html_report(classifier.inspect([inspection.decode(data, name)], explain)))
+                    page = prediction_page(classifier.inspect([inspection.decode(data, name)], explain))
+                self._answer(200, page)
             except UserError as error:
                 self._answer(422, str(error))
 
@@ -72,13 +73,15 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Classify a picture</title>
 <style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-label { display: block; border: 2px dashed #888; border-radius: 8px; padding: 2rem; text-align: center; }
-label:focus-within, label.over { border-color: #3355cc; }
-iframe { width: 100%; height: 75vh; border: 0; margin-top: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; margin: 0.5rem 0; }
+label { display: block; border: 2px dashed #767676; border-radius: 8px; padding: 2rem 1rem; text-align: center; }
+label:focus-within, label.over { border-color: #0072b2; background: #f0f7fc; }
+input { display: block; max-width: 100%; margin: 0.75rem auto 0; font: inherit; }
+iframe { width: 100%; border: 0; }
 </style>
 <h1>Classify a picture</h1>
-<label id="drop">Drop a picture here, or choose one: <input type="file" accept="image/*"></label>
+<label id="drop">Drop a picture here, or choose one. <input type="file" accept="image/*"></label>
 <p role="status" id="status"></p>
 <iframe id="result" title="Classes of the picture" hidden></iframe>
 <script>
@@ -93,6 +96,12 @@ async function classify(file) {
   result.hidden = !answer.ok;
   if (answer.ok) result.srcdoc = text;
 }
+// The frame is as high as its content, so that the page has one scroll bar.
+function fit() {
+  if (!result.hidden) result.style.height = result.contentDocument.documentElement.scrollHeight + "px";
+}
+result.addEventListener("load", fit);
+addEventListener("resize", () => { result.style.height = 0; fit(); });
 drop.querySelector("input").addEventListener("change", event => classify(event.target.files[0]));
 drop.addEventListener("dragover", event => { event.preventDefault(); drop.classList.add("over"); });
 drop.addEventListener("dragleave", () => drop.classList.remove("over"));

@@ -14,7 +14,7 @@ from keras_vit import UserError, inspection, run_directory
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import read_labels
 from keras_vit.files.tables import markdown_table
-from keras_vit.inspection.html_report import html_report
+from keras_vit.inspection.html_report import prediction_page
 from training.evaluation.classifiers import load_model, names_beside
 from training.options.predict import Explanation
 
@@ -191,5 +191,5 @@ def _write(
         elif not results:
             raise UserError("No picture could be read, so there is no page to write.")
         else:
-            temporary.write_text(html_report(_joined(results)), encoding="utf-8")
+            temporary.write_text(prediction_page(_joined(results)), encoding="utf-8")
     print(f"Results are in {output}.")
