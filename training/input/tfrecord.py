@@ -76,7 +76,7 @@ class TFRecords:
         records = tf.raw_ops.TFRecordDatasetV2(
             filenames=tf.gather(self._paths, file)[None],
             compression_type="",
-            buffer_size=end - begin,  # one read
+            buffer_size=end - begin,  # one read, after that of a byte to skip to the record
             byte_offsets=begin[None],
         )
         string = {"output_types": [tf.string], "output_shapes": [()]}
