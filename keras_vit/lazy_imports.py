@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-# The modules with the layers of saved models, besides keras_vit.models.layers, which the first one imports.
-_LAYERS, _WITH_LAYERS = "keras_vit.models.layers", ("keras_vit.models.attention", "keras_vit.preprocessing")
+# The modules with the layers of saved models, besides those that the first one imports: layers, attention, positions.
+_LAYERS, _WITH_LAYERS = "keras_vit.models.layers", ("keras_vit.models.stems", "keras_vit.preprocessing")
 
 
 def public_names(module: dict, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:

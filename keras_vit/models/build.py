@@ -12,9 +12,9 @@ from keras_vit.errors import UserError, check_integers, nearest
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, plain_numbers
-from keras_vit.models.hybrid_stem import resnet_classifier
 from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.named_models import model_config
+from keras_vit.models.stems import resnet_classifier
 from keras_vit.models.vit import vision_transformer
 from keras_vit.preprocessing import Preprocessing
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from keras_vit.models.attention import attention, axis_attention
 from keras_vit.models.config import ConvStem, ShiftedPatches, ViTConfig, config_to_dict
-from keras_vit.models.hybrid_stem import ShiftAndCut, conv_stem, resnet
 from keras_vit.models.layers import (
     CHANNELS_LAST,
     ClassToken,
@@ -28,6 +27,7 @@ from keras_vit.models.layers import (
     WeightedMean,
 )
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
+from keras_vit.models.stems import ShiftAndCut, conv_stem, resnet
 from keras_vit.preprocessing import Preprocessing
 
 _POSITIONS = {"learned": PositionEmbedding, "learned-2d": PositionEmbedding2D, "sincos-2d": SinCosPositions}

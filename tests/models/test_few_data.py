@@ -9,8 +9,8 @@ import scipy.special
 import keras_vit
 from keras_vit import ShiftedPatches, UserError
 from keras_vit.models.attention import HeadScale, NoSelfAttention
-from keras_vit.models.hybrid_stem import ShiftAndCut
 from keras_vit.models.layers import WeightedMean
+from keras_vit.models.stems import ShiftAndCut
 from tests.support import TINY, TINY_IMAGE, randomize
 
 
