@@ -1,7 +1,8 @@
 """Compares an exported artifact with the Keras model on the same images."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -105,17 +106,26 @@ def reference(model: keras.Model, preprocessing: Preprocessing, samples: Samples
     return Reference(samples, preprocessing, np.concatenate(logits))
 
 
+@functools.lru_cache(maxsize=4)
+def _decoder(preprocessing: Preprocessing) -> Callable[[tf.Tensor], tf.Tensor]:
+    """`decode` as a graph, which takes a third of the time."""
+    return tf.function(
+        lambda data: decode(data, preprocessing), input_signature=[tf.TensorSpec((), tf.string)], autograph=False
+    )
+
+
 def _batches(
     samples: Samples, preprocessing: Preprocessing, raw_pixels: bool
 ) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
     height, width = preprocessing.image_size
     size = min(_BATCH, max(1, _BATCH_PIXELS // (height * width)))
+    decoded = _decoder(preprocessing)
     for start in range(0, len(samples.encoded), size):
         files = samples.encoded[start : start + size]
         try:
             if any(map(format_problem, files)):
                 raise ValueError
-            pixels = [decode(tf.constant(file), preprocessing) for file in files]
+            pixels = [decoded(tf.constant(file)) for file in files]
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             raise UserError(
                 f"Of the images in {SAMPLES}, one from {start} to {start + len(files) - 1} cannot be decoded; "
