@@ -3,6 +3,7 @@
 import ast
 import collections
 import graphlib
+import json
 import pathlib
 import subprocess
 import sys
@@ -136,17 +137,20 @@ def test_every_module_has_a_docstring(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
-@pytest.mark.parametrize("package", [keras_vit, keras_vit.inspection], ids=lambda package: package.__name__)
-def test_a_package_has_all_its_names_and_imports_keras_only_for_them(package):
-    code = f"import {package.__name__} as package, sys; before = 'keras' in sys.modules; listed = dir(package)\n"
-    code += f"names = {{}}; exec('from {package.__name__} import *', names); print(before, *listed); print(*names)"
+def test_packages_have_all_their_names_and_import_keras_only_for_them():
+    packages = {package.__name__: package for package in (keras_vit, keras_vit.inspection)}
+    code = f"import sys, json, {', '.join(packages)}\nlisted = {{name: dir(eval(name)) for name in {[*packages]}}}\n"
+    code += "before, names = 'keras' in sys.modules, {name: {} for name in listed}\n"
+    code += "for name in listed: exec(f'from {name} import *', names[name])\n"
+    code += "print(json.dumps([before, listed, {name: list(found) for name, found in names.items()}]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    (before, *listed), names = (line.split() for line in done.stdout.splitlines())
-    assert before == "False"
-    assert set(package.__all__) <= set(listed)
-    assert {*package.__all__, "__builtins__"} == set(names)
-    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'nothing'"):
-        package.nothing  # noqa: B018
+    before, listed, names = json.loads(done.stdout)
+    assert not before
+    for name, package in packages.items():
+        assert set(package.__all__) <= set(listed[name])
+        assert {*package.__all__, "__builtins__"} == set(names[name])
+        with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nothing'"):
+            package.nothing  # noqa: B018
 
 
 def test_importing_everything_prints_nothing():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import keras
@@ -145,7 +146,9 @@ def test_layers_are_frozen_by_name(upstream, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_a_run_of_an_older_version_is_evaluated_finetuned_and_exported(upstream, tmp_path):
+@pytest.fixture(name="old_run")
+def _old_run(upstream, tmp_path) -> pathlib.Path:
+    """A run as older versions wrote it: without an id, and without a background in its preprocessing."""
     old = tmp_path / "old"
     shutil.copytree(upstream.path, old)
     config = json.loads((old / "config.json").read_text())
@@ -154,11 +157,18 @@ def test_a_run_of_an_older_version_is_evaluated_finetuned_and_exported(upstream,
     model = keras.models.load_model(old / "model.keras")
     del next(layer for layer in model.layers if hasattr(layer, "preprocessing")).preprocessing["background"]
     model.save(old / "model.keras")
+    return old
 
-    evaluate.main(["--run", str(old), "--data", "digits"])
-    finetune.main([*COMMAND, "--checkpoint", str(old), "--workdir", str(tmp_path / "new")])
-    tflite.main(["--run", str(old), "--output", str(tmp_path / "phone"), "--formats", "float32"])
-    accuracy = json.loads((old / "evaluation.json").read_text())["accuracy"]
+
+def test_a_run_of_an_older_version_is_evaluated(upstream, old_run):
+    evaluate.main(["--run", str(old_run), "--data", "digits"])
+    accuracy = json.loads((old_run / "evaluation.json").read_text())["accuracy"]
     assert accuracy == pytest.approx(upstream.metrics()[-1]["val_accuracy"])
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_version_is_finetuned_and_exported(old_run, tmp_path):
+    finetune.main([*COMMAND, "--checkpoint", str(old_run), "--workdir", str(tmp_path / "new")])
+    tflite.main(["--run", str(old_run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
     assert run_directory.load_model(tmp_path / "new").input_shape == (None, 56, 56, 1)
     assert list((tmp_path / "phone").glob("*.tflite"))
