@@ -53,8 +53,9 @@ def main(arguments: Sequence[str]) -> None:
     from training.loop.setup import open_setup, report_interruption
 
     with report_interruption():
-        setup = open_setup(options)
+        setup = None
         if name == _AUTO:
+            setup = open_setup(options)
             train = setup.source.train
             named, reasons = auto_recipe(DataFacts(train.num_examples, typical_size(train), typical_channels(train)))
             options = _parse(name, rest, named)

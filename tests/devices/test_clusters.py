@@ -84,7 +84,7 @@ def commands(service_and_job) -> list[list[str]]:
 def test_the_commands_of_the_files_can_be_parsed(service_and_job, monkeypatch):
     parsed = []
     monkeypatch.setattr(cli, "require_tensorflow", lambda: parsed.append(True))
-    monkeypatch.setattr("training.loop.pretrain.pretrain", lambda options, name: parsed.append(options))
+    monkeypatch.setattr("training.loop.pretrain.pretrain", lambda options, name, setup: parsed.append(options))
     for command in commands(service_and_job):
         main(command[command.index("training.pretrain") + 1 :])
         assert isinstance(parsed[-1], PretrainOptions)
