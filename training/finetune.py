@@ -16,7 +16,7 @@ from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data
 from training.options.common import DataOptions
-from training.options.jax import check_jax, jax_requested
+from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.auto import auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     if jax_requested():
         check_jax(options, options.recipe)
     else:
+        check_tensorflow(options)
         prepare_tpu(options.devices)
         cli.require_tensorflow()
 

@@ -19,7 +19,7 @@ from keras_vit import UserError, cli
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data
 from training.options.common import DataOptions
-from training.options.jax import check_jax, jax_requested
+from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_recipe
 from training.recipes.pretrain import RECIPES, find_recipe
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     if jax_requested():
         check_jax(options, options.recipe)
     else:
+        check_tensorflow(options)
         prepare_tpu(options.devices)
         cli.require_tensorflow()
 

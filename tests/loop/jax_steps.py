@@ -1,4 +1,7 @@
-"""Training steps on the backend of this process, for `test_jax.py`: python -m tests.loop.jax_steps STATE OUTPUT."""
+"""Training steps on the backend of this process, for `test_jax.py`.
+
+python -m tests.loop.jax_steps STATE OUTPUT CASE [DEVICES THAT SHARE A MODEL]
+"""
 
 import dataclasses
 import pathlib
@@ -32,10 +35,10 @@ SGD = dataclasses.replace(ADAMW, optimizer="sgd", loss="sigmoid", learning_rate=
 CASES = {"adamw": (ADAMW, Execution()), "sgd": (SGD, Execution()), "remat": (ADAMW, Execution(remat=True))}
 
 
-def train(case: str, state: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+def train(case: str, state: dict[str, np.ndarray] | None, model_parallel: int = 1) -> dict[str, np.ndarray]:
     """Train from a state or random weights; return it, the loss of each step and of the average, and the end."""
     recipe, execution = CASES[case]
-    source, strategy = digits(), open_strategy(StrategyOptions())
+    source, strategy = digits(), open_strategy(StrategyOptions(), model_parallel)
     trainer = build_trainer(lambda: recipe.build(10), recipe, STEPS, strategy=strategy, execution=execution, seed=1)
     if state is None:
         rng = np.random.default_rng(2)
@@ -68,4 +71,4 @@ def train(case: str, state: dict[str, np.ndarray] | None) -> dict[str, np.ndarra
 if __name__ == "__main__":
     begin, output, name = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
     with np.load(begin / f"{name}.npz") as stored:
-        np.savez(output / f"{name}.npz", **train(name, dict(stored)))
+        np.savez(output / f"{name}.npz", **train(name, dict(stored), *map(int, sys.argv[4:])))

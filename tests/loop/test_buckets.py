@@ -2,6 +2,8 @@
 
 import collections
 import pathlib
+import re
+import time
 
 import numpy as np
 import pytest
@@ -13,8 +15,11 @@ from keras_vit.files import remote
 from keras_vit.files.remote import to_path
 from keras_vit.files.transfer import TransferError
 from training import evaluate, pretrain, shard
+from training.input.record_index import record_lengths
+from training.input.sources import open_source
 from training.loop import checkpoints, setup
 from training.loop.run import Run, locked
+from training.options.common import DataOptions
 
 COMMAND = [
     "digits", "--deterministic", "--seed", "5", "--epochs", "2", "--batch-size", "16", "--warmup-steps", "1",
@@ -28,11 +33,16 @@ class Interrupted(Exception):
 
 
 class Gfile:
-    """tf.io.gfile that counts its calls for buckets, and fails every n-th of them: before or after it was done."""
+    """tf.io.gfile that counts its calls for buckets, and how many are under way at the same time.
 
-    def __init__(self, monkeypatch, every: int = 0):
+    It fails every n-th of them, before or after it was done, and takes so many seconds longer for each.
+    """
+
+    def __init__(self, monkeypatch, every: int = 0, latency: float = 0.0):
         self.calls: collections.Counter = collections.Counter()
-        self._every = every
+        self.most_at_once = 0
+        self._every, self._latency = every, latency
+        self._under_way: list[str] = []  # appended to and shortened by several threads
         names = ("copy", "exists", "glob", "isdir", "listdir", "makedirs", "remove", "rename", "rmtree", "stat", "walk")
         for name in (*names, "GFile"):
             monkeypatch.setattr(tf.io.gfile, name, self._counted(name, getattr(tf.io.gfile, name)))
@@ -45,6 +55,10 @@ class Gfile:
             fails = self._every and number % self._every == 0
             if fails and number // self._every % 2:
                 raise tf.errors.UnavailableError(None, None, "503")
+            self._under_way.append(name)
+            self.most_at_once = max(self.most_at_once, len(self._under_way))
+            time.sleep(self._latency)
+            self._under_way.pop()
             result = call(*arguments, **options)
             if fails:
                 raise tf.errors.UnavailableError(None, None, "the answer was lost")
@@ -61,16 +75,26 @@ def state(workdir) -> dict[str, np.ndarray]:
     return checkpoints.load_latest(Run(to_path(workdir)).checkpoints_folder)[2]
 
 
-@pytest.fixture(name="undisturbed", scope="module")
-def _undisturbed(tmp_path_factory) -> dict[str, np.ndarray]:
-    """The end of a run that reads 48 records of a bucket."""
+@pytest.fixture(name="calls", scope="module")
+def _calls(tmp_path_factory) -> dict[str, int]:
+    """The calls of a run that reads 48 records of a bucket, every call 2 ms late: to open the data, and all."""
     pictures, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for number in range(60):
         file = pictures / ("train" if number < 48 else "test") / "ab"[number % 2] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(tf.io.encode_png(rng.integers(0, 256, (8, 8, 1), np.uint8)).numpy())
     shard.main(["--data", f"folder:{pictures}", "--output", "ram://data/digits", "--shards", "2"])
-    train("ram://runs/undisturbed")
+    with pytest.MonkeyPatch.context() as patched:
+        gfile = Gfile(patched, latency=0.002)
+        open_source(DataOptions(RECORDS))
+        opened = gfile.calls.total()
+        train("ram://runs/undisturbed")
+        return {"opened": opened, "trained": gfile.calls.total() - opened}
+
+
+@pytest.fixture(name="undisturbed", scope="module")
+def _undisturbed(calls) -> dict[str, np.ndarray]:
+    """The end of that run."""
     return state("ram://runs/undisturbed")
 
 
@@ -215,14 +239,73 @@ def test_a_bucket_has_no_lock_and_the_command_says_so(folder, monkeypatch, capsy
     assert not gfile.calls
 
 
+def documented(row: str) -> list[int]:
+    """The numbers in a row of the table of docs/accelerators.md."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "accelerators.md").read_text()
+    return [int(number) for number in re.findall(r"\d+", re.search(rf"^\| {row} \|(.*)$", text, re.MULTILINE)[1])]
+
+
 def test_requests_of_a_checkpoint_are_as_documented(folder, monkeypatch):
     for step in (1, 2):
         checkpoints.save(folder, step, {}, ARRAYS)
     gfile = Gfile(monkeypatch)
     checkpoints.save(folder, 3, {}, ARRAYS)
-    assert gfile.calls.total() == 9, gfile.calls
+    assert [gfile.calls.total()] == documented("a checkpoint"), gfile.calls
+    gfile.calls.clear()
     checkpoints.load_latest(folder)
-    assert gfile.calls.total() == 9 + 7, gfile.calls
+    assert [gfile.calls.total()] == documented("to continue"), gfile.calls
+
+
+def test_requests_of_a_run_are_as_documented(calls):
+    opening, per_file = documented("to open TFRecord files")
+    assert calls["opened"] == opening + 4 * per_file
+    # Two epochs of three steps, with checkpoints after the steps 2, 3, 4 and 6. The first two remove none.
+    (whole,), (epoch,), (checkpoint,) = map(documented, ("begin and end of a run", "an epoch", "a checkpoint"))
+    assert calls["trained"] == calls["opened"] + whole + 2 * epoch + 4 * checkpoint - 2
+
+
+def reads_and_bytes(work) -> np.ndarray:
+    """What this process, TensorFlow included, reads of files in the meantime: calls of the system, and bytes."""
+
+    def now() -> np.ndarray:
+        counts = dict(line.split(": ") for line in pathlib.Path("/proc/self/io").read_text().splitlines())
+        return np.array([int(counts["syscr"]), int(counts["rchar"])])
+
+    before = now()
+    work()
+    return now() - before
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/io").exists(), reason="only Linux counts the reads of a process")
+def test_reads_of_an_image_are_as_documented(tmp_path):
+    for number in range(24):
+        file = tmp_path / "pictures" / ("train" if number < 12 else "test") / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tf.io.encode_png(np.eye(8, dtype=np.uint8)[..., None]).numpy())
+    shard.main(["--data", f"folder:{tmp_path}/pictures", "--output", f"{tmp_path}/records", "--shards", "1"])
+
+    def per_image(data: str) -> np.ndarray:
+        split = open_source(DataOptions(data)).train
+        few, many = (tf.data.Dataset.range(count).map(split.read) for count in (4, 12))
+        list(few)  # loads libraries
+        return (reads_and_bytes(lambda: list(many)) - reads_and_bytes(lambda: list(few))) / (12 - 4)
+
+    record = (tmp_path / "records/train-00000-of-00001.tfrecord").stat().st_size / 12
+    reads = documented("an image of a TFRecord file")[0]
+    np.testing.assert_array_equal(per_image(f"tfrecord:{tmp_path}/records/*.tfrecord"), [reads, record + 1])
+    reads = documented("an image of a folder")[0]
+    # Of a local file, one more read finds its end.
+    np.testing.assert_array_equal(per_image(f"folder:{tmp_path}/pictures"), [reads + 1, file.stat().st_size])
+
+
+def test_records_of_many_files_are_looked_for_at_the_same_time(monkeypatch):
+    for number in range(32):
+        with tf.io.TFRecordWriter(f"ram://data/many/{number}.tfrecord") as writer:
+            writer.write(b"record")
+    gfile = Gfile(monkeypatch, latency=0.05)
+    found = record_lengths([f"ram://data/many/{number}.tfrecord" for number in range(32)])
+    assert [lengths.tolist() for lengths in found.values()] == [[6]] * 32
+    assert gfile.most_at_once >= 16
 
 
 @pytest.mark.parametrize("error", [tf.errors.PermissionDeniedError, tf.errors.NotFoundError])

@@ -1,5 +1,6 @@
 """Training with Keras on JAX, in processes of its own, against the trainer on TensorFlow."""
 
+import collections
 import dataclasses
 import os
 import pathlib
@@ -60,10 +61,59 @@ def test_twenty_steps_have_the_losses_of_tensorflow(steps):
 
 
 @pytest.mark.slow
-def test_eight_devices_train_as_one(steps, tmp_path):
+def test_eight_devices_train_as_one_with_a_model_on_each_or_on_four(steps, tmp_path):
     name, tensorflow, jax = steps
-    on_jax("-m", "tests.loop.jax_steps", str(tensorflow), str(tmp_path), name, devices=8)
-    assert_close(name, tmp_path, jax, tolerance=1e-5)
+    for model_parallel in ("1", "4"):
+        folder = tmp_path / model_parallel
+        folder.mkdir()
+        on_jax("-m", "tests.loop.jax_steps", str(tensorflow), str(folder), name, model_parallel, devices=8)
+        assert_close(name, folder, jax, tolerance=1e-5)
+    assert_close(name, tmp_path / "4", tmp_path / "1", tolerance=1e-5)
+
+
+# Prints, for each variable that is divided among devices, the end of the path of its weight and the shape of a part.
+_DIVIDED = """
+import dataclasses
+from keras_vit import UserError
+from tests.loop.jax_steps import ADAMW
+from training.devices.jax_devices import JaxDevices
+from training.loop.fit import build_trainer
+from training.options.common import Execution
+
+def build(model_parallel, width):
+    recipe = dataclasses.replace(ADAMW, model=dataclasses.replace(ADAMW.model, hidden_size=width, classifier="map"))
+    options = {"strategy": JaxDevices(model_parallel), "execution": Execution(), "seed": 0}
+    return build_trainer(lambda: recipe.build(10), recipe, 20, **options)
+
+for wrong in ((3, 24), (8, 12)):
+    try:
+        build(*wrong)
+    except UserError as error:
+        print("refused", error)
+trainer = build(4, 24)
+weights = trainer.network.trainable_variables
+for variables in (weights, *trainer.optimizer.slots, trainer.ema):
+    for weight, variable in zip(weights, variables, strict=True):
+        part = variable.value.addressable_shards[0].data.shape
+        if part != variable.shape:
+            print("divided", weight.path.split(".")[-1], *part)
+"""
+
+
+@pytest.mark.slow
+def test_the_weights_of_attention_and_mlp_their_slots_and_averages_are_divided():
+    lines = on_jax("-c", _DIVIDED, devices=8).splitlines()
+    assert [line for line in lines if line.startswith("refused ")] == [
+        "refused 8 devices cannot be divided into models of 3 devices each; give --model-parallel a divisor of 8.",
+        "refused 12 channels of Transformer.encoderblock_0.MultiHeadDotProductAttention_1.query/kernel cannot be "
+        "divided among 8 devices; give --model-parallel a divisor of 12.",
+    ]
+    parts = {f"{name}/kernel": "24 6" for name in ("query", "key", "value")} | {"Dense_0/kernel": "24 12"}
+    parts |= {"query/bias": "6", "key/bias": "6", "value/bias": "6", "Dense_0/bias": "12"}
+    parts |= {"out/kernel": "6 24", "Dense_1/kernel": "12 24"}
+    # Weight, momentum, velocity and average, in two blocks and the pooling.
+    expected = dict.fromkeys([f"divided {name} {part}" for name, part in parts.items()], 4 * 3)
+    assert collections.Counter(line for line in lines if line.startswith("divided ")) == expected
 
 
 # Dropout, an average, several epochs with several checkpoints in each. The second run stops when step 8 is saved.
@@ -116,6 +166,11 @@ def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits_and_opens_on
 @pytest.mark.slow
 def test_on_eight_devices_in_bfloat16_with_micro_batches_too(tmp_path):
     check_resumed(tmp_path, "--precision", "bfloat16", "--accumulation", "2", devices=8)
+
+
+@pytest.mark.slow
+def test_with_a_model_on_four_devices_too(tmp_path):
+    check_resumed(tmp_path, "--model-parallel", "4", devices=8)
 
 
 OPTIONS = PretrainOptions(source=DataOptions("digits"), workdir="runs/never", recipe=RECIPES["digits"])

@@ -34,13 +34,13 @@ _LOST_WORKER_ERRORS = (
 )
 
 
-def open_strategy(options: StrategyOptions) -> tf.distribute.Strategy:
+def open_strategy(options: StrategyOptions, model_parallel: int = 1) -> tf.distribute.Strategy:
     """Create the strategy; once per process, before any computation. Raises UserError for missing devices.
 
-    On JAX, return the devices of `keras.distribution` in its place.
+    On JAX, return the devices of `keras.distribution` in its place, `model_parallel` of them for each model.
     """
     if keras.backend.backend() == "jax":
-        return JaxDevices()
+        return JaxDevices(model_parallel)
     kind = options.strategy
     gpus = tf.config.list_physical_devices("GPU")
     if kind == "auto":

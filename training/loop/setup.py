@@ -32,7 +32,7 @@ from training.recipes.recipe import Recipe
 from training.techniques.distillation import check_teacher_classes
 
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
-_CHANGEABLE = ("workdir", "devices", "execution", "dry_run")
+_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
 
@@ -56,7 +56,7 @@ def open_setup(options: TrainingOptions) -> Setup:
         to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     if not 0 <= options.seed < 2**32:
         raise UserError(f"The seed must be a number from 0 to {2**32 - 1}, but is {options.seed}; give --seed 0 or so.")
-    return Setup(strategy=open_strategy(options.devices), source=open_source(options.source))
+    return Setup(strategy=open_strategy(options.devices, options.model_parallel), source=open_source(options.source))
 
 
 def run_training(

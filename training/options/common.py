@@ -104,8 +104,14 @@ class TrainingOptions:
     """Bit-exact repeatability on a CPU, a few percent slower."""
     dry_run: bool = False
     """Print the configuration, steps, learning rate, operations and memory of the run, and stop."""
+    model_parallel: int = 1
+    """With KERAS_BACKEND=jax, devices that share one model: the weights of attention and MLP are divided among them."""
     devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
     execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Execution)
+
+    def __post_init__(self) -> None:
+        if self.model_parallel < 1:
+            raise UserError(f"--model-parallel must be at least 1, but is {self.model_parallel}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Training on JAX: whether it was requested, and which options it does not support."""
+"""Training on JAX: whether it was requested, and which options need it or are not supported there."""
 
 import importlib.util
 import os
@@ -42,3 +42,12 @@ def check_jax(options: TrainingOptions, recipe: Recipe) -> None:
                 f"{found} is not supported with KERAS_BACKEND=jax ({allowed}); leave it out, or set "
                 "KERAS_BACKEND=tensorflow."
             )
+
+
+def check_tensorflow(options: TrainingOptions) -> None:
+    """Raises UserError for the option that needs JAX."""
+    if options.model_parallel > 1:
+        raise UserError(
+            f"--model-parallel {options.model_parallel} needs KERAS_BACKEND=jax; set it in the environment, or leave "
+            "the option out."
+        )

@@ -1,9 +1,9 @@
 """The training and evaluation step on JAX.
 
 They compute what `Trainer` does on TensorFlow, from the same batches, in the same order: see there. Here one compiled
-function takes the values of all variables and returns the new ones. The batch is divided among the devices by
-`keras.distribution.DataParallel`; sums over the batch are sums over all devices, and dropout masks do not depend on
-their number.
+function takes the values of all variables and returns the new ones. `keras.distribution` divides the batch, and with
+`--model-parallel` the weights, among the devices; sums over the batch are sums over all devices, and dropout masks do
+not depend on their number.
 """
 
 import functools
@@ -24,9 +24,11 @@ class JaxTrainer(Trainer):
         return super().state
 
     def _copy(self, variable):
-        copy = super()._copy(variable)
-        copy.assign(ops.copy(variable.value))  # a buffer of its own: the step donates each buffer once
-        return copy
+        distribution = keras.distribution.distribution()
+        layout = None if distribution is None else distribution.get_variable_layout(variable)
+        # A buffer of its own: the step donates each buffer once.
+        value = ops.copy(variable.value)
+        return keras.Variable(value, trainable=False, dtype="float32", name="ema", layout=layout)
 
     def make_train_function(self, force=False):
         return keras.Model.make_train_function(self, force)
