@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import keras_vit
 from export.saved_model.export import export_saved_model
-from export.tflite.export import export_tflite
 from keras_vit import UserError, ViTConfig
 from keras_vit.inspection import inspect
 from keras_vit.inspection.images import Image
@@ -180,6 +179,8 @@ def test_blocks_that_do_not_exist_are_refused(blocks):
 @family
 def test_every_family_is_exported_to_saved_model_and_tflite(name, tmp_path):
     """The exports compare themselves with the model."""
+    from export.tflite.export import export_tflite  # LiteRT is not in the requirements of a TPU VM
+
     shades = np.random.default_rng(4).integers(0, 256, (6, *TINY_IMAGE, 3)).astype(np.uint8)
     samples = Samples(tuple(tf.io.encode_png(shade).numpy() for shade in shades), np.arange(6) % 7)
     labels = [f"class {number}" for number in range(7)]
