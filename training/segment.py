@@ -21,7 +21,17 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.segmentation.segment import segment
 
-    segment(options)
+    segment(
+        options.checkpoint,
+        options.data,
+        options.workdir,
+        blocks=options.blocks,
+        image_size=options.image_size,
+        steps=options.steps,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        seed=options.seed,
+    )
 
 
 if __name__ == "__main__":

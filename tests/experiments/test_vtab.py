@@ -15,8 +15,8 @@ from tests.support import randomize
 from training.experiments import vtab_runs
 from training.experiments.vtab_sources import RULES, open_builder, task_source
 from training.input.dataset import Split
-from training.options.experiments import VtabOptions
-from training.recipes.vtab_tasks import TASKS
+from training.recipes.finetune import FINETUNE_RECIPES
+from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
 
 BY_NAME = {task.name: task for task in TASKS}
 
@@ -72,8 +72,8 @@ def test_labels_are_those_of_vtabs_code():
 
 
 def test_what_would_change_the_class_is_not_augmented():
-    arguments = VtabOptions(checkpoint="x", workdir="y")
-    recipes = {task.name: vtab_runs.task_recipe(task, arguments, 0.01, 2500) for task in TASKS}
+    base = FINETUNE_RECIPES[RECIPE_NAME]
+    recipes = {task.name: vtab_runs.task_recipe(task, base, 0.01, 2500) for task in TASKS}
     assert {name for name, recipe in recipes.items() if not recipe.flip} == {
         "dsprites-location", "dsprites-orientation", "smallnorb-azimuth"
     }  # fmt: skip
@@ -140,33 +140,32 @@ def test_a_split_is_repeated_as_often_as_a_run_needs():
 
 
 @pytest.fixture(name="arguments")
-def _arguments(tmp_path, prepared) -> VtabOptions:
+def _arguments(tmp_path, prepared) -> dict:
     config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8)), num_classes=3))
     model.save(tmp_path / "tiny.keras")
-    return VtabOptions(
-        checkpoint=str(tmp_path / "tiny.keras"),
-        workdir=str(tmp_path / "vtab"),
-        data_dir=str(prepared),
-        tasks=("svhn", "dtd", "resisc45", "sun397"),
-        batch_size=50,
-        image_size=(8, 8),
-        steps=(2,),
-    )
+    return {
+        "checkpoint": str(tmp_path / "tiny.keras"),
+        "workdir": str(tmp_path / "vtab"),
+        "recipe": dataclasses.replace(FINETUNE_RECIPES[RECIPE_NAME], batch_size=50, image_size=(8, 8)),
+        "data_dir": str(prepared),
+        "tasks": ("svhn", "dtd", "resisc45", "sun397"),
+        "steps": (2,),
+    }
 
 
 @pytest.mark.slow
 def test_what_is_prepared_is_run_and_the_rest_is_named(arguments, tmp_path, capsys):
-    summary = vtab_runs.vtab(arguments)
+    summary = vtab_runs.vtab(**arguments)
     report = json.loads((tmp_path / "vtab" / "vtab.json").read_text())
-    assert report == {"checkpoint": arguments.checkpoint, **summary}
+    assert report == {"checkpoint": arguments["checkpoint"], **summary}
     assert (list(summary["tasks"]), summary["complete"], summary["mean"]) == (
         ["svhn"], False, summary["tasks"]["svhn"]["accuracy"]
     )  # fmt: skip
     assert list(summary["missing"]) == ["dtd", "resisc45", "sun397"]
     out, page = capsys.readouterr().out, (tmp_path / "vtab" / "vtab.md").read_text()
     for text in (out, page):
-        assert f"tfds build sun397 --config tfds --data_dir {arguments.data_dir}" in text
+        assert f"tfds build sun397 --config tfds --data_dir {arguments['data_dir']}" in text
     assert "fetch the images by hand first" in summary["missing"]["resisc45"]
     assert "not comparable with a VTAB score" in page
     assert len((tmp_path / "vtab" / "svhn" / "final" / "metrics.jsonl").read_text().splitlines()) == 1
@@ -183,8 +182,7 @@ def test_the_setting_that_is_best_on_val200_is_trained_on_all_and_tested(argumen
 
     monkeypatch.setattr(vtab_runs, "finetune", finetuned)
     (tmp_path / "vtab").mkdir()
-    arguments = dataclasses.replace(arguments, learning_rates=(0.1, 0.2), steps=(3, 4))
-    row = vtab_runs.vtab(arguments)["tasks"]["svhn"]
+    row = vtab_runs.vtab(**arguments | {"learning_rates": (0.1, 0.2), "steps": (3, 4)})["tasks"]["svhn"]
     assert asked == [
         (0.1, 3, 200, "lr0.1-steps3"), (0.1, 4, 200, "lr0.1-steps4"), (0.2, 3, 200, "lr0.2-steps3"),
         (0.2, 4, 200, "lr0.2-steps4"), (0.2, 4, 33, "final"),
@@ -203,8 +201,8 @@ def test_means_are_by_group():
 
 def test_unknown_tasks_and_absent_data_are_refused(arguments, tmp_path):
     with pytest.raises(UserError, match="VTAB has no task 'clevr'; the nearest names are clevr-"):
-        vtab_runs.vtab(dataclasses.replace(arguments, tasks=("clevr",)))
+        vtab_runs.vtab(**arguments | {"tasks": ("clevr",)})
     with pytest.raises(UserError, match="None of the 4 tasks is prepared in .*none; prepare some by the commands"):
-        vtab_runs.vtab(dataclasses.replace(arguments, data_dir=str(tmp_path / "none")))
+        vtab_runs.vtab(**arguments | {"data_dir": str(tmp_path / "none")})
     with pytest.raises(UserError, match="--learning-rates and --steps take at least one each"):
-        vtab_runs.vtab(dataclasses.replace(arguments, steps=()))
+        vtab_runs.vtab(**arguments | {"steps": ()})

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -24,38 +25,51 @@ from training.experiments.trial import Trial, labels_of, run_trial
 from training.input.sources import open_source
 from training.loop.callbacks import TrainingInterrupted
 from training.loop.run import locked
-from training.options.experiments import StudyOptions
+from training.options.common import DataOptions
 from training.probes.least_squares import check_shots
+from training.recipes.recipe import PretrainRecipe
 
 # Processes at most unless --jobs says more: each takes most of a gigabyte.
 _MOST_JOBS = 8
 
 
-def study(name: str, arguments: StudyOptions) -> list[dict]:
-    """Run what is missing, write results.json, results.md and figure.png, and return the rows."""
-    check_base(arguments.recipe)
-    if arguments.train_images is not None and name not in BY_SIZE:
+def study(
+    name: str,
+    recipe: PretrainRecipe,
+    data: DataOptions,
+    workdir: str,
+    *,
+    seeds: int = 3,
+    shots: int = 5,
+    train_images: Sequence[int] | None = None,
+    jobs: int | None = None,
+) -> list[dict]:
+    """Run what is missing, write results.json, results.md and figure.png, and return the rows.
+
+    See `StudyOptions` for the arguments.
+    """
+    check_base(recipe)
+    if train_images is not None and name not in BY_SIZE:
         raise UserError(f"--train-images means nothing to the study {name}; leave it out.")
-    workdir = check_output(local_path(arguments.workdir, "workdir"))
-    source = open_source(arguments.source)
-    check_shots(labels_of(source.train), source.labels, [arguments.shots])
+    folder = check_output(local_path(workdir, "workdir"))
+    source = open_source(data)
+    check_shots(labels_of(source.train), source.labels, [shots])
     num_examples = source.train.num_examples
-    if arguments.train_images is None:
-        points = STUDIES[name].grid(arguments.recipe, num_examples)
+    if train_images is None:
+        points = STUDIES[name].grid(recipe, num_examples)
     else:
-        points = BY_SIZE[name](arguments.recipe, num_examples, sorted(set(arguments.train_images)))
+        points = BY_SIZE[name](recipe, num_examples, sorted(set(train_images)))
     trials = [
-        Trial(point, seed, arguments.source, arguments.shots, workdir / "runs" / f"{point.name}-seed{seed}")
+        Trial(point, seed, data, shots, folder / "runs" / f"{point.name}-seed{seed}")
         for point in points
-        for seed in range(arguments.seeds)
+        for seed in range(seeds)
     ]
-    with locked(workdir):
-        measured = _measured(trials, arguments.jobs)
+    with locked(folder):
+        measured = _measured(trials, jobs)
         rows = [
-            _row(point, len(source.labels), measured[i * arguments.seeds : (i + 1) * arguments.seeds])
-            for i, point in enumerate(points)
+            _row(point, len(source.labels), measured[i * seeds : (i + 1) * seeds]) for i, point in enumerate(points)
         ]
-        _report(name, arguments, rows)
+        _report(name, recipe, data.data, seeds, shots, rows, folder)
     return rows
 
 
@@ -142,44 +156,40 @@ def _summary(values: list[float]) -> dict:
     return {"values": values, "mean": mean, "interval": [mean - float(half), mean + float(half)]}
 
 
-def _report(name: str, arguments: StudyOptions, rows: list[dict]) -> None:
-    definition, workdir = STUDIES[name], pathlib.Path(arguments.workdir)
-    results = {
-        "study": name,
-        "data": arguments.source.data,
-        "recipe": dataclasses.asdict(arguments.recipe),
-        "rows": rows,
-    }
+def _report(
+    name: str, recipe: PretrainRecipe, data: str, seeds: int, shots: int, rows: list[dict], workdir: pathlib.Path
+) -> None:
+    definition = STUDIES[name]
+    results = {"study": name, "data": data, "recipe": dataclasses.asdict(recipe), "rows": rows}
     write_text(workdir / "results.json", json.dumps(results, indent=2) + "\n")
     with atomic_write(workdir / "figure.png") as temporary:
-        draw(name, definition.title, short_name(arguments.source.data), arguments.shots, rows, temporary)
-    header = ("", "setting", "parameters", "forward FLOPs", "accuracy, %", f"{arguments.shots}-shot, %")
+        draw(name, definition.title, short_name(data), shots, rows, temporary)
+    header = ("", "setting", "parameters", "forward FLOPs", "accuracy, %", f"{shots}-shot, %")
     cells = [
         (
             row["line"],
             row["setting"],
             f"{row['parameters']:,}",
             f"{row['forward_flops']:,}",
-            _options(row["accuracy"]),
-            _options(row["few_shot"]),
+            _percent(row["accuracy"]),
+            _percent(row["few_shot"]),
         )
         for row in rows
     ]
     table = markdown_table(header, cells)
-    steps, batch = arguments.recipe.steps, arguments.recipe.batch_size
-    data = short_name(arguments.source.data)
     page = (
-        f"# {definition.title}\n\nAfter {definition.source}, on {data}: every "
-        f"model from scratch, {steps:,} steps of {batch} images, {arguments.seeds} seeds. Accuracy on all evaluation "
-        f"images, and of least squares on the frozen features of {arguments.shots} training images of each class; means"
-        + (" and 95 % intervals over the seeds" if arguments.seeds > 1 else "")
+        f"# {definition.title}\n\nAfter {definition.source}, on {short_name(data)}: every "
+        f"model from scratch, {recipe.steps:,} steps of {recipe.batch_size} images, {seeds} seeds. Accuracy "
+        f"on all evaluation images, and of least squares on the frozen features of {shots} training images of each "
+        "class; means"
+        + (" and 95 % intervals over the seeds" if seeds > 1 else "")
         + f".\n\n{table}\n\n![{definition.title}](figure.png)\n"
     )
     write_text(workdir / "results.md", page)
     print(f"{table}\nReport in {workdir / 'results.md'}.")
 
 
-def _options(summary: dict) -> str:
+def _percent(summary: dict) -> str:
     if summary["interval"] is None:
         return f"{100 * summary['mean']:.2f}"
     return f"{100 * summary['mean']:.2f} ± {100 * (summary['interval'][1] - summary['mean']):.2f}"

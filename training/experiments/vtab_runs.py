@@ -1,9 +1,10 @@
 """The runs of VTAB-1k, task by task and setting by setting, and the table of their accuracies."""
 
 import dataclasses
+import functools
 import itertools
 import json
-import pathlib
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -19,57 +20,90 @@ from training.experiments.vtab_sources import open_builder, task_source
 from training.input.sources import Source, Split
 from training.loop.finetune import finetune
 from training.loop.setup import Setup
-from training.options.common import DataOptions
-from training.options.experiments import VtabOptions
+from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import FinetuneOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import Recipe
-from training.recipes.vtab_tasks import TASKS, Task
+from training.recipes.vtab_tasks import RECIPE_NAME, TASKS, Task
 
-_RECIPE = "vit-finetune-vtab"
+_ALL_TASKS = tuple(task.name for task in TASKS)
 _GROUPS = ("natural", "specialized", "structured")
 
 
-def vtab(arguments: VtabOptions) -> dict:
-    """Run what is prepared, write vtab.json and vtab.md after every task, and return the numbers."""
-    tasks = _chosen(arguments)
-    checkpoint = find_checkpoint(arguments.checkpoint)
-    builders = {task.name: open_builder(task, arguments.data_dir) for task in tasks}
+def vtab(
+    checkpoint: str,
+    workdir: str,
+    *,
+    recipe: Recipe = FINETUNE_RECIPES[RECIPE_NAME],
+    learning_rates: Sequence[float] = (0.01,),
+    steps: Sequence[int] = (2500,),
+    tasks: Sequence[str] = _ALL_TASKS,
+    data_dir: str | None = None,
+    num_heads: int | None = None,
+    seed: int = 0,
+    devices: StrategyOptions | None = None,
+    execution: Execution | None = None,
+) -> dict:
+    """Run what is prepared, write vtab.json and vtab.md after every task, and return the numbers.
+
+    Every run has the recipe with one of the learning rates, one of the numbers of steps, and the augmentation that does
+    not change the classes of its task. See `VtabOptions` for the other arguments.
+    """
+    chosen = _chosen(tasks)
+    if not (tasks and learning_rates and steps):
+        raise UserError("--tasks, --learning-rates and --steps take at least one each.")
+    file = find_checkpoint(checkpoint)
+    builders = {task.name: open_builder(task, data_dir) for task in chosen}
     missing = {
-        task.name: _how_to_prepare(task, builders[task.name], arguments.data_dir)
-        for task in tasks
+        task.name: _how_to_prepare(task, builders[task.name], data_dir)
+        for task in chosen
         if not builders[task.name].is_prepared()
     }
     for name, command in missing.items():
         print(f"{name} is not prepared: {command}")
-    if len(missing) == len(tasks):
+    if len(missing) == len(chosen):
         raise UserError(
-            f"None of the {len(tasks)} tasks is prepared in {arguments.data_dir or 'the directory of TFDS'}; prepare "
+            f"None of the {len(chosen)} tasks is prepared in {data_dir or 'the directory of TFDS'}; prepare "
             "some by the commands above, or give --data-dir."
         )
-    strategy = open_strategy(arguments.devices)
+    devices, folder = devices or StrategyOptions(), to_path(workdir)
+    strategy = open_strategy(devices)
+
+    def train(task: Task, source: Source, rate: float, num_steps: int, name: str) -> float:
+        """Return the accuracy on the evaluation images of a run, trained now or before."""
+        print(f"\n{task.name}, {name}: learning rate {rate:g}, {num_steps} steps")
+        own = task_recipe(task, recipe, rate, num_steps)
+        options = FinetuneOptions(
+            source=DataOptions(f"tfds:{task.dataset.replace('/', ':')}", data_dir),
+            workdir=str(folder / task.name / name),
+            recipe=own,
+            checkpoint=str(file),
+            num_heads=num_heads,
+            seed=seed,
+            devices=devices,
+            execution=execution or Execution(checkpoint_every=500),
+        )
+        source = dataclasses.replace(source, train=repeated(source.train, num_steps * own.batch_size))
+        return finetune(options, RECIPE_NAME, Setup(source, strategy)).metrics()[-1]["val_accuracy"]
+
     found = {}
-    for task in tasks:
+    for task in chosen:
         if task.name not in missing:
-            found[task.name] = _measured(task, builders[task.name], arguments, checkpoint, strategy)
+            settings = list(itertools.product(learning_rates, steps))
+            found[task.name] = _measured(task, builders[task.name], settings, functools.partial(train, task))
             summary = summarize(found, missing)
-            workdir = to_path(arguments.workdir)
-            write_text(
-                workdir / "vtab.json", json.dumps({"checkpoint": arguments.checkpoint, **summary}, indent=2) + "\n"
-            )
-            write_text(workdir / "vtab.md", _page(arguments, summary))
-    print(f"{_table(summary)}\nReport in {workdir / 'vtab.md'}.")
+            write_text(folder / "vtab.json", json.dumps({"checkpoint": checkpoint, **summary}, indent=2) + "\n")
+            write_text(folder / "vtab.md", _page(checkpoint, summary))
+    print(f"{_table(summary)}\nReport in {folder / 'vtab.md'}.")
     return summary
 
 
-def _chosen(arguments: VtabOptions) -> list[Task]:
+def _chosen(tasks: Sequence[str]) -> list[Task]:
     by_name = {task.name: task for task in TASKS}
-    for name in arguments.tasks:
+    for name in tasks:
         if name not in by_name:
             raise UserError(f"VTAB has no task {name!r}; the nearest names are {nearest(name, by_name)}.")
-    if not (arguments.tasks and arguments.learning_rates and arguments.steps):
-        raise UserError("--tasks, --learning-rates and --steps take at least one each.")
-    return [by_name[name] for name in dict.fromkeys(arguments.tasks)]
+    return [by_name[name] for name in dict.fromkeys(tasks)]
 
 
 def _how_to_prepare(task: Task, builder, data_dir: str | None) -> str:
@@ -81,68 +115,31 @@ def _how_to_prepare(task: Task, builder, data_dir: str | None) -> str:
     return command + (f" (fetch the images by hand first: see tfds' page of {name})" if by_hand else "")
 
 
-def _measured(task: Task, builder, arguments: VtabOptions, checkpoint: pathlib.Path, strategy) -> dict:
+def _measured(
+    task: Task,
+    builder,
+    settings: Sequence[tuple[float, int]],
+    train: Callable[[Source, float, int, str], float],
+) -> dict:
     """The accuracy on the test split of the setting that is best on val200, and that of every setting there."""
-    settings = list(itertools.product(arguments.learning_rates, arguments.steps))
     tried: list[dict] = []
     if len(settings) > 1:
         source = task_source(task, builder, "train800", "val200")
         for rate, steps in settings:
             name = f"lr{rate:g}-steps{steps}"
-            accuracy = _trained(task, source, arguments, checkpoint, strategy, rate, steps, name)
+            accuracy = train(source, rate, steps, name)
             tried.append({"learning_rate": rate, "steps": steps, "val200_accuracy": accuracy})
         best = max(tried, key=lambda row: row["val200_accuracy"])
         settings = [(best["learning_rate"], best["steps"])]
     source = task_source(task, builder, "train800val200", "test")
     rate, steps = settings[0]
-    accuracy = _trained(task, source, arguments, checkpoint, strategy, rate, steps, "final")
+    accuracy = train(source, rate, steps, "final")
     return {"group": task.group, "accuracy": accuracy, "learning_rate": rate, "steps": steps, "tried": tried}
 
 
-def _trained(
-    task: Task,
-    source: Source,
-    arguments: VtabOptions,
-    checkpoint: pathlib.Path,
-    strategy: tf.distribute.Strategy,
-    rate: float,
-    steps: int,
-    name: str,
-) -> float:
-    """Accuracy on the source's evaluation images of a run, trained now or before."""
-    recipe = task_recipe(task, arguments, rate, steps)
-    print(f"\n{task.name}, {name}: learning rate {rate:g}, {steps} steps")
-    source = dataclasses.replace(source, train=repeated(source.train, steps * recipe.batch_size))
-    run = finetune(
-        FinetuneOptions(
-            source=DataOptions(f"tfds:{task.dataset.replace('/', ':')}", arguments.data_dir),
-            workdir=str(to_path(arguments.workdir) / task.name / name),
-            recipe=recipe,
-            checkpoint=str(checkpoint),
-            num_heads=arguments.num_heads,
-            seed=arguments.seed,
-            devices=arguments.devices,
-            execution=arguments.execution,
-        ),
-        _RECIPE,
-        Setup(source, strategy),
-    )
-    return run.metrics()[-1]["val_accuracy"]
-
-
-def task_recipe(task: Task, arguments: VtabOptions, rate: float, steps: int) -> Recipe:
-    """Table 4's, without what would change the task's classes."""
-    recipe = FINETUNE_RECIPES[_RECIPE]
-    return dataclasses.replace(
-        recipe,
-        image_size=arguments.image_size,
-        batch_size=arguments.batch_size,
-        learning_rate=rate,
-        steps=steps,
-        schedule=dataclasses.replace(recipe.schedule, warmup_steps=arguments.warmup_steps),
-        flip=task.flip,
-        inception_crop=task.crop,
-    )
+def task_recipe(task: Task, recipe: Recipe, rate: float, steps: int) -> Recipe:
+    """The recipe without what would change the task's classes."""
+    return dataclasses.replace(recipe, learning_rate=rate, steps=steps, flip=task.flip, inception_crop=task.crop)
 
 
 def repeated(split: Split, num_examples: int) -> Split:
@@ -184,8 +181,8 @@ def _table(summary: dict) -> str:
     return markdown_table(("task", "group", "learning rate", "steps", "test accuracy"), rows, num_text_columns=2)
 
 
-def _page(arguments: VtabOptions, summary: dict) -> str:
-    lines = [f"# VTAB-1k: {arguments.checkpoint}", "", _table(summary), ""]
+def _page(checkpoint: str, summary: dict) -> str:
+    lines = [f"# VTAB-1k: {checkpoint}", "", _table(summary), ""]
     if not summary["complete"]:
         lines += ["Not all tasks were run, so that the mean is not comparable with a VTAB score.", ""]
     if summary["missing"]:

@@ -11,6 +11,8 @@ from typing import Literal
 Group = Literal["natural", "specialized", "structured"]
 Part = Literal["train800", "val200", "train800val200", "test"]
 
+# The recipe of "An Image is Worth 16x16 Words" (arXiv 2010.11929) Table 4.
+RECIPE_NAME = "vit-finetune-vtab"
 # Images of train800 and val200.
 NUM_TRAIN, NUM_VAL = 800, 200
 

@@ -1,6 +1,5 @@
 """Train a segmentation head, evaluate it, write the report and the SavedModel."""
 
-import dataclasses
 import json
 import pathlib
 import sys
@@ -17,60 +16,77 @@ from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from training.evaluation.classifiers import load_model
 from training.loop.run import Run, locked
-from training.options.segment import SegmentOptions
 from training.segmentation.export import export_segmenter
 from training.segmentation.head import segmenter
 from training.segmentation.masks import IGNORED, Scenes, open_scenes, read_image, read_mask
 
 
-def segment(options: SegmentOptions) -> dict:
+def segment(
+    checkpoint: str,
+    data: str,
+    workdir: str,
+    *,
+    blocks: Sequence[int] = (-1,),
+    image_size: tuple[int, int] | None = None,
+    steps: int = 500,
+    batch_size: int = 16,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+) -> dict:
     """Train a head, unless the run is finished; evaluate and export it. Return the report.
 
-    The report holds `mean_iou` and `pixel_accuracy`, on the pixels of the masks that are counted, at the masks' own
-    size, and `iou` by class; None for a class that is in no mask.
+    See `SegmentOptions` for the arguments. The report holds `mean_iou` and `pixel_accuracy`, on the pixels of the masks
+    that are counted, at the masks' own size, and `iou` by class; None for a class that is in no mask.
     """
-    labels, train, evaluation = open_scenes(options.data)
-    if options.batch_size > len(train.images):
+    labels, train, evaluation = open_scenes(data)
+    if batch_size > len(train.images):
         raise UserError(
-            f"A batch of {options.batch_size} is larger than the training set of {len(train.images)} images; give "
+            f"A batch of {batch_size} is larger than the training set of {len(train.images)} images; give "
             f"--batch-size {len(train.images)} or less."
         )
-    run = Run(to_path(options.workdir))
-    settings = {name: value for name, value in dataclasses.asdict(options).items() if name != "workdir"}
+    run = Run(to_path(workdir))
+    settings = {
+        "command": "segment",
+        "checkpoint": checkpoint,
+        "data": data,
+        "blocks": blocks,
+        "image_size": image_size,
+        "steps": steps,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "seed": seed,
+    }
     with locked(run.path):
         if not run.model_file.is_file():
-            keras.utils.set_random_seed(options.seed)
-            model = segmenter(
-                load_model(options.checkpoint, image_size=options.image_size), options.blocks, len(labels)
-            )
-            run.start({"command": "segment", **settings}, labels)
-            run.write_metrics([_fit(model, train, options)])
+            keras.utils.set_random_seed(seed)
+            model = segmenter(load_model(checkpoint, image_size=image_size), blocks, len(labels))
+            run.start(settings, labels)
+            run.write_metrics([_fit(model, train, steps, batch_size, learning_rate, seed)])
             run.save_model(model)
-        run.start({"command": "segment", **settings}, labels)
+        run.start(settings, labels)
         model = run_directory.load_model(run.path)
         report = evaluate(model, evaluation, labels)
-        _write_report(run.path, report, options)
+        _write_report(run.path, report, f"Segmentation: {checkpoint} on {data}")
         export_segmenter(model, evaluation, run.path / "saved_model" / "1", labels)
     return report
 
 
-def _fit(model: keras.Model, train: Scenes, options: SegmentOptions) -> dict:
+def _fit(model: keras.Model, train: Scenes, steps: int, batch_size: int, learning_rate: float, seed: int) -> dict:
     """Train the head and return its last loss and pixel accuracy."""
-    schedule = keras.optimizers.schedules.CosineDecay(options.learning_rate, options.steps)
+    schedule = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
     model.compile(
         keras.optimizers.AdamW(schedule, weight_decay=1e-4),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
         weighted_metrics=["accuracy"],
     )
-    print(f"{len(train.images):,} training images, {options.steps:,} steps of {options.batch_size}.")
-    batches = train.batches(preprocessing_of(model), options.batch_size, options.seed)
-    history = model.fit(
-        batches, steps_per_epoch=options.steps, shuffle=False, verbose=1 if sys.stdout.isatty() else 2
-    ).history
+    print(f"{len(train.images):,} training images, {steps:,} steps of {batch_size}.")
+    batches = train.batches(preprocessing_of(model), batch_size, seed)
+    verbose = 1 if sys.stdout.isatty() else 2
+    history = model.fit(batches, steps_per_epoch=steps, shuffle=False, verbose=verbose).history
     found = {name: float(values[-1]) for name, values in history.items()}
     if not np.isfinite(found["loss"]):
         raise UserError("The loss is not finite; give a lower --learning-rate.")
-    return {"epoch": 1, "step": options.steps, **found}
+    return {"epoch": 1, "step": steps, **found}
 
 
 def evaluate(model: keras.Model, scenes: Scenes, labels: Sequence[str]) -> dict:
@@ -97,15 +113,14 @@ def evaluate(model: keras.Model, scenes: Scenes, labels: Sequence[str]) -> dict:
     }
 
 
-def _write_report(folder: pathlib.Path, report: dict, options: SegmentOptions) -> None:
+def _write_report(folder: pathlib.Path, report: dict, title: str) -> None:
     rows = [(name, "–" if value is None else f"{value:.4f}") for name, value in report["iou"].items()]
     sentence = (
         f"Mean IoU {report['mean_iou']:.4f}, pixel accuracy {report['pixel_accuracy']:.4f} on {report['images']:,} "
         "evaluation images"
     )
-    title = f"# Segmentation: {options.checkpoint} on {options.data}"
     with staged(folder) as stage:
         (stage / "segmentation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        page = [title, "", f"{sentence}.", "", markdown_table(("class", "IoU"), rows), ""]
+        page = [f"# {title}", "", f"{sentence}.", "", markdown_table(("class", "IoU"), rows), ""]
         (stage / "segmentation.md").write_text("\n".join(page), encoding="utf-8")
     print(f"{sentence}; report in {folder / 'segmentation.md'}.")
