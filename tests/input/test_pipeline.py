@@ -101,7 +101,7 @@ def test_training_pads_as_evaluation_does(inception_crop):
     preprocessing = Preprocessing((8, 8), channels=1, resize="pad")
     split = array_split(np.zeros((1, 8, 16, 1), np.uint8), np.array([0]), NAMES)
     recipe = dataclasses.replace(
-        RECIPE, image_size=(8, 8), batch_size=1, resize="pad", inception_crop=inception_crop, flip=True
+        RECIPE, image_size=(8, 8), batch_size=1, resize="pad", inception_crop=inception_crop, flip=inception_crop
     )
     data = training_batches(split, recipe, preprocessing, num_classes=3, seed=0, first_step=0)
     if inception_crop:
