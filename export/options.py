@@ -127,3 +127,25 @@ def check_web_formats(formats: Sequence[OnnxFormat]) -> None:
     """Raise UserError if there is no file for the page of --web to run."""
     if "onnx" not in formats:
         raise UserError(f"The page of --web runs model.onnx, but --formats has {', '.join(formats)}; add onnx.")
+
+
+@dataclasses.dataclass(frozen=True)
+class KitOptions:
+    """Write a folder for serving a model with TF Serving."""
+
+    models: str
+    """Directory of the versions of the model, the --output of `python -m export.saved_model`."""
+    name: str
+    """Name of the model in requests."""
+    output: str
+    """New directory for models.config, batching.config, compose.yaml, README.md and client/."""
+    stable: int | None = None
+    """Version with the label "stable"; default: the newest."""
+    canary: int | None = None
+    """Version with the label "canary"; default: none."""
+    max_batch_size: int = 32
+    """Largest number of images in a batch, over all requests."""
+    batch_timeout_ms: float = 2.0
+    """Milliseconds to wait for further requests of a batch."""
+    threads: int = 2
+    """Number of parallel batches, about one per core of the server."""

@@ -21,7 +21,7 @@ import tensorflow as tf
 from google.protobuf import text_format
 from hypothesis import strategies
 
-from export.serving import kit
+from export.serving import configuration
 from export.serving.client import (
     DeadlineExceededError,
     GrpcClient,
@@ -549,14 +549,14 @@ def versions(place: pathlib.Path, *numbers: int) -> pathlib.Path:
     return place
 
 
-def arguments(tmp_path: pathlib.Path, **changes) -> kit.Arguments:
-    given = {"models": str(tmp_path / "served"), "name": "birds", "output": str(tmp_path / "kit"), **changes}
-    return kit.Arguments(**given)
+def kit(tmp_path: pathlib.Path, **changes) -> pathlib.Path:
+    values = {"models": str(tmp_path / "served"), "name": "birds", "output": str(tmp_path / "kit"), **changes}
+    return configuration.write_kit(**values)
 
 
 def test_a_kit_names_the_versions_and_their_labels(tmp_path):
     versions(tmp_path / "served", 1, 2, 10)
-    path = kit.write_kit(arguments(tmp_path, stable=2, canary=10, max_batch_size=16, batch_timeout_ms=0.5))
+    path = kit(tmp_path, stable=2, canary=10, max_batch_size=16, batch_timeout_ms=0.5)
     assert {entry.name for entry in path.iterdir()} == {
         "models.config", "batching.config", "compose.yaml", "README.md", "client",
     }  # fmt: skip
@@ -584,7 +584,7 @@ def test_a_kit_names_the_versions_and_their_labels(tmp_path):
 )
 def test_any_path_of_models_is_the_one_that_is_mounted(folder, tmp_path):
     versions(tmp_path / folder, 1)
-    compose = (kit.write_kit(arguments(tmp_path, models=str(tmp_path / folder))) / "compose.yaml").read_text()
+    compose = (kit(tmp_path, models=str(tmp_path / folder)) / "compose.yaml").read_text()
     (source,) = re.findall(r'^ *source: (".*")$', compose, re.MULTILINE)
     # A text in double quotes is the same in YAML as in JSON.
     assert json.loads(source).replace("$$", "\0").count("$") == 0
@@ -594,24 +594,24 @@ def test_any_path_of_models_is_the_one_that_is_mounted(folder, tmp_path):
 def test_a_path_that_no_text_can_state_is_one_sentence(tmp_path):
     versions(tmp_path / "a\nb", 1)
     with pytest.raises(UserError, match="has characters that a compose file cannot hold"):
-        kit.write_kit(arguments(tmp_path, models=str(tmp_path / "a\nb")))
+        kit(tmp_path, models=str(tmp_path / "a\nb"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["a\nb"]
 
 
 def test_a_name_that_is_a_number_is_a_text_in_the_compose_file():
-    assert 'services:\n  "123":\n' in kit.compose_file("123", pathlib.Path("/served"))
+    assert 'services:\n  "123":\n' in configuration.compose_file("123", pathlib.Path("/served"))
 
 
 def test_the_newest_version_is_stable_by_default(tmp_path):
     versions(tmp_path / "served", 9, 10)
-    path = kit.write_kit(arguments(tmp_path))
+    path = kit(tmp_path)
     config = text_format.Parse((path / "models.config").read_text(), official("ModelServerConfig")())
     assert dict(config.model_config_list.config[0].version_labels) == {"stable": 10}
 
 
 def test_the_client_of_a_kit_works_by_itself(tmp_path, server):
     versions(tmp_path / "served", 1)
-    path = kit.write_kit(arguments(tmp_path))
+    path = kit(tmp_path)
     script = (
         "import sys; from client import RestClient; "
         "print(RestClient(sys.argv[1], 'birds').classify([b'x', b'y'])[0][0].label, 'tensorflow' in sys.modules)"
@@ -637,5 +637,5 @@ def test_a_kit_that_cannot_serve_is_one_sentence(tmp_path, monkeypatch, changes,
     monkeypatch.chdir(tmp_path)
     versions(tmp_path / "served", 1)
     with pytest.raises(UserError, match=words):
-        kit.write_kit(arguments(tmp_path, **changes))
+        kit(tmp_path, **changes)
     assert [entry.name for entry in tmp_path.iterdir()] == ["served"]

@@ -24,20 +24,20 @@ __all__ = ["DataOptions", "Source", "Split", "array_split", "bad_examples_report
 _IN_MEMORY_BYTES = 2**30
 
 
-def open_source(arguments: DataOptions) -> Source:
+def open_source(options: DataOptions) -> Source:
     """Open what `--data` names. Raises UserError when there is no such thing or it cannot be used."""
-    check_data(arguments)
-    kind, _, rest = arguments.data.partition(":")
+    check_data(options)
+    kind, _, rest = options.data.partition(":")
     if kind in ("tfds", "tfrecord"):
         if kind == "tfds":
-            source = tfds_source(rest, arguments.data_dir, arguments.train_split, arguments.eval_split)
+            source = tfds_source(rest, options.data_dir, options.train_split, options.eval_split)
         else:
-            source = tfrecord(rest, arguments.on_bad_image)
+            source = tfrecord(rest, options.on_bad_image)
         warn_of_oddities(source.train, source.evaluation)  # of a folder all files are looked at
         return source
     if kind == "csv":
-        return csv_list(to_path(rest), arguments.on_bad_image)
-    return folder(to_path(rest), arguments.on_bad_image) if kind == "folder" else digits()
+        return csv_list(to_path(rest), options.on_bad_image)
+    return folder(to_path(rest), options.on_bad_image) if kind == "folder" else digits()
 
 
 def digits() -> Source:

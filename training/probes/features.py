@@ -77,32 +77,32 @@ class SquareCrop(Preprocessing):
         return image[top : top + self.image_size[0], left : left + self.image_size[1]]
 
 
-def open_features(arguments: FeatureOptions) -> FeatureSet:
+def open_features(options: FeatureOptions) -> FeatureSet:
     """Model and data of a command, and their features, from the cache or computed."""
-    if arguments.batch_size < 1:
-        raise UserError(f"--batch-size must be at least 1 image, but is {arguments.batch_size}.")
-    output = report_directory(arguments)
-    model = load_model(arguments.run, image_size=arguments.image_size, num_heads=arguments.num_heads)
-    if arguments.random_weights:
+    if options.batch_size < 1:
+        raise UserError(f"--batch-size must be at least 1 image, but is {options.batch_size}.")
+    output = report_directory(options)
+    model = load_model(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    if options.random_weights:
         model = _with_fresh_weights(model)
-    source = open_source(arguments.source)
+    source = open_source(options.source)
     check_several_classes(source)
     train, evaluation = features_of(
         model,
         source,
-        preprocessing=_preprocessing(model, arguments.crop_from),
-        batch_size=arguments.batch_size,
-        cache=_cache(arguments.cache),
-        kind=arguments.features,
+        preprocessing=_preprocessing(model, options.crop_from),
+        batch_size=options.batch_size,
+        cache=_cache(options.cache),
+        kind=options.features,
     )
     return FeatureSet(source.labels, train, evaluation, output)
 
 
-def report_directory(arguments: FeatureOptions) -> pathlib.Path:
+def report_directory(options: FeatureOptions) -> pathlib.Path:
     """Where a report goes: --output, or the run itself. Raises UserError where neither is a directory for it."""
-    if arguments.output is None and not (to_path(arguments.run) / run_directory.CONFIG).is_file():
-        raise UserError(OUTPUT_NEEDED.format(arguments.run))
-    return run_directory.check_output(arguments.output or arguments.run)
+    if options.output is None and not (to_path(options.run) / run_directory.CONFIG).is_file():
+        raise UserError(OUTPUT_NEEDED.format(options.run))
+    return run_directory.check_output(options.output or options.run)
 
 
 def check_several_classes(source: Source) -> None:

@@ -12,7 +12,7 @@ from training.probes.features import FeatureSet
 def write_report(
     name: str,
     title: str,
-    arguments: FeatureOptions,
+    options: FeatureOptions,
     features: FeatureSet,
     header: Sequence[str],
     table: Sequence[Sequence[str]],
@@ -25,17 +25,17 @@ def write_report(
         header, table: texts, the first column on the left, numbers on the right.
         numbers: for the JSON, beside what was measured on what.
     """
-    model = f"{arguments.run} with random weights" if arguments.random_weights else arguments.run
+    model = f"{options.run} with random weights" if options.random_weights else options.run
     train, evaluation = features.train, features.evaluation
     document = {
         "model": model,
-        "data": arguments.source.data,
+        "data": options.source.data,
         "classes": len(features.names),
         "features": train.values.shape[1],
-        "kind": arguments.features,
+        "kind": options.features,
         "training_images": len(train.labels),
         "evaluation_images": len(evaluation.labels),
-        "crop_from": arguments.crop_from,
+        "crop_from": options.crop_from,
         **numbers,
     }
     sentence = (
@@ -43,8 +43,8 @@ def write_report(
         f"images of {len(features.names)} classes."
     )
     text = markdown_table(header, table)
-    of_random = " with random weights" if arguments.random_weights else ""
-    where = f"{short_name(arguments.run)}{of_random} on {short_name(arguments.source.data)}"
+    of_random = " with random weights" if options.random_weights else ""
+    where = f"{short_name(options.run)}{of_random} on {short_name(options.source.data)}"
     page = [f"# {title}: {where}", "", sentence, "", text, ""]
     with staged(features.output) as stage:
         (stage / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

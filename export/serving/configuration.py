@@ -1,0 +1,160 @@
+"""The files for serving a model with TF Serving: server configuration, compose file, and client."""
+
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping
+
+from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import staged
+from keras_vit.files.remote import local_path
+
+# Image of the server; its version must not be older than the TensorFlow that wrote the models.
+_IMAGE = "tensorflow/serving:${TF_SERVING_VERSION:-latest}"
+_POLL_SECONDS = 60
+_CLIENT = pathlib.Path(__file__).parent / "client"
+
+
+def write_kit(
+    models: str,
+    name: str,
+    output: str,
+    *,
+    stable: int | None = None,
+    canary: int | None = None,
+    max_batch_size: int = 32,
+    batch_timeout_ms: float = 2.0,
+    threads: int = 2,
+) -> pathlib.Path:
+    """Write the folder and return its path. See `KitOptions` for the arguments.
+
+    Raises UserError for missing versions and for an invalid name.
+    """
+    served, kit = local_path(models, "models"), run_directory.check_output(output)
+    versions = _versions(served)
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."):
+        raise UserError(f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.")
+    if kit.exists() and any(kit.iterdir()):
+        raise UserError(f"{kit} is not empty; pass a new --output.")
+    if max_batch_size < 1 or threads < 1 or not 0 <= batch_timeout_ms < 10_000:
+        raise UserError("--max-batch-size and --threads must be at least 1, --batch-timeout-ms from 0 to 10000.")
+    labels = {"stable": versions[-1] if stable is None else stable}
+    if canary is not None:
+        labels["canary"] = canary
+    for label, version in labels.items():
+        if version not in versions:
+            raise UserError(
+                f"--{label} is {version}, but {served} has the versions {', '.join(map(str, versions))}; pass one of "
+                "them."
+            )
+    with staged(kit) as stage:
+        texts = {
+            "models.config": models_config(name, labels),
+            "batching.config": batching_config(max_batch_size, round(1000 * batch_timeout_ms), threads),
+            "compose.yaml": compose_file(name, served.resolve()),
+            "README.md": _readme(name, labels),
+        }
+        for file, text in texts.items():
+            (stage / file).write_text(text, encoding="utf-8")
+        shutil.copytree(_CLIENT, stage / "client", ignore=shutil.ignore_patterns("__pycache__"))
+    return kit
+
+
+def _versions(models: pathlib.Path) -> list[int]:
+    if not models.is_dir():
+        raise UserError(f"There is no directory {str(models)!r}; pass the --output of `python -m export.saved_model`.")
+    found = sorted(int(path.parent.name) for path in models.glob("*/saved_model.pb") if path.parent.name.isdecimal())
+    if not found:
+        raise UserError(f"{models} has no version of a model, such as {models / '1'}; export one there first.")
+    return found
+
+
+def models_config(name: str, labels: Mapping[str, int]) -> str:
+    """tensorflow.serving.ModelServerConfig as text: the versions with a label, and the labels."""
+    specific = "".join(f"        versions: {version}\n" for version in sorted(set(labels.values())))
+    named = "".join(
+        f'    version_labels {{\n      key: "{label}"\n      value: {version}\n    }}\n'
+        for label, version in labels.items()
+    )
+    return (
+        "model_config_list {\n  config {\n"
+        f'    name: "{name}"\n    base_path: "/models/{name}"\n    model_platform: "tensorflow"\n'
+        f"    model_version_policy {{\n      specific {{\n{specific}      }}\n    }}\n{named}"
+        "  }\n}\n"
+    )
+
+
+def batching_config(max_batch_size: int, timeout_micros: int, threads: int) -> str:
+    """tensorflow.serving.BatchingParameters as text; the queue holds 16 batches per thread."""
+    values = {
+        "max_batch_size": max_batch_size,
+        "batch_timeout_micros": timeout_micros,
+        "max_enqueued_batches": 16 * threads,
+        "num_batch_threads": threads,
+    }
+    return "".join(f"{name} {{ value: {value} }}\n" for name, value in values.items())
+
+
+def compose_file(name: str, models: pathlib.Path) -> str:
+    """A compose file for one server, REST on 8501 and gRPC on 8500."""
+    return f"""\
+services:
+  "{name.lower()}":
+    image: {_IMAGE}
+    command:
+      - --model_config_file=/config/models.config
+      - --model_config_file_poll_wait_seconds={_POLL_SECONDS}
+      - --allow_version_labels_for_unavailable_models=true
+      - --enable_batching=true
+      - --batching_parameters_file=/config/batching.config
+    ports:
+      - "8500:8500"
+      - "8501:8501"
+    volumes:
+      - type: bind
+        source: {_yaml_text(str(models))}
+        target: "/models/{name}"
+        read_only: true
+      - type: bind
+        source: .
+        target: /config
+        read_only: true
+    restart: unless-stopped
+"""
+
+
+def _yaml_text(text: str) -> str:
+    """Quote a string for the YAML of a compose file. Raises UserError if it is not printable."""
+    if not text.isprintable():
+        raise UserError(f"{text!r} has characters that a compose file cannot hold; move the models to another path.")
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    return f'"{escaped}"'
+
+
+def _readme(name: str, labels: Mapping[str, int]) -> str:
+    served = ", ".join(f"{label} = version {version}" for label, version in labels.items())
+    return f"""\
+# Serving {name}
+
+```text
+docker compose up
+```
+
+serves {served}, by REST on port 8501 and by gRPC on port 8500. To serve another version, copy it to the directory of
+versions, list it in models.config under `specific` and add a label. The server reads the file every {_POLL_SECONDS}
+seconds.
+
+```text
+from client import RestClient, Version
+
+with RestClient("http://localhost:8501", "{name}", version=Version(label="stable")) as client:
+    [ranking] = client.classify([open("picture.jpg", "rb").read()])
+print(ranking[0].label, ranking[0].score)
+```
+
+The client needs NumPy and protobuf, and grpcio for `GrpcClient`, but not TensorFlow.
+
+The server batches requests (batching.config). An image that cannot be decoded fails the batch, including the requests
+of other users in it. If images come from untrusted users, decode them first, or remove `--enable_batching` from
+compose.yaml.
+"""
