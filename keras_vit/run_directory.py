@@ -26,6 +26,9 @@ TEMPERATURE = "temperature.json"
 # Training images, for calibration without the evaluation images.
 CALIBRATION = "calibration.npz"
 
+# Bytes of a .keras file's members for each of its own; Keras does not compress them.
+_LARGEST_RATIO = 20
+
 
 def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     """The path of a file of a finished run. Raises UserError if it does not exist."""
@@ -33,7 +36,8 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     if not run.is_dir():
         raise UserError(f"There is no run directory {str(run)!r}; give the --workdir of a training command.")
     if not (run / name).is_file():
-        raise UserError(f"{run} is not a finished run: it has no {name}.")
+        advice = " yet; repeat the training command, which continues it" if (run / LABELS).is_file() else ""
+        raise UserError(f"{run} is not a finished run: it has no {name}{advice}.")
     return run / name
 
 
@@ -42,6 +46,12 @@ def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
     model, labels = load_model(run), load_labels(run)
     check_classes(model, labels)
     return model, labels
+
+
+def is_keras_model(path: str | os.PathLike) -> bool:
+    """Whether a path is a .keras file, or a run directory, finished or not."""
+    path = to_path(path)
+    return path.suffix == ".keras" or any((path / name).is_file() for name in (MODEL, LABELS))
 
 
 def load_model(run: str | os.PathLike) -> "keras.Model":
@@ -53,6 +63,9 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
     shown, path = path, local_copy(path)
     try:
         with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            if size > _LARGEST_RATIO * path.stat().st_size:  # Keras reads whole members into memory
+                raise UserError(f"{shown} would be {size:,} bytes after decompression; it is no model of Keras.")
             damaged = archive.testzip()  # Keras does not verify the checksum of the weights
         if damaged:
             raise zipfile.BadZipFile(f"bad checksum of {damaged!r}")

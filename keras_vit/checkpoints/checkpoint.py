@@ -22,6 +22,7 @@ from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import open_folder, open_safetensors
 
 _PICKLES = (".pth", ".pt", ".bin", ".pkl", ".ckpt")
+KERAS_WEIGHTS = ".weights.h5"
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
 _UNSUPPORTED = {
@@ -98,6 +99,11 @@ def _open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
         raise UserError(
             f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it: "
             "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')."
+        )
+    if path.name.endswith(KERAS_WEIGHTS):
+        raise UserError(
+            f"{path.name} holds the weights of a Keras model without its architecture; build the model and load them: "
+            f"keras_vit.load_checkpoint(keras_vit.build(NAME, num_classes=...), {path.name!r})."
         )
     return open_safetensors(path) if path.suffix == ".safetensors" else open_npz(path)
 

@@ -10,13 +10,13 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.formats import HEADS, LAYOUTS, layout_of
-from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
+from keras_vit.checkpoints.from_checkpoint import from_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.save import save_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.models.build import config_of
 from keras_vit.models.config import Gelu, ModelConfig, ResNetConfig, ViTConfig
-from keras_vit.run_directory import load_model
+from keras_vit.run_directory import is_keras_model
 
 
 def convert(
@@ -82,10 +82,8 @@ def _read(
 ) -> tuple[keras.Model, Checkpoint | None]:
     """The model and its checkpoint; None for a Keras model."""
     path = find_checkpoint(source)
-    if path.suffix == ".keras" or (path / "model.keras").is_file():
-        return adapt(load_model(path), image_size=image_size, num_classes=num_classes), None
     model = from_checkpoint(path, image_size=image_size, num_classes=num_classes, **settings)
-    return model, open_checkpoint(path)
+    return model, None if is_keras_model(path) else open_checkpoint(path)
 
 
 def _dropped(source: Checkpoint, written: Checkpoint) -> list[str]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from keras_vit.checkpoints.formats import num_classes_of
+from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.formats import HEADS, num_classes_of
 from keras_vit.checkpoints.hf_config import FileConfig
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
@@ -24,6 +25,7 @@ from keras_vit.errors import check_integers
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.models.named_models import MODELS
+from keras_vit.run_directory import is_keras_model, load_model
 
 _VIT_FIELDS = ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm")
 # The fields that identify an official model; dropout, GELU and epsilons vary with the code that wrote the file.
@@ -54,7 +56,7 @@ class Description:
     """The result of `describe`; `str` returns a text of a few lines."""
 
     layout: str
-    """npz, npz-linen, big_vision, huggingface, timm or torchvision."""
+    """npz, npz-linen, big_vision, huggingface, timm, torchvision or keras."""
     name: str | None
     """Name of the official model with this architecture; None if there is none."""
     config: ModelConfig | None
@@ -126,7 +128,7 @@ def describe(
     num_heads: int | None = None,
     num_groups: int | None = None,
 ) -> Description:
-    """Describe a checkpoint without reading its arrays.
+    """Describe a checkpoint without reading its arrays; a .keras file or run directory is loaded.
 
     Args:
         path: file, folder, address or official name, see `find_checkpoint`.
@@ -135,10 +137,13 @@ def describe(
     check_integers("stored_grid", stored_grid, length=2)
     check_integers("num_heads", num_heads)
     check_integers("num_groups", num_groups)
-    checkpoint = open_checkpoint(path)
-    weights, file_config = checkpoint.weights, checkpoint.file_config
     overrides: dict[str, Any] = {"num_heads": num_heads, "num_groups": num_groups}
     overrides = {name: number for name, number in overrides.items() if number is not None}
+    file = find_checkpoint(path)
+    if is_keras_model(file):
+        return _of_keras_model(file)
+    checkpoint = open_checkpoint(file)
+    weights, file_config = checkpoint.weights, checkpoint.file_config
     file_config = dataclasses.replace(file_config, **overrides)
     config, heads = _config(checkpoint, file_config)
     grid = stored_grid or file_config_grid(checkpoint, config)
@@ -160,6 +165,31 @@ def describe(
         unexpected_keys=checkpoint.unexpected_keys,
         other_resize=file_config.other_resize,
         is_activation_known=file_config.gelu is not None,
+    )
+
+
+def _of_keras_model(path: pathlib.Path) -> Description:
+    import keras  # lazy, as the two below: importing Keras takes seconds
+
+    from keras_vit.checkpoints.load import weights_by_key
+    from keras_vit.models.build import config_of, preprocessing_of
+
+    model = load_model(path)
+    config, weights = config_of(model), weights_by_key(model)
+    heads = [tuple(variable.shape) for key, variable in weights.items() if key.startswith(HEADS)]
+    return Description(
+        layout="keras",
+        name=official_name(config),
+        config=config,
+        fields={field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
+        ambiguous=(),
+        image_size=preprocessing_of(model).image_size,
+        num_classes=heads[0][-1] if heads else 0,
+        num_parameters=model.count_params(),
+        shapes={key: tuple(variable.shape) for key, variable in sorted(weights.items())},
+        types=tuple(sorted({keras.backend.standardize_dtype(variable.dtype) for variable in weights.values()})),
+        unused=(),
+        unexpected_keys=(),
     )
 
 

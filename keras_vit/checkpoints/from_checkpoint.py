@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
+from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.formats import HEADS, num_classes_of
 from keras_vit.checkpoints.huggingface.image_processor import INTERPOLATION
 from keras_vit.checkpoints.infer_config import (
@@ -47,6 +48,7 @@ from keras_vit.models.config import (
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, check_resampler, resize_patch_kernel
 from keras_vit.preprocessing import Preprocessing
+from keras_vit.run_directory import is_keras_model, load_model
 
 _DEFAULT_SIZE = 224  # pixels, for models without position embeddings
 # Kernels whose input is the image.
@@ -85,8 +87,9 @@ def from_checkpoint(
 ) -> keras.Model:
     """Infer the architecture of a checkpoint, build the model and load the weights.
 
-    Reads .npz files of vit_jax, big_vision and big_transfer, and folders and .safetensors files of transformers, timm
-    and torchvision. GELU and epsilons are those of the code that wrote the file.
+    Reads .npz files of vit_jax, big_vision and big_transfer, folders and .safetensors files of transformers, timm and
+    torchvision, and .keras files and run directories of this package, without running code from them. GELU and epsilons
+    are those of the code that wrote the file.
 
     Args:
         path: file, folder, address or official name; `find_checkpoint` downloads the latter two once.
@@ -119,18 +122,8 @@ def from_checkpoint(
     check_integers("conv_stem_strides", conv_stem_strides, length=0)
     check_integers("num_heads", num_heads)
     check_integers("num_groups", num_groups)
-    checkpoint = open_checkpoint(path)
-    refuse_unexpected_keys(checkpoint)
     overrides: dict[str, Any] = {"num_heads": num_heads, "num_groups": num_groups}
     overrides |= {"gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
-    known = {name: value for name, value in overrides.items() if value is not None}
-    file_config = dataclasses.replace(checkpoint.file_config, **known)
-    image_size = plain_numbers(image_size)
-    wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
-    config = infer_config(
-        checkpoint, file_config, classifier, position_embedding, conv_stem_strides, stored_grid, wanted
-    )
-    refuse_ambiguous_settings(checkpoint, config, overrides)
     rates: dict[str, Any] = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
     rates |= {"stochastic_depth_rate": stochastic_depth_rate}
     vit_settings = {
@@ -146,6 +139,28 @@ def from_checkpoint(
         "num_groups": num_groups,
         "conv_stem_strides": conv_stem_strides,
     }
+    file = find_checkpoint(path)
+    if is_keras_model(file):
+        _refuse_settings_of_keras_model({**vit_settings, **other_settings}, rates)
+        model = load_model(file)
+        config = config_of(model)
+        if isinstance(config, ViTConfig):
+            config = dataclasses.replace(config, **rates)
+        elif any(rates.values()):
+            raise UserError("The file is of a ResNet, which has no dropout; leave the rates out.")
+        activation = classifier_activation or classifier_activation_of(model)
+        how_built = dataclasses.replace(how_built, classifier_activation=activation)
+        return _adapted(model, config, image_size, changes, how_built)
+    checkpoint = open_checkpoint(file)
+    refuse_unexpected_keys(checkpoint)
+    known = {name: value for name, value in overrides.items() if value is not None}
+    file_config = dataclasses.replace(checkpoint.file_config, **known)
+    image_size = plain_numbers(image_size)
+    wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
+    config = infer_config(
+        checkpoint, file_config, classifier, position_embedding, conv_stem_strides, stored_grid, wanted
+    )
+    refuse_ambiguous_settings(checkpoint, config, overrides)
     _refuse_inapplicable(checkpoint, config, vit_settings, other_settings)
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **rates)
@@ -169,6 +184,12 @@ def from_checkpoint(
         crop_from=checkpoint.file_config.crop_from,
     )
     return build_and_fill(checkpoint, config, preprocessing, grid, changes, how_built)
+
+
+def _refuse_settings_of_keras_model(settings: Mapping[str, object], rates: Mapping[str, float]) -> None:
+    for name, value in settings.items():
+        if value is not None and name not in rates:
+            raise UserError(f"{name}={value!r:.80} does not apply, because a .keras file contains it; leave it out.")
 
 
 def _refuse_inapplicable(
@@ -220,8 +241,18 @@ def adapt(
         channel_rule, resampler, keep_pre_logits: see `from_checkpoint`.
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
-    config, preprocessing = config_of(model), preprocessing_of(model)
-    weights = {}
+    return _adapted(model, config_of(model), image_size, changes, HowBuilt(classifier_activation_of(model)))
+
+
+def _adapted(
+    model: keras.Model,
+    config: ModelConfig,
+    image_size: int | tuple[int, int] | None,
+    changes: "Changes",
+    how_built: "HowBuilt",
+) -> keras.Model:
+    """Build a model with the changes and copy the weights; `config` may differ from the model's in its drop rates."""
+    preprocessing, weights = preprocessing_of(model), {}
     for key, value in values_by_key(model).items():
         content = functools.partial(_value_stream, value)
         array = LazyArray(key, tuple(value.shape), np.dtype(np.float32), content)
@@ -230,7 +261,6 @@ def adapt(
     if image_size is not None:
         size = typing.cast(tuple[int, int], image_size)  # or an int
         preprocessing = dataclasses.replace(preprocessing, image_size=size)
-    how_built = HowBuilt(classifier_activation_of(model))
     return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, how_built)
 
 

@@ -3,16 +3,19 @@
 import concurrent.futures
 import dataclasses
 import os
+import pathlib
 from collections.abc import Iterable, Mapping
 
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, open_checkpoint
+from keras_vit.checkpoints.checkpoint import KERAS_WEIGHTS, Checkpoint, join_keys, open_checkpoint
+from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.formats import TORCH
 from keras_vit.checkpoints.infer_config import file_config_grid, heads_in, not_square_error, square_grid
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
+from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
 from keras_vit.errors import UserError, check_integers
+from keras_vit.files.keras_weights import open_keras_weights
 from keras_vit.files.lazy_array import check_all
 from keras_vit.models.build import config_of
 from keras_vit.models.config import ViTConfig
@@ -54,7 +57,8 @@ def load_checkpoint(
 
     Args:
         model: built by `keras_vit.build`.
-        path: file, folder, address or official name, see `find_checkpoint`.
+        path: file, folder, address or official name, see `find_checkpoint`; also a .weights.h5 file, which Keras'
+            `save_weights` wrote for such a model.
         resampler: of position embeddings; default: that of the code that wrote the file.
         stored_grid: (rows, columns) of the stored position embeddings, if they are not square.
         drop: prefixes of keys that are not loaded, such as "head/"; names of the model's weights or keys of the file.
@@ -64,10 +68,23 @@ def load_checkpoint(
         check_resampler(resampler)
     check_integers("stored_grid", stored_grid, length=2)
     drop, keep = _prefixes("drop", drop), _prefixes("keep", keep)
-    match = match_weights(model, open_checkpoint(path), resampler, stored_grid, drop=drop, keep=keep)
+    file = find_checkpoint(path)
+    checkpoint = _keras_weights(file, model) if file.name.endswith(KERAS_WEIGHTS) else open_checkpoint(file)
+    match = match_weights(model, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
     check_all({weight.source.key: weight.source for weight in match.weights.values()}.values())
     assign(model, match.weights)
     return match.report
+
+
+def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
+    """A .weights.h5 file, which has the variables of a layer in the order that the layer has, without their names."""
+    arrays, weights = open_keras_weights(path), {}
+    keys = {id(variable): key for key, variable in weights_by_key(model).items()}
+    for layer in model.layers:
+        for index, variable in enumerate(layer.weights):
+            if (array := arrays.pop(f"{layer.name}/{index}", None)) is not None:
+                weights[keys[id(variable)]] = Weight(array, array.shape, np.asarray)
+    return Checkpoint("keras", Layout(()), weights, unexpected_keys=tuple(sorted(arrays)), path=path)
 
 
 def _prefixes(name: str, value: object) -> tuple[str, ...]:

@@ -195,7 +195,8 @@ def test_official_names_are_accepted_like_paths(tmp_path, monkeypatch):
         names.append(name)
         return FIXTURES / "vit_token.npz"
 
-    monkeypatch.setattr(keras_vit.checkpoints.checkpoint, "find_checkpoint", found)
+    for module in ("from_checkpoint", "load", "describe"):
+        monkeypatch.setattr(f"keras_vit.checkpoints.{module}.find_checkpoint", found)
     model = keras_vit.from_checkpoint("augreg:B_16")
     keras_vit.load_checkpoint(model, "gs://bucket/x.npz")
     keras_vit.describe("sam/ViT-B_16")

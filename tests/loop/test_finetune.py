@@ -12,7 +12,7 @@ import pytest
 import export.tflite.__main__ as tflite
 import keras_vit
 from keras_vit import UserError, run_directory
-from tests.support import FIXTURES
+from tests.support import FIXTURES, randomize
 from training import evaluate, finetune
 from training.input.sources import DataOptions
 from training.loop import finetune as finetuning
@@ -96,6 +96,18 @@ def test_the_same_command_finds_its_run_finished(upstream, tmp_path, capsys):
     finetune.main(command)
     finetune.main(command)
     assert "is finished: nothing to do" in capsys.readouterr().out
+
+
+def test_weights_of_keras_alone_are_those_of_a_named_model(monkeypatch, tmp_path):
+    saved = randomize(keras_vit.build("ViT-Ti_16", image_size=32, num_classes=3))
+    saved.save_weights(tmp_path / "x.weights.h5")
+    options = ["--checkpoint", str(tmp_path / "x.weights.h5"), "--workdir", str(tmp_path / "run"), "--channels", "3"]
+    model = untrained(monkeypatch, *options, "--model", "ViT-Ti_16", "--image-size", "32", "32")
+    assert model.output_shape == (None, 10)
+    for old, new in zip(saved.weights[:-2], model.weights[:-2], strict=True):
+        np.testing.assert_array_equal(old, new)
+    with pytest.raises(UserError, match="both with a .weights.h5 file, which holds weights alone"):
+        finetune.main([*COMMAND, *options])
 
 
 @pytest.mark.parametrize(

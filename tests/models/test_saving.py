@@ -174,6 +174,9 @@ def test_every_kind_is_rebuilt_from_its_config_and_weights(name, tmp_path, tiny_
     model.save_weights(tmp_path / "x.weights.h5")
     clone.load_weights(tmp_path / "x.weights.h5")
     np.testing.assert_array_equal(clone(tiny_images), model(tiny_images))
+    checked = keras_vit.build(CONFORMANCE[name], image_size=TINY_IMAGE, num_classes=7)
+    keras_vit.load_checkpoint(checked, tmp_path / "x.weights.h5")
+    np.testing.assert_array_equal(checked(tiny_images), model(tiny_images))
 
 
 @pytest.mark.parametrize("name", CONFORMANCE)

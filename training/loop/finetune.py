@@ -8,9 +8,11 @@ from typing import Any
 import keras
 
 import keras_vit
-from keras_vit import MODELS, UserError, ViTConfig, run_directory
+from keras_vit import MODELS, UserError, ViTConfig
+from keras_vit.checkpoints.checkpoint import KERAS_WEIGHTS
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.formats import HEADS
 from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
 from training.loop.fit import rebuilt
@@ -78,17 +80,26 @@ def finetune(
 
 def _checkpoint_name(options: FinetuneOptions) -> str:
     """Return the path, address or official name of the checkpoint."""
-    if options.checkpoint is not None and options.model is None:
+    if options.checkpoint is not None and (options.model is None) != options.checkpoint.endswith(KERAS_WEIGHTS):
         return options.checkpoint
     if options.model is not None and options.checkpoint is None:
         return official_checkpoint(options.model)
-    raise UserError("Give either --checkpoint, a file, folder, address or name, or --model, an official model.")
+    raise UserError(
+        "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
+        f"{KERAS_WEIGHTS} file, which holds weights alone."
+    )
+
+
+def check_model(name: str) -> str:
+    """Return the name of an official model. Raises UserError if there is none of this name."""
+    if name not in MODELS:
+        raise UserError(f"There is no official model {name!r}; the nearest names are {nearest(name, MODELS)}.")
+    return name
 
 
 def official_checkpoint(model: str) -> str:
     """Return the name of the ImageNet-21k checkpoint of an official model."""
-    if model not in MODELS:
-        raise UserError(f"There is no official model {model!r}; the nearest names are {nearest(model, MODELS)}.")
+    check_model(model)
     if model.startswith("BiT-"):
         return f"bit:BiT-M-{model.removeprefix('BiT-')}"
     return f"augreg:{_AUGREG_NAMES[model]}" if model in _AUGREG_NAMES else f"imagenet21k/{model}"
@@ -101,8 +112,18 @@ def _load(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> ker
         "num_classes": num_classes,
         "channels": options.channels,
     }
-    if path.suffix != ".keras" and not (path / run_directory.MODEL).is_file():
-        return keras_vit.from_checkpoint(path, num_heads=options.num_heads, **changes)
+    if path.name.endswith(KERAS_WEIGHTS):
+        return _load_weights(path, options, num_classes)
+    return keras_vit.from_checkpoint(path, num_heads=options.num_heads, **changes)
+
+
+def _load_weights(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:
+    """Build the official model of a .weights.h5 file and load all but the head."""
+    name = check_model(options.model or "")
     if options.num_heads is not None:
-        raise UserError("A .keras model already holds its number of heads; leave --num-heads out.")
-    return keras_vit.adapt(run_directory.load_model(path), **changes)
+        raise UserError(f"The model {name} has its number of heads; leave --num-heads out.")
+    model = keras_vit.build(
+        name, image_size=options.recipe.image_size, num_classes=num_classes, channels=options.channels or 3
+    )
+    keras_vit.load_checkpoint(model, path, drop=(*HEADS, "pre_logits/"), keep=HEADS)
+    return model

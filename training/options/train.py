@@ -25,7 +25,8 @@ class FinetuneOptions(TrainingOptions):
     """A run directory or .keras file of keras_vit; an .npz or .safetensors file or folder of any published layout; an
     https:// or gs:// address; or an official name, such as imagenet21k/ViT-B_16, augreg:B_16 or bit:BiT-M-R50x1."""
     model: str | None = None
-    """Instead of --checkpoint: an official model, such as ViT-B_16, whose ImageNet-21k checkpoint is used."""
+    """Instead of --checkpoint: an official model, such as ViT-B_16, whose ImageNet-21k checkpoint is used. With a
+    .weights.h5 file as --checkpoint: the model that the weights are of."""
     channels: int | None = None
     """Image channels; default those of the checkpoint. For another number, the kernel of the first layer is adapted."""
     num_heads: int | None = None

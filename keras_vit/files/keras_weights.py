@@ -1,0 +1,60 @@
+"""Read the .weights.h5 files of Keras."""
+
+import functools
+import io
+import pathlib
+
+import numpy as np
+
+from keras_vit.errors import UserError
+from keras_vit.files.lazy_array import LazyArray
+
+
+def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
+    """The arrays of a .weights.h5 file, by name of the layer and index: "head/0" is the first variable of "head".
+
+    Raises UserError unless the file is complete and holds floating-point arrays of its own.
+    """
+    import h5py
+
+    arrays: dict[str, LazyArray] = {}
+
+    def add(name: str, dataset: object) -> None:
+        if not isinstance(dataset, h5py.Dataset):
+            return
+        layer = dataset.parent.attrs.get("name")
+        parts = name.split("/")
+        is_own = isinstance(layer, str) and len(parts) == 4 and parts[0] == "layers"
+        key = f"{layer}/{parts[3]}" if is_own else name
+        if dataset.external or dataset.is_virtual:
+            raise UserError(f"The array {key!r} of {path.name} is in another file; give a file that holds its arrays.")
+        if dataset.dtype.kind != "f":
+            raise UserError(
+                f"The array {key!r} of {path.name} has the type {dataset.dtype}, but only floating-point weights can "
+                "be read; save the weights of a model that is not quantized."
+            )
+        if dataset.nbytes > size or key in arrays:
+            raise UserError(f"The array {key!r} of {path.name} cannot be of this file; the file is damaged.")
+        arrays[key] = LazyArray(key, dataset.shape, dataset.dtype, functools.partial(_open, path, name))
+
+    try:
+        size = path.stat().st_size
+        with h5py.File(path, "r") as file:
+            file.visititems(add)  # without following links
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"{path.name} cannot be read as Keras weights ({error!s:.200}); it may be damaged.") from error
+    return arrays
+
+
+def _open(path: pathlib.Path, name: str) -> io.BufferedIOBase:
+    """A stream of the values of one array."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        dataset = file[name]
+        offset = dataset.id.get_offset()
+        if offset is None:  # in chunks, perhaps compressed
+            return io.BytesIO(np.ascontiguousarray(dataset).tobytes())
+    stream = open(path, "rb")  # noqa: SIM115  (the reader closes it)
+    stream.seek(offset)
+    return stream
