@@ -2,6 +2,7 @@
 
 import difflib
 import numbers
+import re
 from collections.abc import Iterable
 
 
@@ -16,12 +17,41 @@ class ParityError(RuntimeError):
     """
 
 
+# What other codes call the parts of a model's name.
+_SYNONYMS = {
+    "tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "g",
+    "resnet": "r", "patch": "", "transformer": "",
+}  # fmt: skip
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known names most similar to `name`, as a comma-separated list for an error message."""
-    known = sorted(known)
-    folded = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), folded, n=5, cutoff=0.4)
-    return ", ".join([folded[match] for match in close] or known)
+    """Return the known names nearest to `name`, at most five, as a comma-separated list for an error message.
+
+    Near are names with the same parts, such as family, size and patch ("vit_base_patch16" and "ViT-B_16"), and names
+    with the same letters.
+    """
+    known, parts = sorted(known), _parts(name)
+
+    def similarity(candidate: str) -> float:
+        other = _parts(candidate)
+        shared = _weight(parts & other) / max(_weight(parts | other), 1)
+        return shared + difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
+
+    similarities = {candidate: similarity(candidate) for candidate in known}
+    best = max(similarities.values(), default=0.0)
+    close = [candidate for candidate in known if similarities[candidate] >= max(0.75 * best, 0.4)]
+    return ", ".join(sorted(close, key=lambda candidate: -similarities[candidate])[:5] or known)
+
+
+def _parts(name: str) -> frozenset[str]:
+    """The words and numbers of a name: "vit_base_patch16" has vit, b and 16."""
+    words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+    return frozenset(_SYNONYMS.get(word, word) for word in words) - {""}
+
+
+def _weight(parts: frozenset[str]) -> int:
+    """A word tells more than a number: a ViT-H_14 is nearer to ViT-H_16 than a ViT-B_16."""
+    return sum(1 if part.isdecimal() else 2 for part in parts)
 
 
 def check_integers(name: str, value, *, length: int | None = None, least: int = 1) -> None:

@@ -125,7 +125,7 @@ def test_a_command_prints_the_sentence_alone_and_exits_with_2():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stdout == ""
-    nearest = "mnist-small, mnist-notes, mnist-masked-patch"
+    nearest = "mnist-notes, mnist-small, mnist-masked-patch"
     assert done.stderr == f"There is no recipe named 'mnist'; the nearest names are {nearest}.\n"
 
 

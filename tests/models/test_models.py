@@ -14,6 +14,7 @@ from keras_vit import MODELS, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.checkpoints.formats import layout_of
 from keras_vit.checkpoints.key_mapping import untranslate
 from keras_vit.checkpoints.load import weights_by_key
+from keras_vit.errors import nearest
 from keras_vit.models.config import ModelConfig
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 
@@ -212,8 +213,37 @@ def test_a_model_has_the_name_it_was_given(config):
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_names():
-    with pytest.raises(UserError, match="no model named 'ViT-B16'; the nearest names are .*ViT-B_16"):
+    with pytest.raises(UserError, match="no model named 'ViT-B16'; the nearest names are ViT-B_16"):
         keras_vit.build("ViT-B16")
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("vit_b16", "ViT-B_16"),
+        ("vit-base-16", "ViT-B_16"),
+        ("vit-b/16-in21k", "ViT-B_16"),
+        ("vit_base_patch16_224", "ViT-B_16"),
+        ("ViT-H_16", "ViT-H_14"),
+        ("ViT-B_17", "ViT-B_16"),
+        ("vit-large", "ViT-L_16"),
+        ("tiny", "ViT-Ti_16"),
+        ("deit3-small", "DeiT3-S_16"),
+        ("deit_tiny_patch16_224", "DeiT-Ti_16-distilled"),
+        ("dinov2-small", "DINOv2-S_14"),
+        ("vit_giant_patch14_dinov2", "DINOv2-g_14"),
+        ("siglip2-base", "SigLIP-B_16"),
+        ("so400m", "ViT-So400m_14"),
+        ("clip-b32", "CLIP-B_32"),
+        ("flexivit_small", "FlexiViT-S_16"),
+        ("r50", "BiT-R50x1"),
+        ("R50-ViT-B16", "R50+ViT-B_16"),
+        ("mae_vit_base_patch16", "MAE-B_16"),
+        ("VIT-L16", "ViT-L_16"),
+    ],
+)
+def test_the_nearest_name_has_the_family_size_and_patch(name, first):
+    assert nearest(name, keras_vit.MODELS).split(", ")[0] == first
 
 
 @pytest.mark.parametrize(
