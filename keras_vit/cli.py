@@ -40,7 +40,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
                 arguments_class,
-                args=_with_square_sizes(arguments),
+                args=_with_sizes_last(arguments),
                 prog=prog,
                 default=default,
                 config=(tyro.conf.AvoidSubcommands,),  # a field with a union type has the type of its default
@@ -63,21 +63,25 @@ def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, lis
     return default, rest
 
 
-def _with_square_sizes(arguments: Sequence[str]) -> list[str]:
-    """Repeat the number of an --image-size that has only one: a square."""
-    sizes, rest = [], list(arguments)
+def _with_sizes_last(arguments: Sequence[str]) -> list[str]:
+    """Move every --image-size behind the other arguments, and repeat its number if it has only one: a square.
+
+    In the middle, tyro would take file names behind the two numbers as more of them.
+    """
+    others, sizes, rest = [], [], list(arguments)
     while rest:
-        option, equals, side = rest.pop(0).partition("=")
-        sizes.append(f"{option}{equals}{side}")
+        argument = rest.pop(0)
+        option, equals, side = argument.partition("=")
         if option.replace("_", "-") != "--image-size":
+            others.append(argument)
             continue
-        if equals:
-            sizes[-1:] = [option, side]
-        elif rest:
-            sizes.append(side := rest.pop(0))
-        if side.isdecimal() and not (rest and rest[0].isdecimal()):
-            sizes.append(side)
-    return sizes
+        if not equals and rest:
+            side = rest.pop(0)
+        size = [side] if side else []
+        if side.isdecimal():
+            size.append(rest.pop(0) if rest and rest[0].isdecimal() else side)
+        sizes += [option, *size]
+    return [*others, *sizes]
 
 
 def _one_sentence(boxes: str) -> str:
@@ -100,7 +104,9 @@ def _one_sentence(boxes: str) -> str:
             goes_on = False
     text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
     # tyro's message for an optional value.
-    text = re.sub(r"no type matching (\S+) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)
+    text = re.sub(r"no type matching (.+?) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)
+    text = re.sub(r"\{None\}\|\{(.*?)\}", r"\1", text)
+    text = re.sub(r"but found (?=$|;)", "but found nothing", text)
     return f"{text}; --help lists all options."
 
 

@@ -100,14 +100,16 @@ def test_a_mistake_is_one_sentence(command, arguments, words, tmp_path, monkeypa
         (["--image-size", "None"], None),
     ],
 )
-def test_one_image_size_is_a_square(arguments, size):
-    parsed = cli.parse(ImageSizeOptions, ["cat.jpg", *arguments], prog="x")
+@pytest.mark.parametrize("pictures_first", [True, False])
+def test_one_image_size_is_a_square_before_and_behind_the_pictures(arguments, size, pictures_first):
+    both = ["cat.jpg", *arguments] if pictures_first else [*arguments, "cat.jpg"]
+    parsed = cli.parse(ImageSizeOptions, both, prog="x")
     assert (parsed.image_size, parsed.pictures) == (size, ("cat.jpg",))
 
 
-@pytest.mark.parametrize("arguments", [["--image-size"], ["--image-size", "wide"]])
-def test_an_image_size_that_is_no_number_is_one_sentence(arguments):
-    with pytest.raises(UserError, match="image-size"):
+@pytest.mark.parametrize(("arguments", "found"), [(["--image-size"], "nothing"), (["--image-size", "wide"], "'wide'")])
+def test_an_image_size_that_is_no_number_is_one_sentence(arguments, found):
+    with pytest.raises(UserError, match=f"--image-size: expected INT INT, but found {found};"):
         cli.parse(ImageSizeOptions, arguments, prog="x")
 
 

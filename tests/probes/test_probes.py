@@ -18,7 +18,7 @@ from training.loop.run import Run
 from training.options.common import FeatureOptions
 from training.probes import features, least_squares, logistic_regression, nearest_neighbors
 from training.probes.features import Features
-from training.probes.least_squares import LeastSquares, few_shot, shots_of
+from training.probes.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
 
 NAMES = ("ant", "bee", "cat")
 CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -97,6 +97,16 @@ def test_a_class_with_fewer_images_than_the_shots_is_named(clusters):
         few_shot(train, clusters[1], NAMES, shots=(1, 5, 25))
     with pytest.raises(UserError, match="'bee' has 0 training images, fewer than the 1 shots; give it more"):
         few_shot(Features(train.values[:40], train.labels[:40]), clusters[1], NAMES, shots=(1,))
+
+
+def test_the_usual_numbers_of_shots_that_every_class_has_are_run(capsys):
+    labels = np.repeat([0, 1], [30, 12])
+    assert shots_that_fit(labels, ("ant", "bee")) == [1, 5, 10]
+    assert capsys.readouterr().out == "No 25 shots: the class 'bee' has 12 training images.\n"
+    assert shots_that_fit(np.repeat([0, 1], 25), ("ant", "bee")) == [1, 5, 10, 25]
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="The class 'bee' has no training image"):
+        shots_that_fit(np.zeros(30, int), ("ant", "bee"))
 
 
 def test_features_that_are_no_numbers_are_refused():

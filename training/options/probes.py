@@ -9,8 +9,8 @@ from training.options.common import FeatureOptions
 class FewshotOptions(FeatureOptions):
     """Few-shot linear accuracy of frozen features."""
 
-    shots: tuple[int, ...] = (1, 5, 10, 25)
-    """Training images per class."""
+    shots: tuple[int, ...] | None = None
+    """Training images per class. Default: those of 1, 5, 10 and 25 that every class has."""
     seeds: int = 3
     """Number of random selections of these images."""
     l2: float = 1024.0

@@ -12,6 +12,7 @@ from training.probes.report import write_report
 # Nearly free of the penalty, which the weight of so large a constant hardly feels.
 _BIAS_FEATURE = 100.0
 _STD_FLOOR = 1e-5
+USUAL_SHOTS = (1, 5, 10, 25)
 # What scenic and uncertainty-baselines sweep.
 SWEPT = tuple(2.0**power for power in range(-10, 20))
 # Images at most on which a swept strength is chosen.
@@ -66,7 +67,7 @@ def few_shot(
     evaluation: Features,
     names: Sequence[str],
     *,
-    shots: Sequence[int] = (1, 5, 10, 25),
+    shots: Sequence[int] = USUAL_SHOTS,
     seeds: int = 3,
     strengths: Sequence[float] = (1024.0,),
 ) -> list[dict]:
@@ -89,6 +90,19 @@ def check_shots(labels: np.ndarray, names: Sequence[str], shots: Sequence[int]) 
             f"The class {names[rarest]!r} has {counts[rarest]} training images, fewer than the {max(shots)} shots; "
             + (f"give --shots {enough}, or more images." if enough else "give it more images.")
         )
+
+
+def shots_that_fit(labels: np.ndarray, names: Sequence[str]) -> list[int]:
+    """The usual numbers of shots that every class has; print those that are left out."""
+    counts = np.bincount(labels, minlength=len(names))
+    rarest = int(np.argmin(counts))
+    fitting = [number for number in USUAL_SHOTS if number <= counts[rarest]]
+    left_out = [str(number) for number in USUAL_SHOTS if number not in fitting]
+    if not fitting:
+        raise UserError(f"The class {names[rarest]!r} has no training image; give it one.")
+    if left_out:
+        print(f"No {' or '.join(left_out)} shots: the class {names[rarest]!r} has {counts[rarest]} training images.")
+    return fitting
 
 
 def _of_shots(
@@ -127,17 +141,19 @@ def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
 def fewshot(
     options: FeatureOptions,
     *,
-    shots: Sequence[int] = (1, 5, 10, 25),
+    shots: Sequence[int] | None = None,
     seeds: int = 3,
     l2: float = 1024.0,
     sweep: bool = False,
 ) -> list[dict]:
     """Evaluate, write fewshot.json and fewshot.md, and return the rows. See `FewshotOptions` for the arguments."""
-    if not shots or min(shots) < 1 or seeds < 1:
+    if (shots is not None and (not shots or min(shots) < 1)) or seeds < 1:
         raise UserError("--shots and --seeds take numbers from 1, such as --shots 1 5 10 25 --seeds 3.")
     if not 0.0 < l2 < np.inf:
         raise UserError(f"--l2 must be a positive number, but is {l2}.")
     features = open_features(options)
+    if shots is None:
+        shots = shots_that_fit(features.train.labels, features.names)
     strengths = SWEPT if sweep else (l2,)
     rows = few_shot(features.train, features.evaluation, features.names, shots=shots, seeds=seeds, strengths=strengths)
     header = ("shots", *(f"seed {seed}" for seed in range(seeds)), "mean", "std", "L2")
