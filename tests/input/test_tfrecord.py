@@ -76,7 +76,9 @@ def test_any_png_trains_from_a_folder_and_from_records(folder, shards, capfd):
         batches = training_batches(train, recipe, recipe.preprocessing(3), num_classes=2, seed=0, first_step=0)
         images, _ = next(iter(batches))
         assert np.isfinite(images).all()
-    assert capfd.readouterr() == ("", "")
+    printed, errors = capfd.readouterr()
+    assert re.fullmatch(r"Every tenth image of each class is kept for evaluation, \d+ of \d+\.\n", printed)
+    assert errors == ""
 
 
 def test_arrays_become_png(tmp_path):

@@ -47,6 +47,8 @@ def _held_out(classes: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict
             raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
         test[name] = files[::_HOLD_OUT]
         train[name] = sorted(set(files) - set(test[name]))
+    kept, images = (sum(map(len, files.values())) for files in (test, classes))
+    print(f"Every tenth image of each class is kept for evaluation, {kept:,} of {images:,}.")
     return train, test
 
 
