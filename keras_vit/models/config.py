@@ -260,7 +260,7 @@ class ViTConfig:
         check_integers("num_registers", self.num_registers, least=0)
         if self.hidden_size % self.num_heads:
             raise UserError(
-                f"hidden_size must be a multiple of num_heads, but {self.hidden_size} is none of {self.num_heads}."
+                f"hidden_size must be a multiple of num_heads, but {self.hidden_size} is not one of {self.num_heads}."
             )
         for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
             if not 0.0 <= getattr(self, field) < 1.0:

@@ -199,7 +199,7 @@ def test_a_tpu_is_connected_and_initialized_before_its_strategy_is_made(monkeypa
 
 
 def test_replicas_mean_nothing_to_one_device():
-    with pytest.raises(UserError, match="--replicas means nothing to the strategy single"):
+    with pytest.raises(UserError, match="--replicas does not apply to the strategy single"):
         open_strategy(StrategyOptions(strategy="single", replicas=2))
 
 

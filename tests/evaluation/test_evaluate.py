@@ -382,9 +382,9 @@ def test_overrides_that_an_exported_model_does_not_support_are_refused(made, few
         (
             served,
             {"overrides": InputOptions(value_range=(0.0, 1.0))},
-            "--value-range means nothing to a SavedModel that",
+            "--value-range does not apply to a SavedModel that",
         ),
-        (phone, {"overrides": InputOptions(image_size=(16, 16))}, "--image-size means nothing to an exported model"),
+        (phone, {"overrides": InputOptions(image_size=(16, 16))}, "--image-size does not apply to an exported model"),
         (phone, {"devices": StrategyOptions("mirrored")}, "leave --strategy and --replicas out"),
         (made / "run", {"overrides": InputOptions(num_heads=3)}, "leave --num-heads out"),
         (made / "run", {"devices": StrategyOptions("multi-worker")}, "runs on one machine; give --strategy single"),

@@ -179,7 +179,7 @@ def test_intervals_are_student_s():
     ("arguments", "words"),
     [
         (["heads"], "There is no study 'heads'; the nearest names are"),
-        (["head", "--train-images", "100"], "--train-images means nothing to the study head"),
+        (["head", "--train-images", "100"], "--train-images does not apply to the study head"),
         (["head", "--model", "nonsense"], "nonsense"),
         (["head", "--recipe", "digits"], "give --steps"),
         (["head", "--shots", "1000"], "has 139 training images, fewer than the 1000 shots"),

@@ -49,11 +49,11 @@ def test_unknown_sources_are_refused():
 @pytest.mark.parametrize(
     ("data", "option", "words"),
     [
-        ("digits", {"data_dir": "x"}, "--data-dir means nothing to --data digits; leave it out"),
-        ("digits", {"on_bad_image": "skip"}, "--on-bad-image means nothing to --data digits"),
-        ("folder:x", {"train_split": "train[:9]"}, "--train-split means nothing to --data folder"),
-        ("folder:x", {"eval_split": "test"}, "--eval-split means nothing to --data folder"),
-        ("tfds:mnist", {"on_bad_image": "skip"}, "--on-bad-image means nothing to --data tfds"),
+        ("digits", {"data_dir": "x"}, "--data-dir does not apply to --data digits; leave it out"),
+        ("digits", {"on_bad_image": "skip"}, "--on-bad-image does not apply to --data digits"),
+        ("folder:x", {"train_split": "train[:9]"}, "--train-split does not apply to --data folder"),
+        ("folder:x", {"eval_split": "test"}, "--eval-split does not apply to --data folder"),
+        ("tfds:mnist", {"on_bad_image": "skip"}, "--on-bad-image does not apply to --data tfds"),
     ],
 )
 def test_options_that_a_source_does_not_take_are_refused(data, option, words):

@@ -46,7 +46,7 @@ def open_strategy(options: StrategyOptions, model_parallel: int = 1) -> tf.distr
     if kind == "auto":
         kind = _detect(gpus)
     if options.replicas is not None and kind != "mirrored":
-        raise UserError(f"--replicas means nothing to the strategy {kind}; give --strategy mirrored with it.")
+        raise UserError(f"--replicas does not apply to the strategy {kind}; give --strategy mirrored with it.")
     if kind == "mirrored":
         return tf.distribute.MirroredStrategy(_devices(options.replicas, gpus))
     if kind == "multi-worker":

@@ -50,7 +50,7 @@ def study(
     """
     check_base(recipe)
     if train_images is not None and name not in BY_SIZE:
-        raise UserError(f"--train-images means nothing to the study {name}; leave it out.")
+        raise UserError(f"--train-images does not apply to the study {name}; leave it out.")
     folder = check_output(local_path(workdir, "workdir"))
     source = open_source(data)
     check_shots(labels_of(source.train), source.labels, [shots])

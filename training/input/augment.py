@@ -62,7 +62,7 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: P
 
 
 def random_crop(image: tf.Tensor, seed: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """A window of `size`, every place being as likely: (H, W, C) -> (h, w, C)."""
+    """A window of `size` at a uniformly random place: (H, W, C) -> (h, w, C)."""
     return tf.image.stateless_random_crop(image, (*size, image.shape[-1]), seed)
 
 
@@ -79,7 +79,7 @@ def random_flip(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def random_shift(image: tf.Tensor, seed: tf.Tensor, pixels: int, fill: int = 0) -> tf.Tensor:
-    """Moved by up to `pixels` in each direction, evenly over all offsets; what enters is `fill`. Shape unchanged."""
+    """Moved by up to `pixels` in each direction, uniformly; pixels from outside are `fill`. Shape unchanged."""
     padded = tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]], constant_values=tf.cast(fill, image.dtype))
     offset = tf.random.stateless_uniform((2,), seed, 0, 2 * pixels + 1, tf.int32)
     height, width, channels = image.shape

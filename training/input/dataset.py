@@ -257,7 +257,7 @@ def decoding_problem(data: tf.Tensor, oddities: "Oddities | None" = None, name: 
 
 @dataclasses.dataclass
 class Oddities:
-    """Images that are read, but of which a model sees something else than their author may think."""
+    """Images that can be read, but look different to the model than to their author."""
 
     uniform: list[str] = dataclasses.field(default_factory=list)
     """Names of those of one color throughout, once they are on white."""

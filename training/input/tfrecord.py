@@ -119,7 +119,9 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> Source:
     """
     files = sorted(file for file in matching(pattern) if file.endswith(".tfrecord"))
     if not files:
-        raise UserError(f"No file is called {pattern!r}; --data tfrecord:GLOB takes such as 'shards/*.tfrecord'.")
+        raise UserError(
+            f"No file matches {pattern!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'."
+        )
     splits = [[file for file in files if _shard_kind(file) == kind] for kind in ("train", "evaluation")]
     if not all(splits):
         raise UserError(

@@ -27,10 +27,10 @@ def check_data(source: DataOptions) -> None:
         )
     for field in dataclasses.fields(source):
         if field.name not in ("data", *_TAKEN[kind]) and getattr(source, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} means nothing to --data {kind}; leave it out.")
+            raise UserError(f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.")
     if kind == "folder" and not to_path(rest).is_dir():
         raise UserError(f"There is no folder {rest!r}; --data folder:PATH takes a folder of class folders.")
     if kind == "csv" and not to_path(rest).is_file():
         raise UserError(f"There is no file {rest!r}; --data csv:FILE takes one with the columns path and label.")
     if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
-        raise UserError(f"No file is called {rest!r}; --data tfrecord:GLOB takes such as 'shards/*.tfrecord'.")
+        raise UserError(f"No file matches {rest!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'.")

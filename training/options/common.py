@@ -167,4 +167,4 @@ class InputOptions:
         """Raise UserError if one of these options is set, for a kind of model that does not support it."""
         for name in names:
             if getattr(self, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} means nothing to {kind}; leave it out.")
+                raise UserError(f"--{name.replace('_', '-')} does not apply to {kind}; leave it out.")

@@ -77,7 +77,7 @@ class Recipe:
     """Probability mass that is moved from the label to all classes."""
     patch_sizes: tuple[int, ...] = ()
     """FlexiViT: train with patches of one of these sizes in pixels, another one in each step; none for the model's own.
-    Evaluated and saved is the model's own size; keras_vit.adapt makes the others."""
+    The run is evaluated and saved with the model's own patch size; keras_vit.adapt makes the others."""
     patch_dropout: float = 0.0
     """Share of the patches of each image, chosen at random, that training leaves out of all blocks (PatchDropout)."""
     balance: bool = False
@@ -180,7 +180,7 @@ class Recipe:
             self.resize == "stretch" and self.crop_from is not None and self.inception_crop
         ):
             other = f"resize {self.resize}" if self.resize != "stretch" else "inception_crop"
-            raise UserError(f"The recipe's crop_from means nothing to {other}; give --crop-from None.")
+            raise UserError(f"The recipe's crop_from does not apply to {other}; give --crop-from None.")
         if self.crop_from is not None and self.crop_from < max(self.image_size):
             raise UserError(
                 f"The recipe's crop_from must be at least both sides of image_size, {self.image_size}, but is "
