@@ -64,6 +64,7 @@ def test_the_parent_process_loads_no_backend():
     assert modules.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_flops_of_a_call():
     one = 2 * costs(MODELS["ViT-S_16"], (224, 224), num_classes=1000).multiply_adds
     assert flops(Case("inference", "ViT-S_16", 8)) == 8 * one
@@ -158,6 +159,7 @@ def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, monkeyp
         gpu.Arguments(models=("ViT-H_14",))
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_command_says_so_and_runs_one_image_on_the_cpu(tmp_path, monkeypatch, capsys):
     tried = []
 

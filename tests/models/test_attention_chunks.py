@@ -71,6 +71,7 @@ def test_other_forms_of_attention_too(fields, tiny_images):
     np.testing.assert_array_equal(model(tiny_images), expected)
 
 
+@pytest.mark.slow
 def test_no_probabilities_of_all_tokens_are_ever_in_memory():
     done = subprocess.run([sys.executable, "-c", _PEAKS], capture_output=True, text=True, check=True)
     chunked, whole = json.loads(done.stdout)
