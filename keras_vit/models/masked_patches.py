@@ -1,17 +1,23 @@
 """Masked patch prediction: a Vision Transformer that says what is in the patches that are hidden from it.
 
-Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2. Of the embedded patches of each image a share
-is corrupted; the encoder's output at the place of each is mapped to a prediction.
+Papers: "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2, where some embedded patches are corrupted and
+the encoder's output at the place of each is mapped to a prediction; and "Masked Autoencoders Are Scalable Vision
+Learners" (arXiv 2111.06377), where the encoder gets only the visible patches, and a small decoder predicts the others.
 """
+
+import dataclasses
 
 import keras
 from keras import ops
 
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import TokenDense
-from keras_vit.models.vit import encoder, layer_norm, patch_tokens
+from keras_vit.models.positions import SinCosPositions
+from keras_vit.models.vit import encoder, encoder_block, layer_norm, patch_tokens
 from keras_vit.preprocessing import Preprocessing
 
+# Channels of an attention head in the decoder of a masked autoencoder: 16 heads of 512 channels in the paper.
+DECODER_HEAD = 32
 # Of the corrupted patches, 80 % are replaced by the learned [mask], 10 % by another patch, and 10 % are unchanged.
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 # Outside training, the same patches of every image are corrupted, in any batch and on any replica.
@@ -79,3 +85,101 @@ class CorruptPatches(keras.layers.Layer):
     def _uniform(self, shape, training: bool, number: int):
         seed = self.seed_generator if training else _FIXED_SEED + number
         return keras.random.uniform(shape, dtype="float32", seed=seed)
+
+
+def masked_autoencoder(
+    config: ViTConfig,
+    preprocessing: Preprocessing,
+    *,
+    outputs: int,
+    corruption: float,
+    decoder_layers: int,
+    decoder_width: int,
+    name: str,
+) -> keras.Model:
+    """Build the model: images (B, height, width, channels) in [-1, 1] -> a dict as that of `masked_patch_model`.
+
+    As in the official code (facebookresearch/mae `models_mae.py`), int(h * w * (1 - corruption)) patches are visible.
+    The initial weights are those of `keras_vit.build`, not its uniform ones. All weights of the encoder are, by name,
+    those of the model that `keras_vit.build` makes of the config without classes.
+
+    Args:
+        config: of the encoder; its positions are "sincos-2d".
+        preprocessing: of the images.
+        outputs: predictions for each patch.
+        corruption: share of masked patches, 0.75 in the paper.
+        decoder_layers: blocks of the decoder, 8 in the paper.
+        decoder_width: width of the decoder, 512 in the paper; a multiple of 32, the width of a head.
+        name: name of the model.
+    """
+    grid, prefix = config.grid(preprocessing.image_size), config.num_prefix_tokens
+    images, patches = patch_tokens(config, preprocessing)
+    patches = SinCosPositions(grid, 0, name="Transformer.posembed_input")(patches)
+    visible, masked, places = RandomMasking(corruption, name="masking")(patches)
+    x = encoder(visible, dataclasses.replace(config, position_embedding="none"), grid)  # (B, prefix + n, D)
+    x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
+
+    decoder = ViTConfig(
+        patch_size=config.patch_size,
+        hidden_size=decoder_width,
+        num_layers=decoder_layers,
+        num_heads=decoder_width // DECODER_HEAD,
+        mlp_dim=4 * decoder_width,
+        gelu=config.gelu,
+        layer_norm_epsilon=config.layer_norm_epsilon,
+    )
+    x = TokenDense(decoder_width, kernel_initializer="lecun_normal", name="decoder_embedding")(x)
+    patches = RestorePatches(name="decoder_patches")(x[:, prefix:], places)  # (B, h * w, W)
+    patches = SinCosPositions(grid, 0, name="decoder_positions")(patches)
+    x = keras.layers.Concatenate(axis=1, name="decoder_tokens")([x[:, :prefix], patches]) if prefix else patches
+    for layer in range(decoder_layers):
+        x = encoder_block(x, decoder, 0.0, f"decoder.block_{layer}", grid=grid)
+    x = layer_norm(x, config.layer_norm_epsilon, "decoder_norm")
+    x = TokenDense(outputs, kernel_initializer="lecun_normal", name="mask_head")(x[:, prefix:] if prefix else x)
+    return keras.Model(images, {"predictions": x, "corrupted": masked}, name=name)
+
+
+class RandomMasking(keras.layers.Layer):
+    """Keeps some patches and leaves out the others, in other places for every image and step of training.
+
+    Args:
+        share: of the patches of each image that are left out.
+
+    Shape: (B, N, D) -> the visible patches (B, n, D), (B, N) float32 with 1 at the masked ones, and (B, N) int32: for
+    each place its patch in the list of visible, then masked patches.
+    """
+
+    def __init__(self, share: float, **kwargs):
+        super().__init__(**kwargs)
+        self.share = share
+        self.seed_generator = keras.random.SeedGenerator()
+
+    def call(self, patches, training=False):
+        batch, count = ops.shape(patches)[0], patches.shape[1]
+        noise = keras.random.uniform(
+            (batch if training else 1, count),
+            dtype="float32",
+            seed=self.seed_generator if training else _FIXED_SEED,
+        )
+        order = ops.argsort(noise, axis=-1)  # the visible patches come first
+        places = ops.broadcast_to(ops.argsort(order, axis=-1), (batch, count))
+        order = ops.broadcast_to(order, (batch, count))
+        num_visible = int(count * (1.0 - self.share))
+        visible = ops.take_along_axis(patches, order[:, :num_visible, None], axis=1)
+        return visible, ops.cast(places >= num_visible, "float32"), ops.cast(places, "int32")
+
+
+class RestorePatches(keras.layers.Layer):
+    """Puts visible patches (B, n, D) back to their places (B, N), those of `RandomMasking`, among learned tokens."""
+
+    def build(self, visible_shape, places_shape):
+        self.mask_token = self.add_weight(
+            name="mask_token", shape=visible_shape[-1:], initializer=keras.initializers.RandomNormal(stddev=0.02)
+        )
+
+    def call(self, visible, places):
+        num_masked = places.shape[1] - visible.shape[1]
+        mask = ops.broadcast_to(
+            ops.cast(self.mask_token, visible.dtype), (ops.shape(visible)[0], num_masked, visible.shape[2])
+        )
+        return ops.take_along_axis(ops.concatenate([visible, mask], axis=1), places[..., None], axis=1)

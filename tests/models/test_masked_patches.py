@@ -10,12 +10,13 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
-from keras_vit.models.masked_patches import CorruptPatches, masked_patch_model
+from keras_vit.models.masked_patches import CorruptPatches, RandomMasking, masked_autoencoder, masked_patch_model
 from training import finetune, pretrain
 from training.input.sources import DataOptions
 from training.loop import pretrain as pretraining
 from training.loop.objectives import MaskedPatches
 from training.loop.run import Run
+from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule
@@ -225,6 +226,132 @@ def test_pixels_have_no_accuracy(tmp_path):
     assert (tmp_path / "run" / "curves.png").is_file()
 
 
+SINCOS = dataclasses.replace(TINY, classifier="token", position_embedding="sincos-2d")
+AUTOENCODER = dataclasses.replace(
+    RECIPE,
+    model=dataclasses.replace(SINCOS, classifier="gap"),
+    target="patch-normalized-pixels",
+    corruption=0.75,
+    decoder_layers=1,
+    decoder_width=32,
+)
+
+
+def test_normalized_pixels_have_the_mean_and_the_sample_variance_of_their_patch_removed():
+    pixels, ours = images(), objective("patch-normalized-pixels")
+    targets = ours.targets(shown(pixels)).numpy()
+    assert (targets.shape, ours.num_outputs, ours.metrics) == ((2, 6, 72), 72, ("loss",))
+    patch = np.asarray(shown(pixels))[1, 4:, 6:12].ravel().astype(np.float64)
+    expected = (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6)
+    np.testing.assert_allclose(targets[1, 4], expected, atol=1e-5)
+    flat = ours.targets(tf.zeros((1, 8, 18, 3))).numpy()
+    np.testing.assert_array_equal(flat, 0.0)
+
+
+def test_a_quarter_of_the_patches_is_visible_in_other_places_for_each_image_and_step():
+    keras.utils.set_random_seed(2)
+    layer, patches = RandomMasking(0.75), np.random.default_rng(1).normal(size=(500, 9, 4)).astype(np.float32)
+    visible, masked, places = (np.array(part) for part in layer(patches, training=True))
+    assert visible.shape == (500, 2, 4)  # int(9 * 0.25)
+    assert set(masked.sum(axis=1)) == {7}
+    for number in range(500):
+        for place in np.flatnonzero(masked[number] == 0):
+            np.testing.assert_array_equal(visible[number, places[number, place]], patches[number, place])
+    np.testing.assert_allclose(masked.mean(axis=0), 7 / 9, atol=0.06)  # 3 sigma
+    assert (np.array(layer(patches, training=True)[1]) != masked).any()
+    fixed = np.array(layer(patches, training=False)[1])
+    assert len({row.tobytes() for row in fixed}) == 1
+
+
+def autoencoder(config: ViTConfig = SINCOS, size=(8, 6)) -> keras.Model:
+    return masked_autoencoder(
+        config, Preprocessing(size, 1), outputs=4, corruption=0.75, decoder_layers=2, decoder_width=32, name="mae"
+    )
+
+
+@pytest.mark.parametrize("classifier", ["token", "gap"])
+def test_predictions_follow_from_the_visible_patches_alone(classifier):
+    model = autoencoder(dataclasses.replace(SINCOS, classifier=classifier))
+    given = np.random.default_rng(0).uniform(-1, 1, (2, 8, 6, 1)).astype(np.float32)
+    outputs = {name: np.array(value) for name, value in model(given).items()}
+    hidden = outputs["corrupted"][0].reshape(4, 3).repeat(2, axis=0).repeat(2, axis=1).astype(bool)[..., None]
+    other = np.where(hidden, given + 1.0, given)
+    np.testing.assert_array_equal(model(other)["predictions"], outputs["predictions"])
+    changed = np.where(hidden, given, given + 1.0)
+    assert not np.allclose(model(changed)["predictions"], outputs["predictions"])
+    # A place that was masked is known to the decoder by its position alone.
+    of_masked = outputs["predictions"][0][outputs["corrupted"][0] == 1]
+    assert len(np.unique(of_masked.round(5), axis=0)) == len(of_masked)
+
+
+def test_the_encoder_sees_a_quarter_of_the_patches_and_is_that_of_the_plain_model():
+    model = autoencoder()
+    assert model.get_layer("Transformer.encoder_norm").output.shape == (None, 1 + 3, 12)  # of 12 patches
+    assert model.get_layer("decoder_norm").output.shape == (None, 1 + 12, 32)
+    plain = keras_vit.build(SINCOS, preprocessing=Preprocessing((8, 6), 1), num_classes=None)
+    own = {weight.path: weight for weight in model.weights}
+    assert all(own[weight.path].shape == weight.shape for weight in plain.weights)
+    assert {path.split("/")[0].split(".")[0] for path in own.keys() - {weight.path for weight in plain.weights}} == {
+        "decoder", "decoder_embedding", "decoder_norm", "decoder_patches", "mask_head",
+    }  # fmt: skip
+
+
+def test_every_visible_patch_has_its_place_in_the_encoder():
+    """The positions are added before patches are left out."""
+    model = autoencoder()
+    positions = model.get_layer("Transformer.posembed_input").output
+    visible, _, places = model.get_layer("masking").output
+    given = np.zeros((1, 8, 6, 1), np.float32)
+    tokens, seen, order = (np.array(part) for part in keras.Model(model.input, [positions, visible, places])(given))
+    for place in range(12):
+        if order[0, place] < 3:
+            np.testing.assert_array_equal(seen[0, order[0, place]], tokens[0, place])
+
+
+def test_a_masked_autoencoder_learns_and_is_fine_tuned(tmp_path):
+    options = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "mae"), recipe=AUTOENCODER)
+    run = pretraining.pretrain(options, "tiny-mae")
+    losses = [record["loss"] for record in run.metrics()]
+    assert losses[-1] < losses[0]
+    model = run_directory.load_model(run.path)
+    assert keras_vit.config_of(model) == AUTOENCODER.model
+    assert not any("mask" in weight.path or "decoder" in weight.path for weight in model.weights)
+    fine = keras_vit.from_checkpoint(run.path, num_classes=3)
+    assert fine.output_shape == (None, 3)
+
+
+@pytest.mark.slow
+def test_an_interrupted_masked_autoencoder_ends_in_the_same_bits(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    def options(name: str) -> PretrainOptions:
+        return PretrainOptions(
+            source=DataOptions("digits"),
+            workdir=str(tmp_path / name),
+            recipe=AUTOENCODER,
+            deterministic=True,
+            execution=Execution(checkpoint_every=1),
+        )
+
+    whole = pretraining.pretrain(options("whole"), "tiny-mae")
+    with pytest.raises(KeyboardInterrupt):
+        pretraining.pretrain(options("parts"), "tiny-mae", callbacks=[Stop()])
+    parts = pretraining.pretrain(options("parts"), "tiny-mae")
+    for one, other in zip(*(run_directory.load_model(run.path).weights for run in (whole, parts)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_recipe_of_the_paper_of_masked_autoencoders():
+    recipe = RECIPES["mae-vit-b16"]
+    assert (recipe.batch_size, recipe.learning_rate, recipe.weight_decay) == (4096, 2.4e-3, 0.05)
+    assert (recipe.epochs, recipe.schedule.warmup_steps // (1_281_167 // 4096)) == (800, 40)
+    assert (recipe.corruption, recipe.decoder_layers, recipe.decoder_width) == (0.75, 8, 512)
+    assert recipe.model.position_embedding == "sincos-2d"
+
+
 def test_the_papers_recipe():
     recipe = RECIPES["masked-patch"]
     assert recipe.model == keras_vit.MODELS["ViT-B_16"]
@@ -244,6 +371,10 @@ def test_the_papers_recipe():
         ({"corruption": 0.0}, r"corruption must be in \(0, 1\], but is 0.0"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT that cuts the image itself"),
         ({"image_size": (2, 2)}, "needs at least 2 patches, but the image has 1"),
+        ({"decoder_layers": 2}, "needs position_embedding sincos-2d, at the input"),
+        ({"decoder_layers": 1, "decoder_width": 40}, "a decoder_width that is a multiple of 32"),
+        ({"model": SINCOS, "decoder_layers": 1, "corruption": 1.0}, "should leave some visible and some masked"),
+        ({"target": "classes", "decoder_layers": 1}, "A decoder is for masked patches"),
     ],
 )
 def test_a_recipe_that_means_nothing_is_refused(change, words):

@@ -14,7 +14,7 @@ from keras_vit.models.config import ModelConfig
 from training.input.sources import Source
 from training.loop.objectives import Classification, MaskedPatches, make_objective
 from training.loop.optimizers import LearningRate
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Variables of the optimizer for each weight.
 _SLOTS = {"adamw": 2, "sgd": 1}
@@ -61,6 +61,8 @@ def describe_run(
     ]
     if isinstance(objective, MaskedPatches):
         rows.append(("not counted", f"the head of {objective.num_outputs:,} outputs for each patch"))
+    if isinstance(recipe, PretrainRecipe) and recipe.decoder_layers:
+        rows.append(("", "the decoder, and that the encoder computes only the visible patches"))
     width = max(len(name) for name, _ in rows) + 2
     lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]

@@ -6,7 +6,16 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import Preprocessing, ViTConfig
-from training.recipes.recipe import COLOR_LEVELS, PATCH_CELLS, Loss, PretrainRecipe, Recipe, Target, num_patch_outputs
+from training.recipes.recipe import (
+    COLOR_LEVELS,
+    PATCH_CELLS,
+    PIXEL_TARGETS,
+    Loss,
+    PretrainRecipe,
+    Recipe,
+    Target,
+    num_patch_outputs,
+)
 from training.techniques.distillation import HardDistillation, SoftDistillation, check_student, open_teacher
 
 
@@ -43,6 +52,10 @@ class MaskedPatches:
     * "patch-4x4": the mean colors of the patch downsampled to 4x4, as 16 classes, top row first;
     * "patch-pixels": all pixels of the patch, row by row with the channels innermost, with the squared error.
 
+    "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377) adds "patch-normalized-pixels": the same
+    pixels less their mean, divided by the root of their variance in the patch; as in facebookresearch/mae
+    `models_mae.py` the variance is that of a sample (n - 1), and 1e-6 is added to it.
+
     The paper leaves details open; they follow a public implementation (vit-pytorch `mpp.py`): the mean is that of the
     preprocessed pixels, scaled to 0 to 1; its eight levels are equally wide, and an upper edge belongs to the next
     level, except 1; the class is red + 8 green + 64 blue. Pixels are predicted in the model's value range; the error is
@@ -51,7 +64,7 @@ class MaskedPatches:
 
     def __init__(self, target: Target, preprocessing: Preprocessing, patch: tuple[int, int]):
         self._target, self._preprocessing, self._patch = target, preprocessing, patch
-        self.metrics = ("loss",) if target == "patch-pixels" else ("loss", "accuracy")
+        self.metrics = ("loss",) if target in PIXEL_TARGETS else ("loss", "accuracy")
 
     @property
     def num_outputs(self) -> int:
@@ -66,8 +79,9 @@ class MaskedPatches:
         shape = (-1 if batch is None else batch, grid[0], height, grid[1], width, channels)
         patches = tf.transpose(tf.reshape(images, shape), (0, 1, 3, 2, 4, 5))  # (B, rows, columns, h, w, C)
         patches = tf.reshape(patches, (shape[0], grid[0] * grid[1], height, width, channels))
-        if self._target == "patch-pixels":
-            return tf.reshape(patches, (shape[0], grid[0] * grid[1], height * width * channels))
+        if self._target in PIXEL_TARGETS:
+            pixels = tf.reshape(patches, (shape[0], grid[0] * grid[1], height * width * channels))
+            return pixels if self._target == "patch-pixels" else _standardized(pixels)
         low, high = (tf.constant(end, tf.float32) for end in self._preprocessing.channel_ranges())
         scaled = (patches - low) / (high - low)
         down, across = (_area_means(side, PATCH_CELLS[self._target]) for side in self._patch)
@@ -81,7 +95,7 @@ class MaskedPatches:
         sums of loss, correct predictions and number of these predictions.
         """
         predictions, targets = tf.cast(outputs["predictions"], tf.float32), self.targets(images)
-        if self._target == "patch-pixels":
+        if self._target in PIXEL_TARGETS:
             losses = tf.reduce_mean(tf.square(predictions - targets), axis=-1, keepdims=True)  # (B, N, 1)
             right = tf.zeros_like(losses)
         else:
@@ -92,6 +106,13 @@ class MaskedPatches:
         counts = corrupted * weights[:, None, None]
         sums = [tf.reduce_sum(counts * x) for x in (losses, right, tf.ones_like(losses))]
         return tf.reduce_sum(counts * losses, axis=(1, 2)) / tf.reduce_sum(corrupted, axis=(1, 2)), sums
+
+
+def _standardized(pixels: tf.Tensor) -> tf.Tensor:
+    """(B, N, n) -> the same, with mean 0 and deviation 1 in each patch."""
+    centered = pixels - tf.reduce_mean(pixels, axis=-1, keepdims=True)
+    variance = tf.reduce_sum(tf.square(centered), axis=-1, keepdims=True) / (pixels.shape[-1] - 1)
+    return centered / tf.sqrt(variance + 1e-6)
 
 
 Objective = Classification | MaskedPatches | SoftDistillation | HardDistillation

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 OptimizerKind = Literal["adamw", "sgd"]
 Loss = Literal["softmax", "sigmoid"]
 Distillation = Literal["soft", "hard"]
-Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels"]
+Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels", "patch-normalized-pixels"]
 MixupPartner = Literal["next", "opposite"]
 
 # Masked patch prediction: levels per channel (3 bits); rows and columns of the downsampled patch that is predicted.
 COLOR_LEVELS = 8
+PIXEL_TARGETS = ("patch-pixels", "patch-normalized-pixels")
 PATCH_CELLS = {"patch-color": 1, "patch-4x4": 4}
 
 # The fields for the duration of a run; the first one that is not None counts.
@@ -224,9 +225,15 @@ class PretrainRecipe(Recipe):
     """1 for grayscale images, 3 for RGB."""
     target: Target = "classes"
     """What the model predicts: the classes of the images; or, for masked patches, the mean color (patch-color), the 16
-    colors of the patch downsampled to 4x4 (patch-4x4), or all pixels (patch-pixels)."""
+    colors of the patch downsampled to 4x4 (patch-4x4), all pixels (patch-pixels), or all pixels less their mean and
+    divided by their deviation in the patch (patch-normalized-pixels)."""
     corruption: float = 0.5
     """Fraction of the patches of an image that are masked and predicted, for the targets of patches."""
+    decoder_layers: int = 0
+    """Masked autoencoder: the encoder computes only the patches that are not masked, and a decoder of this many blocks
+    predicts the others. 0 for none: the encoder sees a mask token at their places."""
+    decoder_width: int = 512
+    """Width of that decoder, a multiple of 32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,6 +241,8 @@ class PretrainRecipe(Recipe):
             raise UserError("LoRA adapts a trained model; give --lora to training.finetune, or leave it out.")
         if self.target != "classes":
             self._check_masked()
+        elif self.decoder_layers:
+            raise UserError("A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out.")
         for size in self.patch_sizes:
             if isinstance(self.model, ViTConfig):
                 dataclasses.replace(self.model, patch_size=size).grid(self.image_size)  # raises if it does not divide
@@ -254,6 +263,8 @@ class PretrainRecipe(Recipe):
             raise UserError(f"The target {self.target} needs all patches; leave --patch-sizes and --patch-dropout out.")
         if self.teacher is not None:
             raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
+        if self.decoder_layers:
+            self._check_decoder(self.model)
         rows, columns = self.model.grid(self.image_size)
         if rows * columns < 2:
             raise UserError(f"The target {self.target} needs at least 2 patches, but the image has 1.")
@@ -261,26 +272,50 @@ class PretrainRecipe(Recipe):
             if getattr(self, field):
                 raise UserError(f"The recipe's {field} is for labels; with --target {self.target} leave it 0.")
 
+    def _check_decoder(self, model: ViTConfig) -> None:
+        if self.decoder_layers < 0 or self.decoder_width < 32 or self.decoder_width % 32:
+            raise UserError(
+                "A masked autoencoder needs decoder_layers of at least 1 and a decoder_width that is a multiple of 32, "
+                f"but they are {self.decoder_layers} and {self.decoder_width}."
+            )
+        if model.position_embedding != "sincos-2d" or model.position_injection != "input" or model.axial:
+            raise UserError(
+                "A masked autoencoder leaves patches out, so its model needs position_embedding sincos-2d, at the "
+                "input and without axial attention."
+            )
+        count = math.prod(model.grid(self.image_size))
+        if not 1 <= int(count * (1.0 - self.corruption)) < count:
+            raise UserError(
+                f"Of {count} patches, a corruption of {self.corruption} should leave some visible and some masked."
+            )
+
     def build(self, num_classes: int) -> "keras.Model":
         """Build the model to train."""
         preprocessing = self.preprocessing(self.channels)
         if self.target == "classes":
             return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name="vit")
-        from keras_vit.models.masked_patches import masked_patch_model
+        from keras_vit.models.masked_patches import masked_autoencoder, masked_patch_model
 
         assert isinstance(self.model, ViTConfig)  # as __post_init__ checks
-        return masked_patch_model(
+        outputs = num_patch_outputs(self.target, self.model.patch, self.channels)
+        if not self.decoder_layers:
+            return masked_patch_model(
+                self.model, preprocessing, outputs=outputs, corruption=self.corruption, name="vit"
+            )
+        return masked_autoencoder(
             self.model,
             preprocessing,
-            outputs=num_patch_outputs(self.target, self.model.patch, self.channels),
+            outputs=outputs,
             corruption=self.corruption,
+            decoder_layers=self.decoder_layers,
+            decoder_width=self.decoder_width,
             name="vit",
         )
 
 
 def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> int:
     """Return the size of the prediction for a masked patch; `training.loop.objectives` defines the targets."""
-    if target == "patch-pixels":
+    if target in PIXEL_TARGETS:
         return patch[0] * patch[1] * channels
     return PATCH_CELLS[target] ** 2 * COLOR_LEVELS**channels
 

@@ -102,6 +102,29 @@ SMALL = {
         schedule=Schedule(warmup_steps=468),
         weight_decay=0.05,
     ),
+    # The same by a masked autoencoder, with patches of 4 pixels, so that a quarter of them shows something.
+    "mnist-mae": PretrainRecipe(
+        model=ViTConfig(
+            patch_size=4,
+            hidden_size=96,
+            num_layers=6,
+            num_heads=3,
+            mlp_dim=384,
+            classifier="gap",
+            position_embedding="sincos-2d",
+        ),
+        image_size=(28, 28),
+        channels=1,
+        target="patch-normalized-pixels",
+        corruption=0.75,
+        decoder_layers=2,
+        decoder_width=64,
+        epochs=5,
+        batch_size=128,
+        learning_rate=2e-3,
+        schedule=Schedule(warmup_steps=468),
+        weight_decay=0.05,
+    ),
     # The base of the studies: small enough for dozens of runs on a CPU.
     "study-small": PretrainRecipe(
         model=ViTConfig(patch_size=7, hidden_size=64, num_layers=4, num_heads=4, mlp_dim=128),
