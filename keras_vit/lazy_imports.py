@@ -10,8 +10,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-# The modules with the layers of saved models, besides those that the first one imports: layers, attention, positions.
-_LAYERS, _WITH_LAYERS = "keras_vit.models.layers", ("keras_vit.models.stems", "keras_vit.preprocessing")
+# The modules with the layers of saved models.
+_WITH_LAYERS = (
+    "keras_vit.models.layers",
+    "keras_vit.models.positions",
+    "keras_vit.models.attention",
+    "keras_vit.models.stems",
+    "keras_vit.preprocessing",
+)
 
 
 def public_names(module: dict, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
@@ -56,11 +62,13 @@ def _import_layers() -> None:
 class _ImportsLayersBehindKeras:
     """A meta path finder that imports the layers of this package right after Keras.
 
-    It delegates to the other finders, wraps the loader of Keras, and removes itself when Keras is executed.
+    It delegates to the other finders, wraps the loader of Keras, and removes itself when Keras is executed. A module
+    with layers that is imported before Keras is treated in the same way: it imports Keras, and must be complete before
+    the others import it.
     """
 
     def find_spec(self, name: str, path=None, target=None):
-        if name not in ("keras", _LAYERS):
+        if name not in ("keras", *_WITH_LAYERS):
             return None
         others = (finder.find_spec for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((spec for find in others if (spec := find(name, path, target)) is not None), None)

@@ -4,6 +4,7 @@ import ast
 import collections
 import graphlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -151,6 +152,38 @@ def test_packages_have_all_their_names_and_import_keras_only_for_them():
         assert {*package.__all__, "__builtins__"} == set(names[name])
         with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nothing'"):
             package.nothing  # noqa: B018
+
+
+_FIRST = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+import keras
+for name in ("ShiftAndCut", "TokenDense", "ModelSpec", "DotProductAttention", "PositionEmbedding"):
+    assert keras.saving.get_registered_object(f"keras_vit>{name}"), name
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "keras_vit.preprocessing",
+        "keras_vit.models.attention",
+        *(
+            pytest.param(f"keras_vit.models.{name}", marks=pytest.mark.slow)
+            for name in ("layers", "positions", "stems")
+        ),
+        *(
+            pytest.param(f"keras_vit.{name}", marks=pytest.mark.slow)
+            for name in ("checkpoints.load", "inspection.compute")
+        ),
+    ],
+)
+def test_any_module_can_be_the_first_that_imports_keras(module):
+    environment = {**os.environ, "KERAS_BACKEND": "numpy"}
+    done = subprocess.run(
+        [sys.executable, "-c", _FIRST, module], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_importing_everything_prints_nothing():
