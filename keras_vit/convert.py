@@ -19,7 +19,7 @@ class Arguments:
     source: Annotated[str, tyro.conf.Positional]
     """Checkpoint file or folder, address, official name such as augreg:B_16, .keras file, or run directory."""
     target: Annotated[pathlib.Path, tyro.conf.Positional]
-    """File to write (.npz, .safetensors), or new folder (huggingface)."""
+    """File to write (.npz, .safetensors), or new folder (huggingface, timm)."""
     layout: str
     """npz, npz-linen, big_vision, huggingface, timm or torchvision."""
     image_size: tuple[int, int] | None = None

@@ -14,6 +14,7 @@ from keras_vit.checkpoints.huggingface.image_processor import RESAMPLE
 from keras_vit.checkpoints.huggingface.layouts import family_of, unused_mask_token
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.load import values_by_key
+from keras_vit.checkpoints.timm_models import timm_config
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import write_npz
@@ -29,7 +30,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
 
     Args:
         model: built by `keras_vit.build`.
-        path: file, written atomically; for "huggingface" a new folder.
+        path: file, written atomically; for "huggingface" a new folder. For "timm" a .safetensors file, or a new folder
+            with the config.json that `timm.create_model("local-dir:…", pretrained=True)` reads.
         layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
             For big_vision, the position embedding of the class token is added to the token.
 
@@ -44,7 +46,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
         weights = _with_positions_of(layout, weights, config)
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
     rules = layout_of(config, layout, num_classes).rules
-    if path.suffix != (suffix := SUFFIXES.get(layout, path.suffix)):
+    as_folder = layout == "huggingface" or (layout == "timm" and not path.suffix)
+    if not as_folder and path.suffix != (suffix := SUFFIXES[layout]):
         raise UserError(f"A file of the layout {layout} should end in {suffix}, but is {path.name!r}; name it so.")
     arrays = untranslate(weights, rules, num_heads)
     if layout == "torchvision":
@@ -52,25 +55,30 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
         arrays |= {key.replace("running_var", "num_batches_tracked"): np.zeros((), np.int64) for key in norms}
     if layout == "huggingface" and isinstance(config, ViTConfig):
         arrays |= unused_mask_token(config, num_classes)
+    preprocessing = preprocessing_of(model)
     if layout == "huggingface":
-        _write_folder(path, arrays, config, preprocessing_of(model), num_classes)
+        fields = _huggingface_config(config, preprocessing, num_classes)
+        _write_folder(
+            path, arrays, {"config.json": fields, "preprocessor_config.json": _preprocessor_config(preprocessing)}
+        )
+    elif as_folder:
+        _write_folder(path, arrays, {"config.json": timm_config(config, preprocessing, num_classes)})
     elif layout in ("timm", "torchvision"):
         write_safetensors(path, arrays)
     else:
         write_npz(path, arrays)
 
 
-def _write_folder(
-    folder: pathlib.Path, arrays: dict, config: ModelConfig, preprocessing: Preprocessing, num_classes: int
-) -> None:
+def _write_folder(folder: pathlib.Path, arrays: dict, settings: dict[str, dict]) -> None:
+    """Write model.safetensors and JSON files by name, all or none."""
     exists = UserError(f"{folder.name} already exists; give the name of a new folder.")
     if folder.exists():
         raise exists
     try:
         with atomic_folder(folder) as temporary:
             write_safetensors(temporary / "model.safetensors", arrays)
-            write_json(temporary / "config.json", _huggingface_config(config, preprocessing, num_classes))
-            write_json(temporary / "preprocessor_config.json", _preprocessor_config(preprocessing))
+            for name, fields in settings.items():
+                write_json(temporary / name, fields)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # written by another process in the meantime
             raise exists from error

@@ -1,13 +1,14 @@
-"""The settings of timm's architectures that their arrays do not contain.
+"""The settings of timm's models that their arrays do not contain: read by architecture, and written to config.json.
 
-Taken from the models of timm 1.0.31: every architecture whose arrays are those of a supported model.
+Taken from timm 1.0.31: every architecture whose arrays are those of a supported model.
 """
 
 import dataclasses
 from collections.abc import Mapping
 
 from keras_vit.errors import UserError
-from keras_vit.models.config import Gelu
+from keras_vit.models.config import Gelu, ModelConfig, ViTConfig
+from keras_vit.preprocessing import Preprocessing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ TIMM_MODELS: Mapping[str, TimmModel] = {
     **_models("resnetv2_152x2_bit resnetv2_152x4_bit", None, None),
 }
 
-_ACTIVATIONS: Mapping[str, Gelu] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick", "silu": "silu"}
+ACTIVATIONS: Mapping[str, Gelu] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick", "silu": "silu"}
 # Arguments that follow from keys and shapes of the arrays, and arguments that do not affect the outputs.
 # fmt: off
 _IN_ARRAYS = (
@@ -127,12 +128,12 @@ def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmMod
     known = {name: value for name, value in arguments.items() if value is not None}  # timm ignores None
     activation = known.pop("act_layer", None)
     if activation is not None:
-        if model.gelu is None or not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        if model.gelu is None or not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise UserError(
                 f"config.json has the unsupported act_layer={activation!r:.80}; give a checkpoint of a model with "
-                f"{' or '.join(_ACTIVATIONS)}."
+                f"{' or '.join(ACTIVATIONS)}."
             )
-        model = dataclasses.replace(model, gelu=_ACTIVATIONS[activation])
+        model = dataclasses.replace(model, gelu=ACTIVATIONS[activation])
     for name, value in known.items():
         fixed = name in _FIXED and type(value) is type(_FIXED[name]) and value == _FIXED[name]
         if name not in (*_IN_ARRAYS, *_WITHOUT_EFFECT) and not fixed:
@@ -141,3 +142,89 @@ def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmMod
                 "without it."
             )
     return model
+
+
+_POOLS = {"token": "token", "gap": "avg", "map": "map"}
+# Architectures by what no argument of timm changes.
+_CLIP = "vit_base_patch16_clip_224"  # LayerNorm's epsilon 1e-5
+_GATED = "vit_giant_patch14_dinov2"  # packed SwiGLU
+_DISTILLED = "deit_base_distilled_patch16_224"
+_PLAIN = "vit_base_patch16_224"
+
+
+def timm_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: int) -> dict:
+    """The content of the config.json that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
+
+    Raises UserError for a model that no arguments of timm describe.
+    """
+    if not isinstance(config, ViTConfig) or config.stem is not None:
+        raise UserError(
+            "timm builds a ResNet or hybrid only by the name of one of its own sizes; give the name of a .safetensors "
+            "file instead of a folder."
+        )
+    architecture = _architecture(config)
+    hidden = config.mlp_dim * (2 if config.gated_mlp else 1)
+    arguments = {
+        "img_size": list(preprocessing.image_size),
+        "patch_size": list(config.patch),
+        "in_chans": preprocessing.channels,
+        "embed_dim": config.hidden_size,
+        "depth": config.num_layers,
+        "num_heads": config.num_heads,
+        # timm takes the integer part of embed_dim * mlp_ratio.
+        "mlp_ratio": (hidden + 0.5) / config.hidden_size,
+        "qkv_bias": config.qkv_bias,
+        "init_values": config.layer_scale,
+        "pre_norm": config.pre_norm,
+        "global_pool": _POOLS[config.classifier],
+        "act_layer": {gelu: name for name, gelu in ACTIVATIONS.items()}[config.gelu],
+    }
+    if architecture != _DISTILLED:
+        arguments |= {
+            "class_token": config.has_class_token,
+            "no_embed_class": bool(config.num_registers) or not config.has_class_token,
+            "reg_tokens": config.num_registers,
+            "fc_norm": config.norm_after_pooling,
+        }
+    return {
+        "architecture": architecture,
+        "num_classes": num_classes,
+        "num_features": config.hidden_size,
+        "model_args": arguments,
+        "pretrained_cfg": _pretrained_cfg(preprocessing, num_classes, architecture == _DISTILLED),
+    }
+
+
+def _architecture(config: ViTConfig) -> str:
+    if config.distillation == "head":
+        found, epsilon = _DISTILLED, 1e-6
+    elif config.gated_mlp:
+        found, epsilon = _GATED, 1e-6
+    else:
+        found, epsilon = (_CLIP, 1e-5) if config.layer_norm_epsilon == 1e-5 else (_PLAIN, 1e-6)
+    if config.layer_norm_epsilon != epsilon or config.classifier not in _POOLS:
+        raise UserError(
+            f"timm has no architecture with LayerNorm's epsilon {config.layer_norm_epsilon} and the classifier "
+            f"{config.classifier!r} for this model; give the name of a .safetensors file instead of a folder."
+        )
+    return found
+
+
+def _pretrained_cfg(preprocessing: Preprocessing, num_classes: int, distilled: bool) -> dict:
+    height, width = preprocessing.image_size
+    if preprocessing.resize == "pad":
+        raise UserError("timm cannot resize by 'pad'; give the name of a .safetensors file instead of a folder.")
+    lows, highs = preprocessing.channel_ranges()
+    scales = [high - low for low, high in zip(lows, highs, strict=True)]
+    return {
+        "input_size": [preprocessing.channels, height, width],
+        "fixed_input_size": True,
+        "interpolation": "bilinear",
+        "crop_pct": height / preprocessing.crop_from if preprocessing.crop_from else 1.0,
+        "crop_mode": "squash" if preprocessing.resize == "stretch" else "center",
+        "mean": [-low / scale for low, scale in zip(lows, scales, strict=True)],
+        "std": [1.0 / scale for scale in scales],
+        "num_classes": num_classes,
+        "first_conv": "patch_embed.proj",
+        "classifier": ["head", "head_dist"] if distilled else "head",
+    }

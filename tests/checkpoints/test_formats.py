@@ -563,3 +563,57 @@ def test_a_standardized_kernel_stays_float32_in_mixed_precision():
     exact.build(images.shape)
     exact.kernel.assign(np.asarray(layer.kernel))
     np.testing.assert_allclose(mixed, exact(images), atol=0.3)
+
+
+TIMM = dataclasses.replace(TINY, hidden_size=48, gelu="erf")
+TIMM_FOLDERS = {
+    "token": TIMM,
+    "tanh": dataclasses.replace(TIMM, gelu="tanh"),
+    "gap, norm after pooling": dataclasses.replace(TIMM, classifier="gap", norm_after_pooling=True),
+    "map": dataclasses.replace(TIMM, classifier="map"),
+    "registers": dataclasses.replace(TIMM, num_registers=4, layer_scale=0.1, prefix_positions=False),
+    "clip": dataclasses.replace(TIMM, pre_norm=True, patch_bias=False, layer_norm_epsilon=1e-5, gelu="quick"),
+    "gated": dataclasses.replace(TIMM, gated_mlp=True, gelu="silu", layer_scale=0.1),
+    "two heads": dataclasses.replace(TIMM, distillation="head"),
+    "no bias": dataclasses.replace(TIMM, qkv_bias=False),
+}
+
+
+@pytest.mark.parametrize("name", TIMM_FOLDERS)
+def test_a_folder_of_timm_is_the_model_when_it_is_read_again(name, tmp_path, tiny_images):
+    config = TIMM_FOLDERS[name]
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "timm", layout="timm")
+    assert {file.name for file in (tmp_path / "timm").iterdir()} == {"config.json", "model.safetensors"}
+    again = keras_vit.from_checkpoint(tmp_path / "timm")
+    assert keras_vit.config_of(again) == config
+    assert keras_vit.preprocessing_of(again) == keras_vit.preprocessing_of(model)
+    np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TIMM_FOLDERS)
+def test_timm_builds_the_model_of_a_folder(name, tmp_path, tiny_images):
+    timm = pytest.importorskip("timm", reason="timm and torch of benchmarks/requirements.txt are not installed")
+    import torch
+
+    model = randomize(keras_vit.build(TIMM_FOLDERS[name], image_size=TINY_IMAGE, num_classes=7))
+    keras_vit.save_checkpoint(model, tmp_path / "timm", layout="timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    with torch.no_grad():
+        logits = theirs(torch.from_numpy(tiny_images.transpose(0, 3, 1, 2).copy())).numpy()
+    np.testing.assert_allclose(logits, model(tiny_images), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM), "only by the name of one of its own sizes"),
+        (dataclasses.replace(TIMM, layer_norm_epsilon=1e-12), "no architecture with LayerNorm's epsilon 1e-12"),
+    ],
+)
+def test_what_no_arguments_of_timm_describe_is_refused_as_a_folder(config, words, tmp_path):
+    model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)
+    with pytest.raises(UserError, match=words):
+        keras_vit.save_checkpoint(model, tmp_path / "timm", layout="timm")
+    assert not list(tmp_path.iterdir())
