@@ -308,6 +308,25 @@ def test_every_visible_patch_has_its_place_in_the_encoder():
             np.testing.assert_array_equal(seen[0, order[0, place]], tokens[0, place])
 
 
+def test_in_bfloat16_the_same_patches_are_masked_and_the_loss_is_close():
+    pixels = shown(np.random.default_rng(5).integers(0, 256, (4, 8, 6, 1)).astype(np.float32))
+    losses, masked = [], []
+    ours = MaskedPatches("patch-normalized-pixels", Preprocessing((8, 6), 1), (2, 2))
+    policy = keras.config.dtype_policy()
+    for precision in ("float32", "mixed_bfloat16"):
+        keras.utils.set_random_seed(2)
+        keras.config.set_dtype_policy(precision)
+        try:
+            outputs = autoencoder()(pixels)
+        finally:
+            keras.config.set_dtype_policy(policy)
+        masked.append(np.array(outputs["corrupted"], np.float32))
+        losses.append(ours.measure(pixels, None, outputs, tf.ones(4))[0].numpy())
+    np.testing.assert_array_equal(*masked)
+    assert losses[1].dtype == np.float32
+    np.testing.assert_allclose(*losses, rtol=0.05)  # bfloat16 has 8 bits
+
+
 def test_a_masked_autoencoder_learns_and_is_fine_tuned(tmp_path):
     options = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "mae"), recipe=AUTOENCODER)
     run = pretraining.pretrain(options, "tiny-mae")
