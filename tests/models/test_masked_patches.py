@@ -308,6 +308,7 @@ def test_every_visible_patch_has_its_place_in_the_encoder():
             np.testing.assert_array_equal(seen[0, order[0, place]], tokens[0, place])
 
 
+@pytest.mark.slow
 def test_in_bfloat16_the_same_patches_are_masked_and_the_loss_is_close():
     pixels = shown(np.random.default_rng(5).integers(0, 256, (4, 8, 6, 1)).astype(np.float32))
     losses, masked = [], []
