@@ -3,7 +3,8 @@
     python -m benchmarks --cases inference --models ViT-B_16 --rounds 9 --output speed
 
 Each peer has its own process and the same number of threads. The peers run in turn, one call each. The product of two
-large matrices runs too, as the limit of the machine. The command writes results.json and results.md.
+large matrices runs too, as the limit of the machine. The command writes results.json and results.md, appends to
+history.csv, and says which peers are slower there than in the last run on the same processor.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import Literal, get_args
 
 from benchmarks.case import Case
 from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
+from benchmarks.history import record, rows_of
 from keras_vit import UserError, cli, run_directory
 from keras_vit.files.atomic import staged
 
@@ -42,7 +44,7 @@ class Arguments:
     threads: int = 2
     """Threads of each peer."""
     output: pathlib.Path = pathlib.Path("benchmark-results")
-    """Directory for results.json and results.md."""
+    """Directory for results.json, results.md and history.csv."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "threads"):
@@ -119,7 +121,8 @@ def main(arguments: Sequence[str]) -> None:
     parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks")
     cli.require_tensorflow()
     output = run_directory.check_output(parsed.output)
-    head = f"{processor()}, {parsed.threads} threads, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
+    date = time.strftime("%Y-%m-%d")
+    head = f"{processor()}, {parsed.threads} threads, {date}, {parsed.rounds} rounds"
     lines, cases = ["# Speed beside the peers", "", head, ""], []
     for case, peers in comparisons(parsed):
         print(f"{case.title} …", flush=True)
@@ -132,6 +135,8 @@ def main(arguments: Sequence[str]) -> None:
         with staged(output) as stage:  # after every case, so that an interrupted run keeps its results
             (stage / "results.json").write_text(document + "\n", encoding="utf-8")
             (stage / "results.md").write_text("\n".join(lines), encoding="utf-8")
+        for sentence in record(output / "history.csv", rows_of(date, processor(), case, results)):
+            print(sentence, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import comparison, gpu
+from benchmarks import comparison, gpu, history
 from benchmarks.case import Case
 from benchmarks.comparison import Result, compare, flops
+from benchmarks.peers import SIDE
 from export.inference_model import inference_model
 from keras_vit import MODELS, UserError, build
 from keras_vit.models.attention import DotProductAttention
@@ -32,6 +33,33 @@ def test_peers_run_in_turn_and_a_missing_library_is_reported():
     text = "\n".join(command.table(TINY, [present, missing, limit]))
     assert "| keras_hub | failed: ModuleNotFoundError" in text
     assert "| 100% |" in text
+
+
+def results_of(milliseconds: float) -> list[Result]:
+    """A case in which the limit of the machine is one millisecond."""
+    limit = Result("matrix_product", (1e-3 * 2 * SIDE["cpu"] ** 3 / flops(TINY),), 0.0, 0.0, 0)
+    return [Result("keras_vit", (milliseconds / 1e3,), 1.0, 0.5, 0), limit, Result("timm", (), 0, 0, 0, "no torch")]
+
+
+def test_a_later_run_that_is_slower_is_named_beside_the_earlier_one(tmp_path):
+    def run(date: str, processor: str, milliseconds: float) -> list[str]:
+        return history.record(tmp_path / "h.csv", history.rows_of(date, processor, TINY, results_of(milliseconds)))
+
+    assert run("2026-01-01", "A", 2.0) == []
+    assert run("2026-02-01", "A", 2.02) == []  # noise
+    (slower,) = run("2026-03-01", "A", 4.0)
+    assert slower.startswith("keras_vit is slower than on 2026-02-01: 25% of the limit instead of 50%")
+    (other,) = run("2026-04-01", "B", 9.0)
+    assert other.startswith("keras_vit was measured on A only; not compared")
+    assert run("2026-05-01", "B", 9.0) == []
+    lines = (tmp_path / "h.csv").read_text().splitlines()
+    assert lines[0] == "date,processor,case,peer,milliseconds,of_limit"
+    assert len(lines) == 6
+    assert lines[1].startswith('2026-01-01,A,"')
+    assert lines[1].endswith(",keras_vit,2.0,0.5")
+    (tmp_path / "h.csv").write_text("date\n2026\n")
+    with pytest.raises(UserError, match="is no history of measurements"):
+        run("2026-06-01", "A", 2.0)
 
 
 @pytest.mark.slow
