@@ -1,6 +1,7 @@
 """Where images come from: digits, TensorFlow Datasets, class folders, and what is wrong with them."""
 
 import io
+import json
 import os
 import pathlib
 import re
@@ -15,6 +16,7 @@ from keras_vit.files.image_formats import format_list
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
+from training.options.checks import check_split
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
@@ -519,3 +521,74 @@ def test_a_picture_that_vanishes_is_named(tmp_path):
         tf.function(lambda: next(iter(tf.data.Dataset.range(2).map(train.example).batch(2))))()
     with pytest.raises(UserError, match=words), bad_examples_reported(train):
         train.example(tf.constant(1, tf.int64))
+
+
+def names_of(split: Split) -> set[str]:
+    return {os.path.join(*pathlib.Path(split.name(index)).parts[-2:]) for index in range(split.num_examples)}
+
+
+def uneven_folder(root: pathlib.Path) -> pathlib.Path:
+    for name, count in {"ant": 23, "bee": 2, "cat": 10}.items():
+        for number in range(count):
+            write_image(root / name / f"{number:02}.png", number)
+    return root
+
+
+def test_a_seed_draws_a_tenth_of_each_class_and_another_seed_draws_others(tmp_path, capsys):
+    folder = uneven_folder(tmp_path / "pictures")
+    splits = [open_source(DataOptions(f"folder:{folder}", split_seed=seed)) for seed in (1, 1, 2, None)]
+    first, again, other, by_name = (names_of(source.evaluation) for source in splits)
+    assert first == again != other
+    assert by_name == {"ant/00.png", "ant/10.png", "ant/20.png", "bee/00.png", "cat/00.png"}
+    for source in splits:
+        assert np.bincount(source.evaluation.labels).tolist() == [3, 1, 1]
+        assert np.bincount(source.train.labels).tolist() == [20, 1, 9]
+        assert not names_of(source.train) & names_of(source.evaluation)
+    printed = [line for line in capsys.readouterr().out.splitlines() if "of each class" in line]
+    assert len(printed) == 4
+    assert printed[0] == (
+        "A tenth of each class, drawn with the seed 1, is kept for evaluation: 5 of 35 images, 1 to 3 of each class."
+    )
+    assert (
+        printed[-1] == "Every tenth image of each class is kept for evaluation: 5 of 35 images, 1 to 3 of each class."
+    )
+
+
+def test_a_drawn_split_is_the_same_forever_wherever_the_folder_is_and_in_a_csv_file(tmp_path):
+    drawn = {"ant/01.png", "ant/06.png", "ant/22.png", "bee/01.png", "cat/09.png"}
+    for place in ("here", "there"):
+        folder = uneven_folder(tmp_path / place)
+        assert names_of(open_source(DataOptions(f"folder:{folder}", split_seed=1)).evaluation) == drawn
+    lines = [f"{path.relative_to(folder)},{path.parent.name}" for path in folder.rglob("*.png")]
+    csv = csv_file(folder, "path,label", *lines).data
+    assert names_of(open_source(DataOptions(csv, split_seed=1)).evaluation) == drawn
+
+
+def test_a_seed_is_refused_where_the_splits_are_there(tmp_path):
+    for number, name in enumerate(("train/ant", "train/bee", "test/ant", "test/bee")):
+        write_image(tmp_path / name / "0.png", number)
+    csv = csv_file(tmp_path, "path,label,split", "train/ant/0.png,ant,train", "test/bee/0.png,bee,test")
+    for data in (f"folder:{tmp_path}", csv.data):
+        with pytest.raises(UserError, match="--split-seed draws a split, but .* has splits of its own; leave it out"):
+            open_source(DataOptions(data, split_seed=1))
+
+
+def test_settings_of_a_run_hold_a_seed_only_where_one_is_set():
+    assert "split_seed" not in DataOptions("digits").settings()
+    assert DataOptions(**DataOptions("folder:x", split_seed=0).settings()).split_seed == 0
+
+
+def test_another_split_of_the_folder_that_a_run_was_trained_on_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, drawn = tmp_path / "run", DataOptions("folder:pictures", split_seed=3)
+    run.mkdir()
+    for trained, same, words in (
+        (drawn, drawn, "give --split-seed 3"),
+        (DataOptions("folder:pictures"), DataOptions("folder:pictures"), "leave --split-seed out"),
+    ):
+        (run / "config.json").write_text(json.dumps({"settings": {"source": trained.settings()}}))
+        check_split(str(run), same)
+        check_split(str(run), DataOptions("folder:others", split_seed=4))
+        another = None if same.split_seed else 4
+        with pytest.raises(UserError, match=f"another split of folder:pictures, .*{words}"):
+            check_split(str(run), DataOptions(f"folder:{tmp_path}/pictures", split_seed=another))

@@ -48,7 +48,7 @@ class Trial:
     def settings(self) -> dict:
         """What decides its numbers, as read from JSON."""
         settings = {name: value for name, value in dataclasses.asdict(self).items() if name != "folder"}
-        return json.loads(json.dumps(settings))
+        return json.loads(json.dumps(settings | {"data": self.data.settings()}))
 
     def measured(self) -> dict | None:
         """What was measured, or None where it is yet to be. Raises UserError where it is that of another trial."""

@@ -1,6 +1,7 @@
 """Class folders or a CSV file as a data set: which files are images, which class and which split each is of."""
 
 import csv
+import hashlib
 import os
 import pathlib
 import zlib
@@ -15,18 +16,19 @@ from training.input.dataset import Oddities, Source, Split, decoding_problem, li
 from training.options.common import OnBadImage
 
 EVALUATION_NAMES = ("test", "val", "valid", "validation")
-# Of a folder without a split of its own, every tenth image of each class is kept for evaluation.
+# Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 _HOLD_OUT = 10
 
 
-def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
+def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
     """Class folders of image files (keras_vit/files/image_formats.py), whatever they are called; classes in name order.
 
     With train and test (or val, valid, validation) above the classes these are the splits, and must hold the same
-    classes; else every tenth image of each class, by name, is kept for evaluation.
+    classes; else a tenth of each class is kept for evaluation, as `_held_out` says.
     """
     splits = split_folders(path)
     if splits:
+        _refuse_seed(split_seed, path)
         train, test = (_class_files(split, on_bad_image) for split in splits)
         if train.keys() != test.keys():
             raise UserError(
@@ -34,34 +36,56 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
                 f"{', '.join(sorted(train.keys() ^ test.keys()))} are only in one of them."
             )
     else:
-        train, test = _held_out(_class_files(path, on_bad_image))
+        train, test = _held_out(_class_files(path, on_bad_image), path, split_seed)
     names = tuple(train)
     return Source(names, _file_split(train), _file_split(test))
 
 
-def _held_out(classes: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The files of each class to train on, and to evaluate on."""
+def _held_out(
+    classes: dict[str, list[str]], root: pathlib.Path, seed: int | None
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The files of each class to train on, and to evaluate on: a tenth, rounded up.
+
+    Without a seed it is every tenth file by name, else the first tenth in the order of a hash of the seed and of the
+    path below `root`. So the split is the same on any machine, and a new file hardly changes it.
+    """
+
+    def place(file: str) -> bytes:
+        return hashlib.sha256(b"%d/%s" % (seed, os.fsencode(os.path.relpath(file, root)))).digest()
+
     train, test = {}, {}
     for name, files in classes.items():
         if len(files) < 2:
             raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
-        test[name] = files[::_HOLD_OUT]
+        count = -(-len(files) // _HOLD_OUT)
+        test[name] = files[::_HOLD_OUT] if seed is None else sorted(sorted(files, key=place)[:count])
         train[name] = sorted(set(files) - set(test[name]))
     kept, images = (sum(map(len, files.values())) for files in (test, classes))
-    print(f"Every tenth image of each class is kept for evaluation, {kept:,} of {images:,}.")
+    fewest, most = (limit(map(len, test.values())) for limit in (min, max))
+    each = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    how = "Every tenth image of each class" if seed is None else f"A tenth of each class, drawn with the seed {seed},"
+    print(f"{how} is kept for evaluation: {kept:,} of {images:,} images, {each} of each class.")
     return train, test
 
 
-def csv_list(path: pathlib.Path, on_bad_image: OnBadImage) -> Source:
+def _refuse_seed(split_seed: int | None, path: pathlib.Path) -> None:
+    """Raise UserError for a seed of splits that are there already."""
+    if split_seed is not None:
+        raise UserError(f"--split-seed draws a split, but {path} has splits of its own; leave it out.")
+
+
+def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
     """Image files with one class each from a CSV file with the columns path and label; classes in name order.
 
     Paths are relative to the folder of the CSV file. A further column split says train, or test (val, valid,
-    validation); without it every tenth image of each class, by name, is kept for evaluation. Other columns are ignored.
+    validation); without it a tenth of each class is kept for evaluation, as `_held_out` says. Other columns are
+    ignored.
     """
     found = _listed_files(path)
     if set(found) == {""}:
-        train, test = _held_out(_readable(found[""], str(path), on_bad_image))
+        train, test = _held_out(_readable(found[""], str(path), on_bad_image), path.parent, split_seed)
     else:
+        _refuse_seed(split_seed, path)
         train, test = (_readable(found[split], f"{path} ({split})", on_bad_image) for split in ("train", "test"))
         if train.keys() != test.keys():
             only = ", ".join(sorted(train.keys() ^ test.keys()))

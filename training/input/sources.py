@@ -36,8 +36,10 @@ def open_source(options: DataOptions) -> Source:
         warn_of_oddities(source.train, source.evaluation)  # of a folder all files are looked at
         return source
     if kind == "csv":
-        return csv_list(to_path(rest), options.on_bad_image)
-    return folder(to_path(rest), options.on_bad_image) if kind == "folder" else digits()
+        return csv_list(to_path(rest), options.on_bad_image, options.split_seed)
+    if kind == "folder":
+        return folder(to_path(rest), options.on_bad_image, options.split_seed)
+    return digits()
 
 
 def digits() -> Source:

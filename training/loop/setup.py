@@ -187,6 +187,7 @@ def _training_source(source: Source, recipe: Recipe) -> Source:
 def _settings(options: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:
     """Everything that changes the result of the run."""
     settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
+    settings["source"] = options.source.settings()
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     precision = options.execution.precision
     return {"command": command, "recipe_name": recipe_name, "images": images, "precision": precision, **settings}

@@ -2,8 +2,10 @@
 
 import dataclasses
 import glob
+import json
+import pathlib
 
-from keras_vit import UserError
+from keras_vit import UserError, run_directory
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import DataOptions
 
@@ -11,8 +13,8 @@ from training.options.common import DataOptions
 _TAKEN = {
     "digits": (),
     "tfds": ("data_dir", "train_split", "eval_split"),
-    "folder": ("on_bad_image",),
-    "csv": ("on_bad_image",),
+    "folder": ("on_bad_image", "split_seed"),
+    "csv": ("on_bad_image", "split_seed"),
     "tfrecord": ("on_bad_image",),
 }
 
@@ -34,3 +36,23 @@ def check_data(source: DataOptions) -> None:
         raise UserError(f"There is no file {rest!r}; --data csv:FILE takes one with the columns path and label.")
     if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
         raise UserError(f"No file matches {rest!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'.")
+
+
+def check_split(run: str, source: DataOptions) -> None:
+    """Raise UserError if a run was trained on another split of the same folder: it knows images that would test it."""
+    try:
+        stored = json.loads((to_path(run) / run_directory.CONFIG).read_text(encoding="utf-8"))["settings"]["source"]
+        data, seed = stored["data"], stored.get("split_seed")
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no run of a training command
+    if seed != source.split_seed and _place(data) == _place(source.data):
+        advice = "leave --split-seed out" if seed is None else f"give --split-seed {seed}"
+        raise UserError(
+            f"{run} was trained on another split of {data}, so it knows images that this split evaluates on; {advice}."
+        )
+
+
+def _place(data: str) -> tuple[str, str]:
+    """The kind of a source, and its path however it is written."""
+    kind, _, rest = data.partition(":")
+    return kind, rest if is_remote(rest) or kind not in ("folder", "csv") else str(pathlib.Path(rest).resolve())

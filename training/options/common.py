@@ -35,6 +35,14 @@ class DataOptions:
     on_bad_image: OnBadImage = "stop"
     """For an image that cannot be decoded, in a folder or in TFRecord files: stop: name it and stop; skip: name, count
     and skip it. To skip images in TFRecord files, all files are read once."""
+    split_seed: int | None = None
+    """Of a folder or CSV file without splits, draw the tenth of each class that is kept for evaluation with this seed;
+    default every tenth image by name. Give the same to training.evaluate."""
+
+    def settings(self) -> dict[str, Any]:
+        """The fields as config.json stores them: without split_seed where it is not set, as runs did before it."""
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if (name, value) != ("split_seed", None)}
 
 
 @dataclasses.dataclass(frozen=True)
