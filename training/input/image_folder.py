@@ -51,7 +51,7 @@ def _held_out(
     """
 
     def place(file: str) -> bytes:
-        return hashlib.sha256(b"%d/%s" % (seed, os.fsencode(os.path.relpath(file, root)))).digest()
+        return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, root)}")).digest()
 
     train, test = {}, {}
     for name, files in classes.items():
