@@ -128,6 +128,7 @@ def test_what_the_training_sides_command_says_of_a_data_set_is_heard(tmp_path, c
         inspection.read_images("tfds:a b", 9)
 
 
+@pytest.mark.slow
 def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
     images = inspection.read_images("digits", 3)
     assert [picture.pixels.shape for picture in images] == [(8, 8, 1)] * 3
@@ -317,6 +318,7 @@ def shown_in_tensorboard(run: pathlib.Path) -> set[tuple[int, str]]:
     }
 
 
+@pytest.mark.slow
 def test_inspection_during_training_writes_figures_and_changes_no_weight(run, tmp_path):
     for name in ("labels.txt", "samples.npz"):
         shutil.copy(run / name, tmp_path / name)

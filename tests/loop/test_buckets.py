@@ -120,6 +120,7 @@ def test_a_run_in_a_bucket_that_was_killed_ends_in_the_same_bits(undisturbed, mo
         np.testing.assert_array_equal(array, undisturbed[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_finished_run_in_a_bucket_is_evaluated(undisturbed, capsys):
     evaluate.main(["--run", "ram://runs/undisturbed", "--data", RECORDS])
     assert "report in ram://runs/undisturbed/evaluation.md" in capsys.readouterr().out

@@ -10,6 +10,7 @@ COMMAND = ["--data", "digits", "--recipe", "mnist-finetune", "--image-size", "8"
 COMMAND += ["--steps", "4", "--warmup-steps", "0", "--decay", "constant", "--lora", "2", "--lora-on", "query", "out"]
 
 
+@pytest.mark.slow
 def test_adapters_of_the_chosen_layers_and_the_head_are_trained_and_merged(upstream, tmp_path):
     finetune.main([*COMMAND, "--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "run")])
     (before, _), (after, _) = run_directory.load(upstream.path), run_directory.load(tmp_path / "run")
