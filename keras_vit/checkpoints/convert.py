@@ -71,7 +71,7 @@ def convert(
         print(f"{name}  ->  dropped")
     print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
     print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
-    _report_settings(model, layout)
+    _report_settings(model, layout, has_config=target.is_dir())
 
 
 def _read(
@@ -101,13 +101,13 @@ _RESNET_SETTINGS = {
 }
 
 
-def _report_settings(model: keras.Model, layout: str) -> None:
+def _report_settings(model: keras.Model, layout: str, *, has_config: bool) -> None:
     """Print the settings that differ from the other code's defaults and that the file does not contain."""
     config = config_of(model)
     compared: list[tuple[ModelConfig, str, str]] = []
     has_pre_logits = isinstance(config, ViTConfig) and config.representation_size is not None
     defaults = layout_of(config, layout, 0 if has_pre_logits else 1)
-    if isinstance(config, ViTConfig) and layout != "huggingface":  # whose config.json contains them
+    if isinstance(config, ViTConfig) and not has_config:  # config.json contains them
         compared += [(config, field, name) for field, name in _SETTINGS.items()]
     resnet = config if isinstance(config, ResNetConfig) else config.stem
     if isinstance(resnet, ResNetConfig):

@@ -12,6 +12,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import ConvStem, UserError
+from keras_vit.checkpoints.convert import convert
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
@@ -589,6 +590,13 @@ def test_a_folder_of_timm_is_the_model_when_it_is_read_again(name, tmp_path, tin
     assert keras_vit.config_of(again) == config
     assert keras_vit.preprocessing_of(again) == keras_vit.preprocessing_of(model)
     np.testing.assert_array_equal(again(tiny_images), model(tiny_images))
+
+
+def test_converting_to_a_folder_of_timm_leaves_no_setting_to_the_reader(tmp_path, capsys):
+    randomize(keras_vit.build(TIMM_FOLDERS["tanh"], image_size=TINY_IMAGE, num_classes=7)).save(tmp_path / "x.keras")
+    for target in ("folder", "bare.safetensors"):
+        convert(tmp_path / "x.keras", tmp_path / target, "timm")
+        assert ("GELU: tanh in this model" in capsys.readouterr().out) == (target != "folder")
 
 
 @pytest.mark.slow
