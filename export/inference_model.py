@@ -24,6 +24,11 @@ def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
     return rebuilt(model, _Layers(model, dtype))
 
 
+def float32_copy(model: keras.Model) -> keras.Model:
+    """A model of its own with the same layers in float32, adapters of LoRA merged into their kernels."""
+    return rebuilt(model, _Layers(model, "float32"))
+
+
 def inference_model(
     model: keras.Model,
     dtype: str = "float32",

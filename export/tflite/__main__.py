@@ -10,7 +10,7 @@ stores its labels and its normalization as TFLite Metadata.
 from collections.abc import Sequence
 
 from export.options import TFLiteOptions, check_source
-from keras_vit import cli
+from keras_vit import cli, run_directory
 from keras_vit.files.remote import to_path
 
 
@@ -27,9 +27,15 @@ def main(arguments: Sequence[str]) -> None:
 
     parity.check_share(options.max_disagreement)
     source, calibration = open_source(**vars(options.source)), None
-    if any(kind in CALIBRATED for kind in options.formats):
+    is_needed = any(kind in CALIBRATED for kind in options.formats)
+    is_there = options.calibration is not None or _has_images(options.source.run)
+    if is_needed or ("int8-dynamic" in options.formats and is_there):
         calibration = read_calibration(
-            options.source.run, options.calibration, options.calibration_images, source.labels
+            options.source.run,
+            options.calibration,
+            options.calibration_images,
+            source.labels,
+            fewer_are_enough=not is_needed,
         )
     written = export_tflite(
         source.model,
@@ -45,6 +51,10 @@ def main(arguments: Sequence[str]) -> None:
         max_disagreement=options.max_disagreement,
     )
     print(summary(written))
+
+
+def _has_images(run: str | None) -> bool:
+    return run is not None and (to_path(run) / run_directory.CALIBRATION).is_file()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Exports a model as TFLite files, and verifies them against the Keras model."""
 
+import dataclasses
 import pathlib
 import tempfile
 import time
@@ -16,10 +17,11 @@ from export.inference_model import in_dtype, inference_model
 from export.options import Target, TFLiteFormat
 from export.source import Provenance, check_model, read_folder
 from export.tflite import quantize, tflite_file
+from export.tflite.channel_scales import Scaled, with_even_channels
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.delegate_rules import require_rules
 from export.tflite.half_precision import run_in_half
-from export.tflite.quantize import CALIBRATED, STATIC, WEIGHT_SHARE
+from export.tflite.quantize import CALIBRATED, EIGHT_BIT_ACTIVATIONS, STATIC, WEIGHT_SHARE
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
@@ -66,32 +68,38 @@ def export_tflite(
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = preprocessing_of(model)
     expected = parity.reference(in_dtype(model, "float32"), preprocessing, samples)
-    inputs = []
+    inputs: list[np.ndarray] = []
+    even, scaled = model, dict[str, Scaled]()
     if calibration is not None:
         reference = parity.Reference(calibration, preprocessing, np.zeros(0))
         inputs = [image[None] for _, images in reference.batches(raw_pixels=uint8_input) for image in images]
+        if any(kind in EIGHT_BIT_ACTIVATIONS for kind in formats):
+            even, scaled = with_even_channels(model, (images for _, images in reference.batches()))
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
-    rows, errors = {}, {}
+    rows, errors, steps = {}, {}, {}
     with staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as temporary:
-        float_files: dict[bool, pathlib.Path] = {}
+        float_files: dict[tuple[bool, bool], pathlib.Path] = {}
         for kind in formats:
             started = time.perf_counter()
             # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
-            all_tokens = kind in CALIBRATED
-            if all_tokens not in float_files:
-                float_files[all_tokens] = pathlib.Path(temporary) / f"{kind}.tflite"
-                float_files[all_tokens].write_bytes(
+            all_tokens, is_even = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and even is not model
+            if (all_tokens, is_even) not in float_files:
+                float_files[all_tokens, is_even] = pathlib.Path(temporary) / f"{kind}.tflite"
+                float_files[all_tokens, is_even].write_bytes(
                     convert(
-                        model,
+                        even if is_even else model,
                         for_delegates=scaled_by,
                         uint8_input=uint8_input,
                         dynamic_batch=dynamic_batch,
                         all_tokens=all_tokens,
                     )
                 )
-            float_file = float_files[all_tokens]
-            content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind, inputs)
+            float_file = float_files[all_tokens, is_even]
+            if kind in STATIC:
+                content, steps[kind] = quantize.quantize_static(float_file, kind, inputs)
+            else:
+                content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind, inputs)
             if target != "cpu":
                 require_rules(f"{kind} TFLite file", content, target)
             file = stage / _file_name(kind, ending)
@@ -126,7 +134,7 @@ def export_tflite(
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         pathlib.Path(temporary).rmdir()
-        _report(stage, origin, expected, rows, errors)
+        _report(stage, origin, expected, rows, errors, scaled, steps)
     return written
 
 
@@ -261,6 +269,8 @@ def _report(
     expected: parity.Reference,
     rows: Mapping[TFLiteFormat, Mapping[str, Any]],
     errors: Mapping[TFLiteFormat, Mapping[str, float]],
+    scaled: Mapping[str, Scaled],
+    steps: Mapping[TFLiteFormat, Sequence[quantize.Step]],
 ) -> None:
     listed = {kind: dict(list(found.items())[:_LISTED]) for kind, found in errors.items()}
     recommendation = recommend(rows, expected.accuracy)
@@ -277,15 +287,24 @@ def _report(
         origin,
         expected,
         rows,
-        facts={"layer_errors": listed, "recommendation": recommendation, "notes": [recommendation]},
+        facts={
+            "layer_errors": listed,
+            "scaled_channels": {name: dataclasses.asdict(found) for name, found in scaled.items()},
+            "quantization_steps": {kind: [dataclasses.asdict(step) for step in found] for kind, found in steps.items()},
+            "recommendation": recommendation,
+            "notes": [recommendation],
+        },
         columns={"XNNPACK partitions": lambda row: row["xnnpack_partitions"], **half},
         tables=[
-            (
-                f"{kind}: noise / signal power, the worst layer first",
-                ("layer", "noise"),
-                [(name, f"{error:.3g}") for name, error in found.items()],
-            )
-            for kind, found in listed.items()
+            *_gains(scaled, steps),
+            *(
+                (
+                    f"{kind}: noise / signal power, the worst layer first",
+                    ("layer", "noise"),
+                    [(name, f"{error:.3g}") for name, error in found.items()],
+                )
+                for kind, found in listed.items()
+            ),
         ],
         panels={
             "agreement with the Keras model": {kind: row["agreement"] for kind, row in rows.items()},
@@ -294,8 +313,31 @@ def _report(
     )
 
 
-def read_calibration(run: str | None, folder: str | None, number: int, labels: Sequence[str]) -> Samples:
-    """Images for calibration: those of a folder, or the training images in the run directory."""
+def _gains(scaled: Mapping[str, Scaled], steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report.Table]:
+    """Tables of what each step of the quantization gained."""
+    tables: list[report.Table] = [
+        (
+            f"{kind}: steps of the quantization, on calibration images",
+            ("step", "logit error", "agreement", "kept"),
+            [(step.name, f"{step.error:.3g}", f"{step.agreement:.4f}", "yes" if step.kept else "no") for step in found],
+        )
+        for kind, found in steps.items()
+    ]
+    if scaled:
+        worst = sorted(scaled.items(), key=lambda item: -item[1].before)[:_LISTED]
+        rows = [(name, f"{found.before:.3g}", f"{found.after:.3g}", f"{found.alpha:g}") for name, found in worst]
+        heading = "Scaled channels: noise / signal power of the products in 8 bits, the worst layer first"
+        tables.append((heading, ("layer", "before", "after", "alpha"), rows))
+    return tables
+
+
+def read_calibration(
+    run: str | None, folder: str | None, number: int, labels: Sequence[str], *, fewer_are_enough: bool = False
+) -> Samples:
+    """Images for calibration: those of a folder, or the training images in the run directory.
+
+    Raises UserError for fewer images than the number, unless `fewer_are_enough`.
+    """
     if number < 1:
         raise UserError(f"--calibration-images must be at least 1, but is {number}.")
     if folder is not None:
@@ -312,7 +354,7 @@ def read_calibration(run: str | None, folder: str | None, number: int, labels: S
         raise UserError(
             "A checkpoint has no images to calibrate int4-weights, int8 and int16x8; pass --calibration FOLDER."
         )
-    if len(found.encoded) < number:
+    if len(found.encoded) < number and not fewer_are_enough:
         raise UserError(
             f"--calibration-images asks for {number} images, but {where} has {len(found.encoded)}; pass that number, "
             "or add images."

@@ -14,16 +14,20 @@
 Quantizing all operators ("full int8") makes a Vision Transformer slower than float32, and less accurate: LayerNorm, the
 residual stream and the softmax are limited by memory bandwidth and need the precision. So int8 and int16x8 quantize
 only the products with weights (FULLY_CONNECTED, CONV_2D).
-Ranges are the extremes over all calibration images. The moving average of the library clips rare large activations that
-matter for the class, which causes most of its error (docs/phone.md has measurements).
+The moving average of the library clips rare large activations that matter for the class, which causes most of its error
+(docs/phone.md has measurements). So the ranges of int8 and int16x8 begin as the extremes over all calibration images;
+searched ranges, corrected biases and products in float32 follow, each kept only where the logits of the calibration
+images come nearer to those of the float32 file.
 """
 
 import contextlib
+import dataclasses
 import io
 import pathlib
 import re
+import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
@@ -31,11 +35,14 @@ from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer,
 from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
 from export.options import TFLiteFormat
+from export.tflite.calibration import products, searched_ranges, with_corrected_biases
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
 # Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
 CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", *STATIC)
+# Formats whose products take activations in 8 bits, to which even channels matter.
+EIGHT_BIT_ACTIVATIONS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int4-weights", "int8")
 # Size of a weight relative to float32.
 WEIGHT_SHARE: dict[TFLiteFormat, float] = {
     "float32": 1.0,
@@ -48,27 +55,129 @@ WEIGHT_SHARE: dict[TFLiteFormat, float] = {
 }
 
 _PRODUCTS = (qtyping.TFLOperationName.FULLY_CONNECTED, qtyping.TFLOperationName.CONV_2D)
+# Calibration images that judge the steps of static quantization, and that histograms and means are measured on.
+_JUDGES, _MEASURED = 64, 32
+# Share of these images with the same class that is enough, and of the weights that may stay in float32 for it.
+_ENOUGH_AGREEMENT, _FLOAT_SHARE = 0.995, 0.05
 _SIGNATURE, _INPUT = "serving_default", "image"
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a step of static quantization gained on some calibration images."""
+
+    name: str
+    error: float
+    """Root mean square difference of the logits from those of the float32 file."""
+    agreement: float
+    """Share of the images with the same predicted class."""
+    kept: bool
+
+
 def quantize(float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence[np.ndarray]) -> bytes:
-    """Content of the file in another format than float32.
+    """Content of the file in another format than float32, int8 or int16x8.
 
     Args:
         float_file: float32 file with batch 1, or with a dynamic batch if the format needs no calibration.
         kind: the format.
-        calibration: inputs (1, H, W, C) of the model, for the formats in CALIBRATED.
+        calibration: inputs (1, H, W, C) of the model, for int4-weights.
     """
     settings = _recipe(kind, float_file)
-    ranges = _ranges(float_file, settings, calibration) if kind in STATIC else None
-    if kind == "int4-weights":
-        with _silenced():
-            ranges = quantizer.Quantizer(str(float_file), settings).calibrate(_inputs(calibration))
     with _silenced():
-        return bytes(quantizer.Quantizer(str(float_file), settings).quantize(ranges).quantized_model)
+        file = quantizer.Quantizer(str(float_file), settings)
+        ranges = file.calibrate(_inputs(calibration)) if kind == "int4-weights" else None
+        return bytes(file.quantize(ranges).quantized_model)
 
 
-def _recipe(kind: TFLiteFormat, float_file: pathlib.Path) -> list[dict]:
+def quantize_static(
+    float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence[np.ndarray]
+) -> tuple[bytes, list[Step]]:
+    """Content of an int8 or int16x8 file, and what each step gained.
+
+    The steps: extremes as ranges, searched ranges, corrected biases, and, while fewer than 99.5 % of the images agree,
+    the product with the most noise in float32, until such products have a twentieth of the weights.
+
+    Args:
+        float_file: float32 file with batch 1.
+        kind: the format.
+        calibration: inputs (1, H, W, C) of the model.
+    """
+    content = float_file.read_bytes()
+    judges, measured = _spread(calibration, _JUDGES), _spread(calibration, _MEASURED)
+    expected = _logits(content, judges)
+    steps: list[Step] = []
+
+    def tried(name: str, content: bytes, ranges: Mapping, in_float: Sequence[str] = ()) -> bytes:
+        with tempfile.NamedTemporaryFile(suffix=".tflite", dir=float_file.parent) as temporary, _silenced():
+            temporary.write(content)
+            temporary.flush()
+            settings = _recipe(kind, float_file, in_float)
+            found = bytes(quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges)).quantized_model)
+        logits = _logits(found, judges)
+        error = float(np.sqrt(np.mean(np.square(logits - expected))))
+        agreement = float(np.mean(logits.argmax(axis=-1) == expected.argmax(axis=-1)))
+        steps.append(Step(name, error, agreement, kept=not steps or error < best_step().error))
+        return found
+
+    def best_step() -> Step:
+        return [step for step in steps if step.kept][-1]
+
+    ranges = _ranges(float_file, _recipe(kind, float_file), calibration)
+    best = tried("extremes as ranges", content, ranges)
+    searched = searched_ranges(content, ranges, measured, STATIC[kind])
+    found = tried("searched ranges", content, searched)
+    if steps[-1].kept:
+        best, ranges = found, searched
+    corrected = with_corrected_biases(content, measured)
+    found = tried("corrected biases", corrected, ranges)
+    if steps[-1].kept:
+        best, content = found, corrected
+    in_float: list[str] = []
+    sizes = {found.outputs: found.weights.size for found in products(content)}
+    budget = _FLOAT_SHARE * sum(sizes.values())
+    while best_step().agreement < _ENOUGH_AGREEMENT:
+        left = [name for name in _noisiest(float_file, best, measured) if name not in in_float and name in sizes]
+        fitting = [name for name in left if sizes[name] <= budget]
+        if not fitting:
+            break
+        in_float.append(fitting[0])
+        budget -= sizes[fitting[0]]
+        found = tried(f"{_layer_of(fitting[0])} in float32", content, ranges, in_float)
+        if steps[-1].kept:
+            best = found
+        else:
+            break
+    return best, steps
+
+
+def _spread(images: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
+    """Some of the images, evenly spaced."""
+    return [images[index] for index in np.unique(np.linspace(0, len(images) - 1, most).astype(int))]
+
+
+def _logits(content: bytes, images: Sequence[np.ndarray]) -> np.ndarray:
+    """Logits (n, K) of a file with batch 1."""
+    interpreter = Interpreter(model_content=content, num_threads=2)
+    classify = interpreter.get_signature_runner(_SIGNATURE)
+    return np.concatenate([classify(**{_INPUT: image})["logits"] for image in images])
+
+
+def _noisiest(float_file: pathlib.Path, content: bytes, images: Sequence[np.ndarray]) -> list[str]:
+    """Names of the tensors of a quantized file, those with the most noise relative to their power first."""
+    with tempfile.NamedTemporaryFile(suffix=".tflite", dir=float_file.parent) as temporary:
+        temporary.write(content)
+        temporary.flush()
+        noise = _noise(float_file, pathlib.Path(temporary.name), images)
+    return sorted(noise, key=lambda name: -noise[name])
+
+
+def _layer_of(tensor: str) -> str:
+    """The layer in the name of a tensor, model/layer/operator."""
+    return [*tensor.split(";")[0].split("/"), tensor][1]
+
+
+def _recipe(kind: TFLiteFormat, float_file: pathlib.Path, in_float: Sequence[str] = ()) -> list[dict]:
+    """The recipe of a format; `in_float` names the outputs of products that int8 and int16x8 leave in float32."""
     if kind == "int8-dynamic":
         return recipe.dynamic_wi8_afp32()
     if kind == "int8-weights":
@@ -92,6 +201,9 @@ def _recipe(kind: TFLiteFormat, float_file: pathlib.Path) -> list[dict]:
     else:
         for operator in _PRODUCTS:
             manager.add_static_config(".*", operator, STATIC[kind], 8)
+            for name in in_float:
+                no = algorithm_manager.AlgorithmName.NO_QUANTIZE
+                manager.add_quantization_config(f"^{re.escape(name)};$", operator, algorithm_key=no)
     return manager.get_quantization_recipe()
 
 
@@ -120,22 +232,28 @@ def layer_errors(
         images: inputs (1, H, W, C).
         layers: names of the layers of the model. Tensors with other names are left out.
     """
-    ratio = validation_utils.ValidationErrorMetric.SNR
-    with _silenced():
-        compared = quantizer.Quantizer(str(float_file), previous_quantized_model=str(file)).validate(
-            _inputs(images), [ratio], num_threads=2
-        )
-    found = compared.get_signature_comparison_result(_SIGNATURE)
     errors: dict[str, float] = {}
-    for tensor, values in {**found.intermediate_tensors, **found.output_tensors}.items():
+    for tensor, noise in _noise(float_file, file, images).items():
         # A fused tensor joins names by ";". A name is model/layer/operator, with a number appended to the layer.
         scopes = [scope for name in tensor.split(";") for scope in name.split("/")[1:2]]
         layer = next(
             (name for scope in scopes for name in (scope, re.sub(r"_\d+$", "", scope)) if name in layers), None
         )
         if layer is not None:
-            errors[layer] = max(errors.get(layer, 0.0), 1.0 / max(values[ratio.value], 1e-12))
+            errors[layer] = max(errors.get(layer, 0.0), noise)
     return dict(sorted(errors.items(), key=lambda item: -item[1]))
+
+
+def _noise(float_file: pathlib.Path, file: pathlib.Path, images: Sequence[np.ndarray]) -> dict[str, float]:
+    """Ratio of noise to signal power of each tensor in a quantized file."""
+    ratio = validation_utils.ValidationErrorMetric.SNR
+    with _silenced():
+        compared = quantizer.Quantizer(str(float_file), previous_quantized_model=str(file)).validate(
+            _inputs(images), [ratio], num_threads=2
+        )
+    found = compared.get_signature_comparison_result(_SIGNATURE)
+    tensors = {**found.intermediate_tensors, **found.output_tensors}
+    return {name: 1.0 / max(values[ratio.value], 1e-12) for name, values in tensors.items()}
 
 
 @contextlib.contextmanager

@@ -207,6 +207,15 @@ def test_the_report_measures_every_format_and_recommends_one(phone):
     assert (phone[0] / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_report_says_what_each_step_of_the_quantization_gained(phone):
+    report = json.loads((phone[0] / "report.json").read_text())
+    assert {kind: found[0]["name"] for kind, found in report["quantization_steps"].items()} == {
+        "int8": "extremes as ranges",
+        "int16x8": "extremes as ranges",
+    }
+    assert "int8: steps of the quantization, on calibration images" in (phone[0] / "report.md").read_text()
+
+
 def row(agreement: float, accuracy: float | None, latency: float) -> dict:
     return {"agreement": agreement, "accuracy": accuracy, "latency_ms": {"1_threads": latency}, "bytes": 1000}
 

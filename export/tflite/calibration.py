@@ -1,0 +1,132 @@
+"""What calibration images tell of a float32 TFLite file: ranges of its activations, and corrections of its biases.
+
+A range by search has the least squared error of rounding and clipping, see "Post-training 4-bit quantization of
+convolution networks" (arXiv 1810.05723), here measured on histograms. Corrected biases cancel the mean error of rounded
+weights: "Data-Free Quantization" (arXiv 1906.04721) section 4.2, with measured means of the inputs.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from export.tflite.graph import pack, unpack
+
+_PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
+# Bins of a histogram, and the shares of the extremes that are tried.
+_BINS = 2048
+_SHARES = np.linspace(0.3, 1.0, 71)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product of activations with weights in a float32 file."""
+
+    inputs: str
+    """Name of the tensor that it reads."""
+    outputs: str
+    """Name of the tensor that it makes."""
+    weights: np.ndarray
+    """(units, D), or (units, height, width, D) of a convolution."""
+    bias: int | None
+    """Number of its buffer."""
+
+
+def products(content: bytes) -> list[Product]:
+    """Return the products with weights, in the order of the computation."""
+    model = unpack(content)
+    [subgraph] = model.subgraphs
+    found = []
+    for operator in subgraph.operators:
+        if model.operatorCodes[operator.opcodeIndex].builtinCode not in _PRODUCTS:
+            continue
+        taken, weights = (subgraph.tensors[index] for index in operator.inputs[:2])
+        bias = [subgraph.tensors[index].buffer for index in operator.inputs[2:] if index >= 0]
+        data = model.buffers[weights.buffer].data
+        if data is not None:
+            values = np.frombuffer(np.asarray(data, np.uint8).tobytes(), np.float32).reshape(weights.shape)
+            made = subgraph.tensors[operator.outputs[0]].name.decode()
+            found.append(Product(taken.name.decode(), made, values, bias[0] if bias else None))
+    return found
+
+
+def searched_ranges(
+    content: bytes, extremes: Mapping[str, Mapping[str, np.ndarray]], images: Sequence[np.ndarray], bits: int
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return for each tensor the range with the least squared error among those that shrink its extremes evenly.
+
+    Args:
+        content: the float32 file.
+        extremes: "min" and "max" of each tensor over all calibration images, by tensor name.
+        images: some inputs of the file.
+        bits: of the activations.
+    """
+    ends = {name: (float(np.min(found["min"])), float(np.max(found["max"]))) for name, found in extremes.items()}
+    histograms: dict[str, np.ndarray] = {}
+    for tensors in _activations(content, images, ends):
+        for name, tensor in tensors.items():
+            counts, _ = np.histogram(tensor, _BINS, ends[name])
+            histograms[name] = histograms.get(name, 0) + counts
+    shares = {name: _best_share(counts, *ends[name], bits) for name, counts in histograms.items()}
+    return {
+        name: {end: np.asarray(value * shares.get(name, 1.0), value.dtype) for end, value in found.items()}
+        for name, found in extremes.items()
+    }
+
+
+def _best_share(counts: np.ndarray, low: float, high: float, bits: int) -> float:
+    edges = np.linspace(low, high, len(counts) + 1)
+    values = (edges[1:] + edges[:-1]) / 2.0
+    low, high = min(low, 0.0), max(high, 0.0)  # a quantized range includes 0
+    errors = []
+    for share in _SHARES:
+        clipped = np.clip(values, share * low, share * high)
+        step = share * (high - low) / (2**bits - 1)
+        errors.append(np.sum(counts * ((values - clipped) ** 2 + step**2 / 12.0)))
+    return float(_SHARES[int(np.argmin(errors))])
+
+
+def with_corrected_biases(content: bytes, images: Sequence[np.ndarray]) -> bytes:
+    """Return the file with biases less the mean error of products with weights in 8 bits, over some of its inputs."""
+    dense = [found for found in products(content) if found.bias is not None and found.weights.ndim == 2]
+    sums: dict[str, np.ndarray] = {}
+    for tensors in _activations(content, images, {found.inputs for found in dense}):
+        for name, tensor in tensors.items():
+            sums[name] = sums.get(name, 0.0) + tensor.reshape(-1, tensor.shape[-1]).mean(axis=0, dtype=np.float64)
+    model = unpack(content)
+    for found in dense:
+        steps = np.maximum(np.abs(found.weights).max(axis=1, keepdims=True), 1e-30) / 127.0
+        error = (np.round(found.weights / steps) * steps - found.weights) @ (sums[found.inputs] / len(images))
+        buffer = model.buffers[found.bias]
+        bias = np.frombuffer(np.asarray(buffer.data, np.uint8).tobytes(), np.float32)
+        buffer.data = np.frombuffer((bias - error).astype(np.float32).tobytes(), np.uint8)
+    return pack(model)
+
+
+def _activations(
+    content: bytes, images: Sequence[np.ndarray], names: Collection[str]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the tensors of these names for each image; constants are left out."""
+    interpreter = Interpreter(
+        model_content=content,
+        num_threads=2,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        experimental_preserve_all_tensors=True,  # otherwise tensors share memory
+    )
+    constants = {tensor.name.decode() for tensor in _constants(content)}
+    interpreter.allocate_tensors()
+    [taken] = interpreter.get_input_details()
+    details = interpreter.get_tensor_details()
+    numbers = {found["name"]: found["index"] for found in details if found["name"] in {*names} - constants}
+    for image in images:
+        interpreter.set_tensor(taken["index"], image)
+        interpreter.invoke()
+        yield {name: interpreter.get_tensor(number) for name, number in numbers.items()}
+
+
+def _constants(content: bytes) -> list[schema.TensorT]:
+    model = unpack(content)
+    [subgraph] = model.subgraphs
+    return [tensor for tensor in subgraph.tensors if model.buffers[tensor.buffer].data is not None]
