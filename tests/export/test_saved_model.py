@@ -304,7 +304,10 @@ def through_cpp(path: pathlib.Path, requests, folder: pathlib.Path) -> tuple[sub
 
 
 def test_the_cpp_loader_survives_hostile_requests_and_answers_none(served, samples, tmp_path):
-    """It is TF Serving's; kernels for images abort the process when a tensor has another rank."""
+    """It is TF Serving's; kernels for images abort the process when a tensor has another rank.
+
+    Each of several threads gets the answer or the error of its own request.
+    """
     shapes = hostile_requests()
     assert len(shapes) >= 50
     files = np.array([samples.encoded[0]], object)
