@@ -41,6 +41,7 @@ _WORDS = {
     "warm_up_requests": "warm-up requests",
     "cpp_loader_max_abs_diff": "largest difference of a logit in TensorFlow's C++ loader",
     "threshold": "threshold to accept an image",
+    "multi_label": "an image may have several classes",
     "latency_ms": "latency of one image, ms",
     "1_threads": "one thread",
     "2_threads": "two threads",
@@ -115,7 +116,7 @@ def write(
         shown = [
             (_words(name), _text(value))
             for name, value in facts.items()
-            if name not in ("operators", "notes") and (name, value) != ("threshold", None)
+            if name not in ("operators", "notes") and (name, value) not in (("threshold", None), ("multi_label", False))
         ]
         tables = [("", ("measure", "value"), shown)]
     else:

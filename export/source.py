@@ -41,6 +41,8 @@ class Provenance:
 
     temperature: float = 1.0
     """Divides the logits before the softmax, if the run is calibrated."""
+    multi_label: bool = False
+    """Whether an image may have several classes: the probabilities are the sigmoid of the logits."""
 
     @property
     def license_text(self) -> str:
@@ -54,6 +56,7 @@ class Provenance:
             "weights": self.weights,
             "license": self.license,
             "temperature": self.temperature,
+            "multi_label": self.multi_label,
         }
 
 
@@ -123,6 +126,7 @@ def _from_run(run: pathlib.Path) -> Source:
         weights,
         terms,
         run_directory.load_temperature(run),
+        run_directory.is_multi_label(run),
     )
     return Source(model, labels, samples, origin)
 

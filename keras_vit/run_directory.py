@@ -95,6 +95,19 @@ def load_temperature(run: str | os.PathLike) -> float:
     return temperature
 
 
+def is_multi_label(run: str | os.PathLike) -> bool:
+    """Whether a run directory or its model.keras is of a model for images of several classes each.
+
+    Its probabilities are the sigmoid of the logits.
+    """
+    path = to_path(run)
+    try:
+        config = json.loads(((path.parent if path.name == MODEL else path) / CONFIG).read_text(encoding="utf-8"))
+        return config["settings"]["recipe"]["loss"] == "multi-label"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # no run of a training command
+
+
 def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
     """Raise UserError unless the model classifies images into as many classes as there are labels."""
     shape = model.output_shape

@@ -83,6 +83,7 @@ def test_a_peer_killed_between_rounds_is_reported():
     assert result.failure
 
 
+@pytest.mark.slow
 def test_the_parent_process_loads_no_backend():
     code = "import sys, benchmarks.__main__, benchmarks.gpu; from benchmarks.comparison import *\n"
     code += "print(flops(Case('inference', 'testing', 1, size=32)), {'keras', 'tensorflow', 'jax'} & set(sys.modules))"

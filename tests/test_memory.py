@@ -46,6 +46,7 @@ def _files(tmp_path_factory) -> list[pathlib.Path]:
     return sorted(folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="memory is read from Linux' /proc")
 def test_loading_takes_the_memory_of_the_model_and_hardly_more(files):
     command = [sys.executable, "-c", _LOAD, FIXTURES / "vit_token.npz", *files]

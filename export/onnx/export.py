@@ -63,6 +63,7 @@ def export_onnx(
             started = time.perf_counter()
             about = {"weights": origin.weights, "license": origin.license_text}
             about["temperature"] = str(origin.temperature)
+            about["multi_label"] = str(origin.multi_label).lower()
             runtimes.write(network, kind, stage, labels, about)
             file = stage / FILES[kind][0]
             found, batches = _verify(file, kind, expected)

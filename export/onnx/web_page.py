@@ -37,5 +37,6 @@ def write_page(
         "labels": list(labels),
         "preprocessing": dataclasses.asdict(preprocessing),
         "temperature": origin.temperature,
+        "multi_label": origin.multi_label,
     }
     (directory / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

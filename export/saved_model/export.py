@@ -80,12 +80,13 @@ def export_saved_model(
             attention=attention,
             xla=xla,
             temperature=origin.temperature,
+            multi_label=origin.multi_label,
             threshold=threshold,
         )
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
-            found, facts = _verify(version, expected, dtype, max_disagreement, constants, origin.temperature)
+            found, facts = _verify(version, expected, dtype, max_disagreement, constants, origin)
         facts = {
             "artifact": "SavedModel",
             **origin.as_json(),
@@ -139,7 +140,7 @@ def _verify(
     dtype: Dtype,
     max_disagreement: float,
     constants: bool,
-    temperature: float,
+    origin: Provenance,
 ) -> tuple[parity.Parity, dict]:
     """Load a SavedModel, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
     loaded = tf.saved_model.load(path)
@@ -154,7 +155,8 @@ def _verify(
         logits.append(loaded.signatures["image_tensor"](image=tf.constant(images))["logits"])
         probabilities.append(loaded.signatures["serving_default"](image_bytes=tf.constant(files))["probabilities"])
     found = parity.compare(expected, np.concatenate(logits))
-    difference = np.abs(np.concatenate(probabilities) - tf.nn.softmax(expected.logits / temperature)).max()
+    activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
+    difference = np.abs(np.concatenate(probabilities) - activation(expected.logits / origin.temperature)).max()
     if dtype == "float32":
         parity.require_equal("SavedModel", found)
         if not difference <= expected.tolerance:

@@ -69,7 +69,7 @@ def model_card(
         "Data": f"{_data(settings)}; {len(labels)} classes: {shown}",
         "Last metrics of training": _numbers(origin.metrics) or "unknown",
         "Measured on this artifact": f"{_measured(facts)} ({facts['num_images']:,} {origin.images})",
-        "Probabilities": _probabilities(origin.temperature, facts["threshold"]),
+        "Probabilities": _probabilities(origin, facts["threshold"]),
         "Preprocessing": _preprocessing(preprocessing),
         "License": origin.license_text,
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
@@ -94,10 +94,12 @@ def _differing(config) -> str:
     )
 
 
-def _probabilities(temperature: float, threshold: float | None) -> str:
+def _probabilities(origin: Provenance, threshold: float | None) -> str:
     text = "softmax of the logits"
-    if temperature != 1.0:
-        text += f" divided by the temperature {temperature:.4g}, which was fitted to the evaluation images"
+    if origin.multi_label:
+        text = "sigmoid of each logit, because an image may have several classes"
+    if origin.temperature != 1.0:
+        text += f" divided by the temperature {origin.temperature:.4g}, which was fitted to the evaluation images"
     return text if threshold is None else f"{text}; accepted from {threshold:g} on"
 
 

@@ -80,6 +80,7 @@ def signatures(
     attention: bool = False,
     xla: bool = False,
     temperature: float = 1.0,
+    multi_label: bool = False,
     threshold: float | None = None,
 ) -> dict[str, Callable]:
     """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
@@ -90,6 +91,7 @@ def signatures(
         attention: whether to add the attention probabilities. Raises UserError if the model has none.
         xla: whether XLA compiles the network. Image files are decoded outside of it.
         temperature: divides the logits before the softmax; the output "logits" stays as it is.
+        multi_label: whether the probabilities are the sigmoid of the logits instead.
         threshold: adds "accepted" to serving_default; None leaves it out.
     """
     preprocessing = preprocessing_of(model)
@@ -110,7 +112,8 @@ def signatures(
     @tf.function(input_signature=[any_images])
     def image_tensor(image):
         logits = network(tf.ensure_shape(image, images.shape))["logits"]
-        return {"logits": logits, "probabilities": tf.nn.softmax(logits / temperature)}
+        activation = tf.sigmoid if multi_label else tf.nn.softmax
+        return {"logits": logits, "probabilities": activation(logits / temperature)}
 
     @tf.function(input_signature=[any_pixels])
     def image_tensor_uint8(image):

@@ -96,6 +96,8 @@ def export_tflite(
                 require_rules(f"{kind} TFLite file", content, target)
             file = stage / _file_name(kind, ending)
             description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
+            if origin.multi_label:
+                description += "; an image may have several classes: sigmoid(logits)"
             if origin.temperature != 1.0:
                 description += f"; calibrated: softmax(logits / {origin.temperature:.6g})"
             file.write_bytes(

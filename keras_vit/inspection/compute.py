@@ -36,7 +36,8 @@ class InspectionResult:
     images: tuple[Image, ...]
     """The images with maps, before preprocessing."""
     predictions: tuple[tuple[tuple[str, float], ...], ...]
-    """The five most likely classes of each image with their probabilities; empty for a model without a head."""
+    """The five most likely classes of each image with their probabilities, and where an image may have several classes,
+    all that reach the threshold; empty for a model without a head."""
     image_size: tuple[int, int]
     """Height and width of the input in pixels."""
     grid: tuple[int, int] | None
@@ -57,6 +58,13 @@ class InspectionResult:
     """The numbers of `locality.py`, and the range of the attention distance in each layer."""
     threshold: float | None = None
     """An image whose most likely class has a lower probability is rejected; None for no threshold."""
+    multi_label: bool = False
+    """Whether an image may have any number of classes: those that reach the threshold."""
+
+    def classes_of(self, index: int) -> tuple[tuple[str, float], ...]:
+        """The predictions of an image, of several classes only those that reach the threshold."""
+        found = self.predictions[index]
+        return tuple(pair for pair in found if pair[1] >= (self.threshold or 0.0)) if self.multi_label else found
 
     def is_rejected(self, index: int) -> bool:
         """Whether no class of an image reaches the threshold."""
@@ -85,6 +93,8 @@ def inspect(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     temperature: float = 1.0,
+    threshold: float | None = None,
+    multi_label: bool = False,
 ) -> InspectionResult:
     """Compute the arrays behind the figures of a model.
 
@@ -98,6 +108,8 @@ def inspect(
         shown: number of images with maps; the first ones are taken.
         layers, heads: indices of the layers and heads in the attention maps. Defaults to all.
         temperature: divides the logits before the softmax of the predictions; see `training.evaluate --calibrate`.
+        threshold: probability, 0 to 1, that a class must reach; for a multi-label model 0.5 by default.
+        multi_label: whether the probabilities are the sigmoid of the logits, so that an image may have several classes.
 
     Returns:
         An `InspectionResult`.
@@ -106,6 +118,7 @@ def inspect(
         UserError: if an argument does not fit the model, or if the model's outputs are not finite.
     """
     model, figures = logits_model(model), _chosen_figures(model, figures)
+    threshold = 0.5 if multi_label and threshold is None else threshold
     config, preprocessing = config_of(model), preprocessing_of(model)
     if not images or shown < 1:
         raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")
@@ -139,7 +152,7 @@ def inspect(
             logits = _as_float32(model(inputs[:shown], training=False))
         found["logits"] = logits
         _check_finite({"logits": logits})
-        predictions = _predictions(logits / temperature, labels)
+        predictions = _predictions(logits / temperature, labels, threshold if multi_label else None)
     _check_finite(found)
     return InspectionResult(
         model=_model_name(model),
@@ -155,6 +168,8 @@ def inspect(
         heads=chosen_heads,
         arrays=found,
         measures=measured,
+        threshold=threshold,
+        multi_label=multi_label,
     )
 
 
@@ -324,16 +339,25 @@ def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, li
             progress.add(min(size, len(inputs) - first))
 
 
-def _predictions(logits: np.ndarray, labels: Sequence[str]) -> tuple[tuple[tuple[str, float], ...], ...]:
+def _predictions(
+    logits: np.ndarray, labels: Sequence[str], each_from: float | None
+) -> tuple[tuple[tuple[str, float], ...], ...]:
+    """The five most likely classes of each image; with `each_from`, the threshold of a sigmoid, all that reach it."""
     if labels and len(labels) != logits.shape[-1]:
         raise UserError(f"The model has {logits.shape[-1]} classes, but there are {len(labels)} class names.")
     names = labels or [f"class {number}" for number in range(logits.shape[-1])]
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
-    likeliest = np.argsort(-probabilities, axis=-1, kind="stable")[:, :5]
+    logits = logits.astype(np.float64)
+    if each_from is None:
+        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        counts = np.full(len(logits), 5)
+    else:
+        probabilities = np.exp(-np.logaddexp(0.0, -logits))  # the sigmoid, without overflow
+        counts = np.maximum(np.sum(probabilities >= each_from, axis=-1), 5)
+    likeliest = np.argsort(-probabilities, axis=-1, kind="stable")
     return tuple(
-        tuple((names[index], float(row[index])) for index in best)
-        for row, best in zip(probabilities, likeliest, strict=True)
+        tuple((names[index], float(row[index])) for index in best[:count])
+        for row, best, count in zip(probabilities, likeliest, counts, strict=True)
     )
 
 

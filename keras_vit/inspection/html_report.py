@@ -129,7 +129,10 @@ def _cards(result: InspectionResult, heading: str) -> str:
         guesses = (
             f'<ol class="guesses">{guesses}</ol>' if guesses else "<p>The model has no image-level prediction.</p>"
         )
-        if result.is_rejected(index):
+        if result.multi_label and result.predictions and not result.is_rejected(index):
+            reached = ", ".join(html.escape(name) for name, _ in result.classes_of(index))
+            guesses = f"<p>Classes from {result.threshold:.1%} on: <b>{reached}</b></p>{guesses}"
+        if result.predictions and result.is_rejected(index):
             guesses = f"<p><b>Rejected</b>: no class reaches {result.threshold:.1%}.</p>{guesses}"
         name = html.escape(image.name)
         cards.append(

@@ -142,7 +142,7 @@ def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Im
     samples = Samples.load(path)
     names = dict(enumerate(labels))
     return [
-        decode(data, f"image {index}", names.get(int(label), f"class {label}"))
+        decode(data, f"image {index}", None if label < 0 else names.get(int(label), f"class {label}"))
         for index, (data, label) in enumerate(zip(samples.encoded[:count], samples.labels, strict=False))
     ]
 

@@ -55,6 +55,7 @@ def run_inspection(
         shown=show,
         layers=layers,
         heads=heads,
+        multi_label=run is not None and run_directory.is_multi_label(run),
     )
     names = write(result, output)
     for sentence in summary(result):

@@ -1,6 +1,7 @@
 """The six layouts: loading, saving, adapting, and models that they cannot express."""
 
 import dataclasses
+import functools
 import pathlib
 import shutil
 
@@ -93,10 +94,20 @@ EXPRESSIBLE = {
 }
 
 
+def built(kind: str) -> keras.Model:
+    return randomize(keras_vit.build(MODELS[kind], image_size=TINY_IMAGE, num_classes=7))
+
+
+@pytest.fixture(name="model_of", scope="module")
+def _model_of():
+    """The model of a kind, built once for all layouts."""
+    return functools.cache(built)
+
+
 @pytest.mark.parametrize("layout", EXPRESSIBLE)
 @pytest.mark.parametrize("kind", MODELS)
-def test_saving_and_loading_is_exact_or_refused(kind, layout, tmp_path):
-    model = randomize(keras_vit.build(MODELS[kind], image_size=TINY_IMAGE, num_classes=7))
+def test_saving_and_loading_is_exact_or_refused(kind, layout, model_of, tmp_path):
+    model = model_of(kind)
     path = tmp_path / f"model{SUFFIXES.get(layout, '.npz')}"
     if kind not in EXPRESSIBLE[layout]:
         with pytest.raises(UserError, match=f"layout {layout}"):
@@ -104,6 +115,7 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, tmp_path):
         assert list(tmp_path.iterdir()) == []
         return
     if layout == "big_vision" and "Transformer.posembed_input" in [layer.name for layer in model.layers]:
+        model = built(kind)
         without_class_position(model)
     keras_vit.save_checkpoint(model, path, layout=layout)
     options = {"num_heads": 3} if layout in ("timm", "torchvision") and kind != "bit" else {}

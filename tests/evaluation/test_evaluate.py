@@ -71,7 +71,7 @@ def _run(tmp_path) -> Run:
 @pytest.fixture(name="no_data")
 def _no_data(monkeypatch):
     """Data must not even be opened, which may take as long as the evaluation."""
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments: pytest.fail("the data were opened"))
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: pytest.fail("the data were opened"))
 
 
 @pytest.mark.parametrize("batch_size", [pytest.param(1000, marks=pytest.mark.slow), 7])
@@ -158,7 +158,7 @@ def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkey
 
 def test_data_of_other_classes_are_refused(run, monkeypatch):
     source = dataclasses.replace(digits(), labels=("zero", *"123456789"))
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments: source)
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: source)
     with pytest.raises(UserError, match="has 10 classes and the data have 10, of which 0, zero differ"):
         evaluation.evaluate(str(run.path), DataOptions("digits"))
 
@@ -323,7 +323,7 @@ def _few_digits(monkeypatch) -> Source:
     """The first 33 evaluation images of the digits in the place of all."""
     source = digits()
     few = dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments: few)
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: few)
     for picture in ("draw_confusion", "draw_reliability", "draw_mistakes"):  # which another test looks at
         monkeypatch.setattr(evaluation, picture, lambda *_: None)
     return few
@@ -440,7 +440,7 @@ def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
     said = predictions["logits"].argmax(-1)
     images = np.stack([source.evaluation.example(index)[0] for index in range(360)])
     right = dataclasses.replace(source, evaluation=array_split(images, said, source.labels))
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments: right)
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: right)
     assert (tmp_path / "out" / "mistakes.png").is_file()
     assert _evaluated(made / "run", tmp_path / "out")[0]["worst_mistakes"] == []
     assert not (tmp_path / "out" / "mistakes.png").exists()
@@ -453,7 +453,7 @@ from training.evaluation import evaluate as evaluation
 from training.input.sources import DataOptions, Source, array_split
 from training.devices.strategies import StrategyOptions
 
-def source(arguments):
+def source(arguments, **_):
     rng = np.random.default_rng(1)
     images, labels = rng.integers(0, 256, (2003, 8, 8, 1), np.uint8), rng.integers(0, 10, 2003)
     split = array_split(images, labels, tuple("0123456789"))

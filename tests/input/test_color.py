@@ -160,7 +160,7 @@ RECIPE = Recipe(
 )
 
 
-@pytest.mark.parametrize("mixup", [0.0, 0.8])
+@pytest.mark.parametrize("mixup", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_any_step_and_any_part_can_be_made_again(channels, mixup, monkeypatch):
     monkeypatch.setattr("training.input.pipeline._COLOR_ROWS", 4)  # neither a batch nor a part

@@ -364,8 +364,14 @@ def test_a_csv_file_may_name_the_splits(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["file,class", "a.png,ant"], "must name the columns path and label, but is 'file,class'"),
-        (["path,label", "a.png,ant", "b.png,"], "Line 3 of .* needs a path and a label"),
+        (
+            ["file,class", "a.png,ant"],
+            "must name the columns path and one of label, labels and probabilities, but is 'file,class'",
+        ),
+        (
+            ["path,label", "a.png,ant", "b.png,"],
+            "Line 3 of .* needs a path and a value of printable characters in the column label",
+        ),
         (["path,label", "a.png,ant", "a.png,bee"], "Lines 2 and 3 of .* are of the same image 'a.png'"),
         (["path,label", "a.png,ant"], "at least two classes"),
         (["path,label,split", "a.png,ant,train", "b.png,bee,later"], "Line 3 of .* has the split 'later'"),

@@ -179,7 +179,7 @@ def test_every_kind_is_rebuilt_from_its_config_and_weights(name, tmp_path, tiny_
     np.testing.assert_array_equal(checked(tiny_images), model(tiny_images))
 
 
-@pytest.mark.parametrize("name", CONFORMANCE)
+@rewritten_kinds
 def test_every_kind_takes_a_gradient_to_every_weight(name, tiny_images):
     model = tiny(name)
     with tf.GradientTape() as tape:

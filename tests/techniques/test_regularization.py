@@ -41,7 +41,10 @@ def test_dropped_patches_are_computed_by_no_block():
     np.testing.assert_allclose(every(images, training=True), network(images), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("remat", "accumulation"), [(False, 1), (True, 1), (False, 2)])
+@pytest.mark.parametrize(
+    ("remat", "accumulation"),
+    [pytest.param(False, 1, marks=pytest.mark.slow), (True, 1), pytest.param(False, 2, marks=pytest.mark.slow)],
+)
 def test_sam_takes_the_gradient_uphill(remat, accumulation):
     recipe = dataclasses.replace(
         find_recipe("digits"),

@@ -1,6 +1,7 @@
 """Whatever classifies images, opened for measuring, and what it gives for every example of a split."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable
@@ -39,7 +40,8 @@ class Classifier:
     names: tuple[str, ...] | None
     """Of its classes; None where it does not name them."""
     predict: Callable[[Split, int], tuple[np.ndarray, np.ndarray]]
-    """Split, batch size -> logits (n, K) float32 and labels (n,) of every example, in order."""
+    """Split, batch size -> logits (n, K) float32 and labels (n,) of every example, in order; of a split whose images
+    may have several classes, labels (n, K) of 0 and 1."""
 
 
 def open_classifier(path: str, overrides: InputOptions, devices: StrategyOptions) -> Classifier:
@@ -143,7 +145,9 @@ def outputs(
     batch_size: int,
     multiple_of: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `compute` gives for the images (B, H, W, C) of every example, (n, …) float32, and the labels (n,), in order.
+    """What `compute` gives for the images (B, H, W, C) of every example, (n, …) float32, and their labels, in order.
+
+    The labels are (n,), or (n, K) of 0 and 1 where an image may have several classes.
 
     Every batch has the same B: at most `batch_size`, rounded up to a multiple of `multiple_of`.
     """
@@ -155,7 +159,7 @@ def outputs(
         for images, one_hot, weights in batches:
             real = weights.numpy() > 0.0
             found.append(compute(images)[real].astype(np.float32))
-            labels.append(np.argmax(one_hot, axis=-1)[real])
+            labels.append((one_hot.numpy() if split.multi_label else np.argmax(one_hot, axis=-1))[real])
             progress.update()
     return np.concatenate(found), np.concatenate(labels)
 
@@ -215,22 +219,25 @@ def _saved_model(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     kind = _FROM_BYTES if _FROM_BYTES in found else _FROM_TENSOR
     function, name, spec, output, num_classes = found[kind]
 
-    def compute(images: tf.Tensor) -> np.ndarray:
+    def compute(multi_label: bool, images: tf.Tensor) -> np.ndarray:
         value = function(**{name: images})[output]
-        return (tf.math.log(value) if output == "probabilities" else value).numpy()
+        if output == "probabilities":
+            value = tf.math.log(value) - (tf.math.log1p(-value) if multi_label else 0.0)
+        return value.numpy()
 
     if kind == _FROM_BYTES:
         overrides.refuse(("resize", "crop_from", "value_range"), "a SavedModel that takes image files")
 
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-            return _of_files(compute, split, batch_size)
+            return _of_files(functools.partial(compute, split.multi_label), split, batch_size)
 
     else:
         print(_ON_WHITE)
         preprocessing = overrides.preprocessing(Preprocessing(tuple(spec.shape[1:3]), spec.shape[3]))
 
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-            return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
+            part = functools.partial(compute, split.multi_label)
+            return outputs(part, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
 
     return Classifier(f"SavedModel by {kind}", num_classes, names_beside(path / "assets"), predict)
 
@@ -242,6 +249,8 @@ def _of_files(
 
     def file(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.read(index)
+        if split.target and split.multi_label:
+            label = split.target(index)
         return image if image.dtype == tf.string else tf.io.encode_png(image), label
 
     found, labels = [], []

@@ -14,6 +14,7 @@ from keras_vit.files.tables import markdown_table, rounded, short_name
 from training.evaluation.calibration import calibration
 from training.evaluation.classifiers import OUTPUT_NEEDED, Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
+from training.evaluation.multi_label import write_multi_label_report
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
 from training.input.sources import Source, open_source
 from training.options.common import DataOptions, InputOptions, StrategyOptions
@@ -58,13 +59,26 @@ def evaluate(
         raise UserError(f"--calibrate stores the temperature in a run directory, but {run} is none; leave it out.")
     classifier = open_classifier(run, overrides or InputOptions(), devices or StrategyOptions("single"))
     directory = _report_directory(run, output)
-    dataset = open_source(source)
+    dataset = open_source(source, multi_label=True)
     names = class_names(classifier, dataset)
+    _check_multi_label(run, dataset, real_labels is not None, calibrate)
     accepted = None
     if real_labels is not None:
         accepted = read_real_labels(real_labels, dataset.evaluation, len(names))
     logits, labels = classifier.predict(dataset.evaluation, batch_size)
     check_finite(logits)
+    if dataset.multi_label:
+        return write_multi_label_report(
+            directory,
+            run,
+            source.data,
+            classifier.kind,
+            dataset.evaluation,
+            logits,
+            labels,
+            names,
+            save_predictions=save_predictions,
+        )
     metrics = measure(logits, labels, names) | {"intervals": intervals(logits, labels, names)}
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
@@ -113,6 +127,20 @@ def evaluate(
     if calibrate:
         print(_calibration_sentence(metrics["calibration"]))
     return metrics
+
+
+def _check_multi_label(run: str, source: Source, has_real_labels: bool, calibrate: bool) -> None:
+    """Raise UserError unless run and data agree on whether an image may have several classes."""
+    is_run = (to_path(run) / run_directory.CONFIG).is_file()
+    if is_run and run_directory.is_multi_label(run) != source.multi_label:
+        kinds = ("one class each", "several classes each")
+        raise UserError(
+            f"{run} was trained on images of {kinds[not source.multi_label]}, but these have "
+            f"{kinds[source.multi_label]}; evaluate on the same kind."
+        )
+    if source.multi_label and (has_real_labels or calibrate):
+        option = "--real-labels" if has_real_labels else "--calibrate"
+        raise UserError(f"{option} is for images of one class each, but these have several; leave it out.")
 
 
 def _report_directory(run: str, output: str | None) -> pathlib.Path:

@@ -18,7 +18,7 @@ from keras_vit.files.remote import to_path
 from training.input.dataset import Split
 
 BINS = 15  # of confidence, of equal width
-_DRAWS = 1000  # of the bootstrap
+DRAWS = 1000  # of the bootstrap
 _LEVEL = 0.95
 # How the files of ImageNet's validation set are called, in the order of real.json.
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -118,7 +118,7 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
         means["top5_accuracy"] = _among_five(logits, labels)
     drawn: dict[str, list] = {name: [] for name in (*means, "ece", "precision", "recall", "f1")}
     rng = np.random.default_rng(seed)
-    for _ in range(_DRAWS):
+    for _ in range(DRAWS):
         weights = np.bincount(rng.integers(0, len(labels), len(labels)), minlength=len(labels)).astype(np.float64)
         for name, values in means.items():
             drawn[name].append(weights @ values / len(labels))
@@ -129,12 +129,11 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
         drawn["precision"].append(right / np.maximum(said, 1.0))
         drawn["recall"].append(right / np.maximum(of_class, 1.0))
         drawn["f1"].append(2.0 * right / np.maximum(of_class + said, 1.0))
-    found: dict[str, Any] = {name: _interval(drawn[name]) for name in (*means, "ece")}
+    found: dict[str, Any] = {name: interval(drawn[name]) for name in (*means, "ece")}
     per_class = {name: np.array(drawn[name]) for name in ("precision", "recall", "f1")}  # (draws, K)
-    found |= {f"macro_{name}": _interval(values.mean(axis=1)) for name, values in per_class.items()}
+    found |= {f"macro_{name}": interval(values.mean(axis=1)) for name, values in per_class.items()}
     found["classes"] = {
-        name: {measure: _interval(values[:, k]) for measure, values in per_class.items()}
-        for k, name in enumerate(names)
+        name: {measure: interval(values[:, k]) for measure, values in per_class.items()} for k, name in enumerate(names)
     }
     return found
 
@@ -144,7 +143,8 @@ def _among_five(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.any(np.argsort(logits, axis=-1, kind="mergesort")[:, -5:] == labels[:, None], axis=-1)
 
 
-def _interval(values: Sequence[float] | np.ndarray) -> list[float]:
+def interval(values: Sequence[float] | np.ndarray) -> list[float]:
+    """The 95 % interval [low, high] of the values that were drawn."""
     return np.quantile(values, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0]).tolist()
 
 

@@ -40,7 +40,7 @@ class Split:
 
     num_examples: int
     read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-    """int64 index -> (image uint8 (H, W, C) or the bytes of an image file, label int32)."""
+    """int64 index -> (image uint8 (H, W, C) or the bytes of an image file, label int32); -1 for several classes."""
     name: Callable[[int], str] = "number {}".format
     """What to call an example where it is at fault."""
     damage: Callable[[str], str | None] = lambda message: None
@@ -51,6 +51,11 @@ class Split:
     """Reads at the same time, for examples in a bucket, where each read mostly waits."""
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
     """The label of each example, where they are known without reading the examples."""
+    target: Callable[[tf.Tensor], tf.Tensor] | None = None
+    """int64 index -> float32 (K,): the share of each class, or 1 for each class of an image that may have several; None
+    where the label says all."""
+    multi_label: bool = False
+    """Whether an image may have any number of classes; else the shares of its target sum to 1."""
 
     def example(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """int64 index -> (image uint8 (H, W, C), label int32); C is unknown before it runs for encoded images."""
@@ -59,7 +64,7 @@ class Split:
 
     def take(self, indices: np.ndarray) -> "Split":
         """Return a split of the examples at `indices`, in this order, with their names."""
-        chosen = tf.constant(indices, tf.int64)
+        chosen, target = tf.constant(indices, tf.int64), self.target
         return Split(
             len(indices),
             lambda index: self.read(chosen[index]),
@@ -68,6 +73,8 @@ class Split:
             zlib.crc32(np.asarray(indices, np.int64).tobytes(), self.fingerprint),
             self.parallel_reads,
             None if self.labels is None else self.labels[indices],
+            (lambda index: target(chosen[index])) if target else None,
+            self.multi_label,
         )
 
 
@@ -78,6 +85,11 @@ class Source:
     labels: tuple[str, ...]
     train: Split
     evaluation: Split
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have any number of classes."""
+        return self.train.multi_label
 
     @property
     def fingerprint(self) -> int:
@@ -138,6 +150,8 @@ def balanced(split: Split) -> Split:
 
     Raises UserError if the labels are not known without reading the examples.
     """
+    if split.multi_label:
+        raise UserError("--balance repeats the images of small classes, but these images have several; leave it out.")
     if split.labels is None:
         raise UserError("--balance needs --data digits, folder:PATH or csv:FILE, whose labels are known; leave it out.")
     of_class = [np.flatnonzero(split.labels == label) for label in np.unique(split.labels)]

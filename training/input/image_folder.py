@@ -1,10 +1,14 @@
-"""Class folders or a CSV file as a data set: which files are images, which class and which split each is of."""
+"""Class folders or a CSV file as a data set: which files are images, which classes and which split each is of."""
 
+import collections
 import csv
+import dataclasses
 import hashlib
+import math
 import os
 import pathlib
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +22,11 @@ from training.options.common import OnBadImage
 EVALUATION_NAMES = ("test", "val", "valid", "validation")
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 _HOLD_OUT = 10
+# Columns of a CSV file for one class, for any number of classes, and for a share of each class.
+_ONE, _SEVERAL, _SHARES = "label", "labels", "probabilities"
+_PURPOSES = {"train": "train on", "test": "evaluate on"}
+# How far from 1 the sum of an image's shares may be; they are then divided by it.
+_ROUNDING = 1e-3
 
 
 def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
@@ -49,16 +58,13 @@ def _held_out(
     Without a seed it is every tenth file by name, else the first tenth in the order of a hash of the seed and of the
     path below `root`. So the split is the same on any machine, and a new file hardly changes it.
     """
-
-    def place(file: str) -> bytes:
-        return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, root)}")).digest()
-
     train, test = {}, {}
     for name, files in classes.items():
         if len(files) < 2:
             raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
         count = -(-len(files) // _HOLD_OUT)
-        test[name] = files[::_HOLD_OUT] if seed is None else sorted(sorted(files, key=place)[:count])
+        drawn = files[::_HOLD_OUT] if seed is None else sorted(files, key=lambda file: _draw(file, root, seed))[:count]
+        test[name] = sorted(drawn)
         train[name] = sorted(set(files) - set(test[name]))
     kept, images = (sum(map(len, files.values())) for files in (test, classes))
     fewest, most = (limit(map(len, test.values())) for limit in (min, max))
@@ -68,6 +74,11 @@ def _held_out(
     return train, test
 
 
+def _draw(file: str, root: pathlib.Path, seed: int) -> bytes:
+    """What the files are ordered by to draw some of them."""
+    return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, root)}")).digest()
+
+
 def _refuse_seed(split_seed: int | None, path: pathlib.Path) -> None:
     """Raise UserError for a seed of splits that are there already."""
     if split_seed is not None:
@@ -75,13 +86,21 @@ def _refuse_seed(split_seed: int | None, path: pathlib.Path) -> None:
 
 
 def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
-    """Image files with one class each from a CSV file with the columns path and label; classes in name order.
+    """Image files with their classes from a CSV file with the columns path and label; classes in name order.
+
+    In place of label, the column labels lists any number of classes such as "cat|dog", or none; and the column
+    probabilities has shares of classes that sum to 1, such as "cat=0.7|dog=0.3".
 
     Paths are relative to the folder of the CSV file. A further column split says train, or test (val, valid,
     validation); without it a tenth of each class is kept for evaluation, as `_held_out` says. Other columns are
     ignored.
     """
-    found = _listed_files(path)
+    column, listed_files = _listed_files(path)
+    if column != _ONE:
+        return _with_targets(path, column, listed_files, on_bad_image, split_seed)
+    if unusual := [label for files in listed_files.values() for label in files.values() if "|" in label]:
+        print(f"{unusual[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
+    found = {split: _by_class(files) for split, files in listed_files.items()}
     if set(found) == {""}:
         train, test = _held_out(_readable(found[""], str(path), on_bad_image), path.parent, split_seed)
     else:
@@ -93,8 +112,19 @@ def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | Non
     return Source(tuple(train), _file_split(train), _file_split(test))
 
 
-def _listed_files(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
-    """Split ("train" and "test", or "" alone) -> class name -> files. Raises UserError for the first wrong row."""
+def _by_class(label_of: dict[str, str]) -> dict[str, list[str]]:
+    """Class name -> its files, both in order, from the class name of each file."""
+    classes: dict[str, list[str]] = {name: [] for name in sorted(set(label_of.values()))}
+    for file in sorted(label_of):
+        classes[label_of[file]].append(file)
+    return classes
+
+
+def _listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
+    """The column of the classes; and split ("train" and "test", or "" alone) -> file -> what the column says of it.
+
+    Raises UserError for the first wrong row.
+    """
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}; --data csv:FILE takes one with the columns path and label.")
     try:
@@ -103,30 +133,115 @@ def _listed_files(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
         table = list(rows)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8 ({str(error)[:100]}); write it again.") from error
-    if not {"path", "label"} <= set(columns):
-        raise UserError(f"The first line of {path} must name the columns path and label, but is {','.join(columns)!r}.")
+    of_classes = [name for name in (_ONE, _SEVERAL, _SHARES) if name in columns]
+    if "path" not in columns or len(of_classes) != 1:
+        raise UserError(
+            f"The first line of {path} must name the columns path and one of label, labels and probabilities, but is "
+            f"{','.join(columns)!r}."
+        )
+    [column] = of_classes
     splits = ("train", "test") if "split" in columns else ("",)
-    found: dict[str, dict[str, list[str]]] = {split: {} for split in splits}
+    found: dict[str, dict[str, str]] = {split: {} for split in splits}
     seen: dict[str, int] = {}
     for number, row in enumerate(table, 2):
-        image, label = row["path"] or "", (row["label"] or "").strip()
-        if not image or not label or not label.isprintable():
-            raise UserError(f"Line {number} of {path} needs a path and a label of printable characters; complete it.")
-        if image in seen:
+        image, label = row["path"] or "", (row[column] or "").strip()
+        if not image or not (label or column == _SEVERAL) or not label.isprintable():
             raise UserError(
-                f"Lines {seen[image]} and {number} of {path} are of the same image {image!r}; an image has one label."
+                f"Line {number} of {path} needs a path and a value of printable characters in the column {column}; "
+                "complete it."
             )
-        seen[image] = number
+        file = str(path.parent / image)
+        if file in seen:
+            advice = "an image has one label" if column == _ONE else "an image has one line"
+            raise UserError(f"Lines {seen[file]} and {number} of {path} are of the same image {image!r}; {advice}.")
+        if column != _ONE:
+            _parsed(label, column, f"Line {number} of {path}")
+        seen[file] = number
         split = (row.get("split") or "").strip().lower()
         split = "test" if split in EVALUATION_NAMES else split
         if split not in found:
             raise UserError(
                 f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
             )
-        found[split].setdefault(label, []).append(str(path.parent / image))
-    if len({label for classes in found.values() for label in classes}) < 2:
+        found[split][file] = label
+    texts = {label for files in found.values() for label in files.values()}
+    if len(texts if column == _ONE else {name for text in texts for name in _parsed(text, column)}) < 2:
         raise UserError(f"{path} must list images of at least two classes.")
-    return {split: {label: sorted(classes[label]) for label in sorted(classes)} for split, classes in found.items()}
+    return column, found
+
+
+def _parsed(text: str, column: str, where: str = "") -> dict[str, float]:
+    """Class name -> share: 1 for each of "cat|dog", or the shares of "cat=0.7|dog=0.3", which sum to 1.
+
+    Raises UserError, which begins with `where`, for anything else.
+    """
+    parts = [part.strip() for part in text.split("|")] if text else []
+    if column == _SEVERAL:
+        shares = dict.fromkeys(parts, 1.0)
+        if len(shares) != len(parts) or "" in shares:
+            raise UserError(f"{where} has the labels {text!r}; give different classes with | between them.")
+        return shares
+    shares = {}
+    for part in parts:
+        name, _, share = part.rpartition("=")
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if not name.strip() or name.strip() in shares or not 0.0 <= value <= 1.0:
+            raise UserError(f"{where} has the probabilities {text!r}; give them as cat=0.7|dog=0.3, each class once.")
+        shares[name.strip()] = value
+    total = sum(shares.values())
+    if abs(total - 1.0) > _ROUNDING:
+        raise UserError(f"{where} has probabilities that sum to {total:.6g}, not to 1; correct them.")
+    return {name: value / total for name, value in shares.items()}
+
+
+def _with_targets(
+    path: pathlib.Path,
+    column: str,
+    listed_files: dict[str, dict[str, str]],
+    on_bad_image: OnBadImage,
+    split_seed: int | None,
+) -> Source:
+    """A source of images with several classes each, or with a share of each class."""
+    shares = {file: _parsed(text, column) for files in listed_files.values() for file, text in files.items()}
+    names = tuple(sorted({name for found in shares.values() for name in found}))
+    parts = {
+        split: _good_files(sorted(files), f"{path} ({split})" if split else str(path), on_bad_image)
+        for split, files in listed_files.items()
+    }
+    if set(parts) == {""}:
+        parts = _spread_tenth({file: shares[file] for file in parts[""]}, path.parent, split_seed)
+    else:
+        _refuse_seed(split_seed, path)
+    for split, files in parts.items():
+        missing = sorted(set(names) - {name for file in files for name, share in shares[file].items() if share})
+        if not files or (missing and split == "train"):
+            what = f"image of the class {missing[0]!r}" if files else "image"
+            raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; add some, or leave the class out.")
+        if missing:
+            print(f"No image to evaluate on has the class {', '.join(missing)}.")
+    train, test = (_target_split(parts[split], shares, names, column == _SEVERAL) for split in ("train", "test"))
+    return Source(names, train, test)
+
+
+def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed: int | None) -> dict[str, list[str]]:
+    """Split -> its files: every tenth is kept for evaluation, of the files in the order of the rarest of their classes.
+
+    So each class has about a tenth of its images there.
+    """
+    counts = collections.Counter(name for found in shares.values() for name, share in found.items() if share)
+
+    def place(file: str) -> tuple:
+        classes = [name for name, share in shares[file].items() if share]
+        rarest = min(((counts[name], name) for name in classes), default=(0, ""))
+        return rarest, "" if seed is None else _draw(file, root, seed), file
+
+    ordered = sorted(shares, key=place)
+    test = ordered[min(_HOLD_OUT // 2, len(ordered) - 1) :: _HOLD_OUT]  # the single image of a class is for training
+    print(f"A tenth of the images is kept for evaluation, spread over the classes: {len(test):,} of {len(ordered):,}.")
+    return {"train": sorted(set(ordered) - set(test)), "test": sorted(test)}
 
 
 def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
@@ -161,20 +276,27 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
 
 def _readable(found: dict[str, list[str]], where: str, on_bad_image: OnBadImage) -> dict[str, list[str]]:
     """The files of each class that are readable images; a UserError names the others, unless they are skipped."""
-    oddities = Oddities()
-    bad = problems_of([file for files in found.values() for file in files], lambda file: _file_problem(file, oddities))
-    if bad:
-        named = listed({_shown(file): why for file, why in bad.items()})
-        count = f"{len(bad)} of {sum(map(len, found.values()))} files in {where} are no readable images: {named}"
-        if on_bad_image == "stop":
-            raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
-        print(f"Skipped: {count}.")
-    images = {name: [file for file in files if file not in bad] for name, files in found.items()}
+    good = set(_good_files([file for files in found.values() for file in files], where, on_bad_image))
+    images = {name: [file for file in files if file in good] for name, files in found.items()}
     for name, files in images.items():
         if not files:
             raise UserError(f"The class {name!r} of {where} has no image ({format_list()}).")
-    oddities.warn(f"{sum(map(len, images.values())):,} images in {where}")
     return images
+
+
+def _good_files(files: Sequence[str], where: str, on_bad_image: OnBadImage) -> list[str]:
+    """The files that are readable images; a UserError names the others, unless they are skipped."""
+    oddities = Oddities()
+    bad = problems_of(files, lambda file: _file_problem(file, oddities))
+    if bad:
+        named = listed({_shown(file): why for file, why in bad.items()})
+        count = f"{len(bad)} of {len(files)} files in {where} are no readable images: {named}"
+        if on_bad_image == "stop":
+            raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
+        print(f"Skipped: {count}.")
+    good = [file for file in files if file not in bad]
+    oddities.warn(f"{len(good):,} images in {where}")
+    return good
 
 
 def _entries(folder: pathlib.Path) -> list[str]:
@@ -206,13 +328,41 @@ def _shown(file: str) -> str:
 
 def _file_split(classes: dict[str, list[str]]) -> Split:
     paths = [file for files in classes.values() for file in files]
-    files = tf.constant([os.fsencode(path) for path in paths])
     known = np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()])
-    labels = tf.constant(known, tf.int32)
+    names = "\0".join(os.path.join(name, os.path.basename(file)) for name, files in classes.items() for file in files)
+    # Without the path of the folder, which may differ between workers.
+    return _split_of_files(paths, known, zlib.crc32(os.fsencode(names)))
+
+
+def _split_of_files(paths: Sequence[str], known: np.ndarray, fingerprint: int) -> Split:
+    """The files with their labels (n,)."""
+    files, labels = tf.constant([os.fsencode(path) for path in paths]), tf.constant(known, tf.int32)
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.io.read_file(files[index]), labels[index]
 
-    names = "\0".join(os.path.join(name, os.path.basename(file)) for name, files in classes.items() for file in files)
-    fingerprint = zlib.crc32(os.fsencode(names))  # without the path of the folder, which may differ between workers
     return Split(len(paths), read, lambda index: _shown(paths[index]), fingerprint=fingerprint, labels=known)
+
+
+def _target_split(
+    paths: Sequence[str], shares: dict[str, dict[str, float]], names: tuple[str, ...], multi_label: bool
+) -> Split:
+    """The files with their shares of the classes; the label is -1, or that with the largest share."""
+    number_of = {name: index for index, name in enumerate(names)}
+    classes = [[number_of[name] for name in shares[path]] for path in paths]
+    values = [list(shares[path].values()) for path in paths]
+    # Rows of different lengths, since a whole matrix would be large with many classes.
+    ends = tf.constant(np.cumsum([0, *map(len, classes)]), tf.int64)
+    all_classes = tf.constant([number for row in classes for number in row], tf.int32)
+    all_values = tf.constant([value for row in values for value in row], tf.float32)
+
+    def target(index: tf.Tensor) -> tf.Tensor:
+        begin, end = ends[index], ends[index + 1]
+        return tf.linalg.matvec(tf.one_hot(all_classes[begin:end], len(names)), all_values[begin:end], transpose_a=True)
+
+    lines = "\0".join(f"{os.path.basename(path)} {sorted(shares[path].items())}" for path in paths)
+    known = [-1 if multi_label else row[int(np.argmax(share))] for row, share in zip(classes, values, strict=True)]
+    split = _split_of_files(paths, np.array(known), zlib.crc32(os.fsencode(lines)))
+    return dataclasses.replace(
+        split, target=target, multi_label=multi_label, labels=None if multi_label else split.labels
+    )

@@ -50,7 +50,7 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Batches from `first_step` on, `num_steps` of them or endless.
 
-    Images (B, H, W, C) in the model's range, labels (B, K) that sum to 1.
+    Images (B, H, W, C) in the model's range, labels (B, K) that sum to 1; of images with several classes, 1 for each.
 
     With `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, for worker i of n.
     """
@@ -69,7 +69,8 @@ def training_batches(
 
     def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         index, position = shuffled(number)
-        return (*split.read(index), position)
+        image, label = split.read(index)
+        return image, split.target(index) if split.target else label, position
 
     def example(image: tf.Tensor, label: tf.Tensor, position: tf.Tensor) -> tuple[tf.Tensor, ...]:
         example_seed = tf.stack([seed, position])
@@ -81,7 +82,8 @@ def training_batches(
         return images, labels
 
     def batch(step: tf.Tensor, examples: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        images, labels = preprocessing.normalize(examples[0]), tf.one_hot(examples[1], num_classes)
+        images, labels = preprocessing.normalize(examples[0]), examples[1]
+        labels = labels if split.target else tf.one_hot(labels, num_classes)
         return _mixed(images, labels, partners, tf.stack([seed, step]), recipe)
 
     end = tf.int64.max if num_steps is None else (first_step + num_steps) * len(rows)
@@ -207,7 +209,7 @@ def _mixed(
 def evaluation_batches(
     split: Split, preprocessing: Preprocessing, *, num_classes: int, batch_size: int, part: tuple[int, int] = (0, 1)
 ) -> tf.data.Dataset:
-    """Every example once, in order: images (B, H, W, C), one-hot labels (B, K), weights (B,) float32.
+    """Every example once, in order: images (B, H, W, C), labels (B, K) as in training, weights (B,) float32.
 
     Every batch has its full size: behind the last example come black images of weight 0 and without a label. With
     `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, equally many in every part.
@@ -217,7 +219,8 @@ def evaluation_batches(
     def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             image, label = split.example(index)
-            return preprocessing(image), tf.one_hot(label, num_classes), tf.constant(1.0)
+            target = split.target(index) if split.target else tf.one_hot(label, num_classes)
+            return preprocessing(image), target, tf.constant(1.0)
 
         def padding() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             shape = (*preprocessing.image_size, preprocessing.channels)

@@ -24,8 +24,21 @@ __all__ = ["DataOptions", "Source", "Split", "array_split", "bad_examples_report
 _IN_MEMORY_BYTES = 2**30
 
 
-def open_source(options: DataOptions) -> Source:
-    """Open what `--data` names. Raises UserError when there is no such thing or it cannot be used."""
+def open_source(options: DataOptions, *, multi_label: bool = False) -> Source:
+    """Open what `--data` names. Raises UserError when there is no such thing or it cannot be used.
+
+    multi_label: whether the caller can use images of several classes each.
+    """
+    source = _open(options)
+    if source.multi_label and not multi_label:
+        raise UserError(
+            f"The images of {options.data} have several classes each, which pretrain, finetune, evaluate and predict "
+            "can use, but not this command; give images of one class each."
+        )
+    return source
+
+
+def _open(options: DataOptions) -> Source:
     check_data(options)
     kind, _, rest = options.data.partition(":")
     if kind in ("tfds", "tfrecord"):

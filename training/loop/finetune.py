@@ -17,7 +17,7 @@ from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
 from training.loop.fit import rebuilt
 from training.loop.run import Run
-from training.loop.setup import Setup, dry_run_report, run_training
+from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
 from training.options.train import FinetuneOptions
 
 # Models whose ImageNet-21k checkpoint is one of AugReg's, with their names there.
@@ -44,7 +44,8 @@ def finetune(
         setup: data and devices.
         callbacks: see `training.loop.fit.train`.
     """
-    recipe = options.recipe
+    recipe = with_loss_for(options.recipe, setup.source)
+    options = dataclasses.replace(options, recipe=recipe)
     checkpoint = _checkpoint_name(options)
     path = find_checkpoint(checkpoint)
 

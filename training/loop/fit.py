@@ -352,10 +352,10 @@ def rebuilt(
 
 
 def write_curves(run: Run) -> None:
-    """Plot loss and accuracy over the epochs to curves.png."""
+    """Plot the loss and the accuracy over the epochs to curves.png."""
     records = run.metrics()
     epochs = [record["epoch"] for record in records]
-    names = [name for name in ("loss", "accuracy") if name in records[-1]]
+    names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in records[-1]]
     figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")

@@ -47,6 +47,7 @@ class InspectEpochs(keras.callbacks.Callback):
             checkpoint=f"{self._run}, epoch {epoch + 1}",
             labels=self._labels,
             shown=self._shown,
+            multi_label=run_directory.is_multi_label(self._run),
         )
         folder = self._run / "inspection" / f"epoch_{epoch + 1:04d}"
         write(findings, folder)

@@ -20,16 +20,17 @@ from training.techniques.distillation import HardDistillation, SoftDistillation,
 
 
 class Classification:
-    """One label for each image; logits (B, K)."""
-
-    metrics = ("loss", "accuracy")
+    """Classes of each image, from logits (B, K)."""
 
     def __init__(self, loss: Loss = "softmax", label_smoothing: float = 0.0):
         """Args:
-        loss: "softmax" cross-entropy, or "sigmoid" cross-entropy summed over the classes.
+        loss: "softmax" cross-entropy, or "sigmoid" cross-entropy summed over the classes. "multi-label" is the same
+            for images of several classes: its metric is the share of classes for which the model is right with the
+            threshold 0.5, the binary accuracy of Keras.
         label_smoothing: probability mass taken from the label and spread over all classes.
         """
         self._loss, self._label_smoothing = loss, label_smoothing
+        self.metrics = ("loss", "binary_accuracy" if loss == "multi-label" else "accuracy")
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return the weighted loss of each example (B,) and the sums of loss, correct predictions and weights."""
@@ -39,7 +40,10 @@ class Classification:
         else:
             smooth = labels * (1.0 - self._label_smoothing) + self._label_smoothing / labels.shape[-1]
             losses = ops.sum(ops.binary_crossentropy(smooth, logits, from_logits=True), axis=-1)
-        right = ops.cast(ops.argmax(logits, axis=-1) == ops.argmax(labels, axis=-1), "float32")
+        if self._loss == "multi-label":
+            right = ops.mean(ops.cast((logits > 0.0) == (labels > 0.5), "float32"), axis=-1)
+        else:
+            right = ops.cast(ops.argmax(logits, axis=-1) == ops.argmax(labels, axis=-1), "float32")
         return weights * losses, [ops.sum(x) for x in (weights * losses, weights * right, weights)]
 
 

@@ -1,12 +1,13 @@
 """Train a model from scratch by a recipe."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import keras
 
 from keras_vit.files.remote import to_path
 from training.loop.run import Run
-from training.loop.setup import Setup, dry_run_report, open_setup, run_training
+from training.loop.setup import Setup, dry_run_report, open_setup, run_training, with_loss_for
 from training.options.train import PretrainOptions
 
 
@@ -24,7 +25,9 @@ def pretrain(
         setup: data and devices; by default those of the options.
         callbacks: see `training.loop.fit.train`.
     """
-    recipe, setup = options.recipe, setup or open_setup(options)
+    setup = setup or open_setup(options)
+    recipe = with_loss_for(options.recipe, setup.source)
+    options = dataclasses.replace(options, recipe=recipe)
     if options.dry_run:
         dry_run_report(options, recipe, setup, recipe.model, recipe.channels, recipe_name)
         return Run(to_path(options.workdir))

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import keras
 import numpy as np
@@ -25,6 +26,7 @@ from training.input.sources import Source, open_source
 from training.loop.callbacks import TrainingInterrupted
 from training.loop.dry_run import describe_run, draw_learning_rate
 from training.loop.fit import build_trainer, check_batch, total_steps, train
+from training.loop.objectives import Classification, make_objective
 from training.loop.run import Run, locked
 from training.options.common import TrainingOptions
 from training.recipes.advice import advice
@@ -35,6 +37,9 @@ from training.techniques.distillation import check_teacher_classes
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
+
+
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +61,31 @@ def open_setup(options: TrainingOptions) -> Setup:
         to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     if not 0 <= options.seed < 2**32:
         raise UserError(f"The seed must be a number from 0 to {2**32 - 1}, but is {options.seed}; give --seed 0 or so.")
-    return Setup(strategy=open_strategy(options.devices, options.model_parallel), source=open_source(options.source))
+    return Setup(
+        strategy=open_strategy(options.devices, options.model_parallel),
+        source=open_source(options.source, multi_label=True),
+    )
+
+
+def with_loss_for(recipe: AnyRecipe, source: Source) -> AnyRecipe:
+    """Return the recipe with the loss for images of several classes each, where the data have such.
+
+    Raises UserError if recipe and data exclude each other.
+    """
+    uses_labels = isinstance(make_objective(recipe), Classification)
+    if source.multi_label == (recipe.loss == "multi-label") or not uses_labels:
+        return recipe
+    if not source.multi_label:
+        raise UserError(
+            "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; "
+            "leave it out."
+        )
+    if recipe.teacher is not None:
+        raise UserError(
+            "A teacher gives probabilities that sum to 1, but these images have several classes; leave --teacher out."
+        )
+    print("Each image may have several classes: the loss is a sigmoid cross-entropy per class (--loss multi-label).")
+    return dataclasses.replace(recipe, loss="multi-label")
 
 
 def run_training(

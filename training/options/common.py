@@ -24,8 +24,9 @@ class DataOptions:
 
     data: str
     """digits, tfds:NAME[:CONFIG], folder:PATH of class folders or of train and test with class folders, csv:FILE with
-    the columns path and label, or tfrecord:GLOB of the files that training.shard writes; PATH, FILE and GLOB may be in
-    a bucket, as gs://bucket/folder."""
+    the columns path and label (or labels, several classes as cat|dog; or probabilities, as cat=0.7|dog=0.3), or
+    tfrecord:GLOB of the files that training.shard writes; PATH, FILE and GLOB may be in a bucket, as
+    gs://bucket/folder."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default TFDS' own."""
     train_split: str = "train"

@@ -35,12 +35,14 @@ class Classifier:
     """Divides the logits, if the run is calibrated."""
     threshold: float | None = None
     """An image whose most likely class has a lower probability is rejected."""
+    multi_label: bool = False
+    """Whether an image may have several classes: those that reach the threshold, 0.5 by default."""
 
     def inspect(
         self, images: Sequence[inspection.Image], explain: Explanation | None = None
     ) -> inspection.InspectionResult:
         """Return the five most likely classes of each image, and the maps of `explain`."""
-        result = inspection.inspect(
+        return inspection.inspect(
             self.model,
             images,
             checkpoint=self.name,
@@ -48,8 +50,9 @@ class Classifier:
             figures=() if explain is None else (explain,),
             shown=len(images),
             temperature=self.temperature,
+            threshold=self.threshold,
+            multi_label=self.multi_label,
         )
-        return dataclasses.replace(result, threshold=self.threshold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Prediction:
 
     file: pathlib.Path
     classes: tuple[tuple[str, float], ...] = ()
-    """Up to five classes with their probabilities, the most likely first."""
+    """Up to five classes with their probabilities, the most likely first; of a multi-label model those that reach the
+    threshold."""
     rejected: bool = False
     """Whether no class reaches the threshold."""
     problem: str | None = None
@@ -82,7 +86,8 @@ def open_classifier(
         run_directory.check_classes(model, names)
     if "relevance" not in inspection.available_figures(model):
         raise UserError(f"{run} has no head that classifies images; add one with python -m training.finetune.")
-    return Classifier(model, run, names, run_directory.load_temperature(run), threshold)
+    multi_label = run_directory.is_multi_label(run)
+    return Classifier(model, run, names, run_directory.load_temperature(run), threshold, multi_label)
 
 
 def predict(
@@ -100,7 +105,7 @@ def predict(
         classes: Iterator[tuple[tuple[tuple[str, float], ...], bool]] = iter(())
         if good:
             result = classifier.inspect(good, explain)
-            classes = ((found, result.is_rejected(index)) for index, found in enumerate(result.predictions))
+            classes = ((result.classes_of(index), result.is_rejected(index)) for index in range(len(good)))
             # The page shows the fitted images; those of the files may be large.
             small = tuple(dataclasses.replace(image, pixels=image.pixels[:1, :1]) for image in good)
             results.append(dataclasses.replace(result, images=small))
@@ -146,11 +151,12 @@ def _joined(results: Sequence[inspection.InspectionResult]) -> inspection.Inspec
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
-    best = max((len(prediction.classes) for prediction in predictions), default=0)
+    best = min(max((len(prediction.classes) for prediction in predictions), default=0), 5)
     rows = [
         [
             f"{prediction.file}{' (rejected)' * prediction.rejected}",
-            *(f"{name} {_percent(share)}" for name, share in prediction.classes),
+            *(f"{name} {_percent(share)}" for name, share in prediction.classes[:5]),
+            *[""] * (best - len(prediction.classes)),
         ]
         for prediction in predictions
         if not prediction.problem
@@ -174,6 +180,8 @@ def _write(
                 for prediction in predictions:
                     for rank, (name, share) in enumerate(prediction.classes, 1):
                         writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected])
+                    if not prediction.classes and not prediction.problem:  # of a multi-label model
+                        writer.writerow([prediction.file, "", "", "", "", prediction.rejected])
                     if prediction.problem:
                         writer.writerow([prediction.file, "", "", "", prediction.problem, ""])
         elif output.suffix == ".json":

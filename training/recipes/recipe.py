@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import keras
 
 OptimizerKind = Literal["adamw", "sgd"]
-Loss = Literal["softmax", "sigmoid"]
+Loss = Literal["softmax", "sigmoid", "multi-label"]
 Distillation = Literal["soft", "hard"]
 Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels", "patch-normalized-pixels"]
 MixupPartner = Literal["next", "opposite"]
@@ -71,7 +71,8 @@ class Recipe:
     """Decay per step of the moving average of the weights, which is evaluated and saved; None for no average."""
 
     loss: Loss = "softmax"
-    """Cross-entropy of the softmax, or of a sigmoid per class, summed over the classes; mean over the batch."""
+    """Cross-entropy of the softmax, or of a sigmoid per class, summed over the classes; mean over the batch.
+    multi-label is the sigmoid's for images of several classes; data of such images choose it."""
     head_bias: float = 0.0
     """Initial bias of the head; for the sigmoid loss about minus the logarithm of the number of classes."""
     label_smoothing: float = 0.0

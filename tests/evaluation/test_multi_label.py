@@ -1,0 +1,228 @@
+"""Models for images of several classes each: training, measures, predictions and exports."""
+
+import csv
+import json
+import pathlib
+
+import numpy as np
+import PIL.Image
+import pytest
+import sklearn.metrics
+import tensorflow as tf
+
+import keras_vit
+from export.saved_model import __main__ as saved_model
+from export.tflite import __main__ as tflite
+from keras_vit import UserError, run_directory
+from tests.input.test_csv_targets import csv_file
+from tests.support import randomize
+from training import evaluate, predict, pretrain
+from training.evaluation.multi_label import measure_multi_label, multi_label_intervals
+from training.loop.objectives import Classification
+from training.loop.run import Run
+from training.recipes.pretrain import find_recipe
+
+NAMES = ("bottom", "left", "right")
+
+
+def made_up(count: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Logits with equal values among them, and targets of four classes; the last class is in no image."""
+    rng = np.random.default_rng(5)
+    targets = (rng.uniform(size=(count, 4)) < (0.5, 0.3, 0.1, 0.0)).astype(np.float32)
+    return np.round(rng.normal(0.0, 1.0, (count, 4)) + 2.0 * targets - 0.7, 1).astype(np.float32), targets
+
+
+def test_the_measures_are_those_counted_by_hand():
+    logits = np.array([[2.0, -1.0], [1.0, 1.0], [-1.0, -3.0]])
+    targets = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    found = measure_multi_label(logits, targets, ("a", "b"))
+    assert found["exact_match"] == pytest.approx(1 / 3)  # the first image
+    assert found["micro_f1"] == pytest.approx(4 / 6)  # 2 right decisions, 3 said and 3 true
+    assert found["classes"]["a"]["average_precision"] == pytest.approx((1.0 + 2 / 3) / 2)
+    assert found["mean_average_precision"] == pytest.approx((5 / 6 + 1.0) / 2)
+    losses = [np.log1p(np.exp(-x)) for x in (2.0, 1.0, -1.0, 1.0, -1.0, 3.0)]
+    assert found["log_loss"] == pytest.approx(np.mean(losses))
+
+
+def test_a_class_without_images_is_left_out_of_the_mean():
+    logits, targets = made_up()
+    found = measure_multi_label(logits, targets, tuple("abcd"))
+    assert found["classes"]["d"]["average_precision"] is None
+    own = sklearn.metrics.average_precision_score(targets[:, :3], logits[:, :3], average="macro")
+    assert found["mean_average_precision"] == pytest.approx(own)
+
+
+def test_intervals_hold_the_measures_and_use_scikit_learns_average_precision(monkeypatch):
+    logits, targets = made_up()
+    names, measured = tuple("abcd"), measure_multi_label(*made_up(), tuple("abcd"))
+    found = multi_label_intervals(logits, targets, names)
+    for name in ("mean_average_precision", "micro_f1", "macro_f1", "exact_match", "log_loss"):
+        assert found[name][0] < measured[name] < found[name][1]
+    assert found["classes"]["d"]["average_precision"] is None
+    everything_once = np.random.default_rng(0)
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: everything_once)
+    everything_once = type("Once", (), {"integers": lambda self, low, high, size: np.arange(size)})()
+    exact = multi_label_intervals(logits, targets, names)
+    for name in "abc":
+        average = measured["classes"][name]["average_precision"]
+        assert exact["classes"][name]["average_precision"] == pytest.approx([average, average])
+
+
+@pytest.fixture(name="place", scope="module")
+def _place(tmp_path_factory) -> pathlib.Path:
+    """Images with bright sides, a CSV file that names the sides, and a run of a model that knows nothing yet."""
+    place = tmp_path_factory.mktemp("sides")
+    rng, lines = np.random.default_rng(0), []
+    for number in range(200):
+        sides = rng.uniform(size=3) < (0.5, 0.5, 0.2)
+        lines.append(f"{number}.png,{'|'.join(name for name, there in zip(NAMES, sides, strict=True) if there)}")
+    csv_file(place, "path,labels", lines)
+    for line in lines:
+        name, labels = line.split(",")
+        pixels = rng.integers(0, 60, (8, 8))
+        pixels[5:, 2:6] += 150 * ("bottom" in labels)
+        pixels[:, :2] += 150 * ("left" in labels)
+        pixels[:, 6:] += 150 * ("right" in labels)
+        PIL.Image.fromarray(pixels.astype(np.uint8)).save(place / name)
+    recipe, run = find_recipe("digits"), Run(place / "run")
+    run.start({"recipe": {"loss": "multi-label"}}, NAMES)
+    run.save_model(randomize(recipe.build(len(NAMES))))
+    return place
+
+
+def logits_of(place: pathlib.Path, names) -> np.ndarray:
+    """By the model of the run and its preprocessing alone."""
+    model = run_directory.load_model(place / "run")
+    images = [np.asarray(PIL.Image.open(place / name))[..., None] for name in names]
+    return np.asarray(model(np.stack([np.asarray(keras_vit.preprocessing_of(model)(image)) for image in images])))
+
+
+def test_data_of_several_classes_choose_the_loss(place, tmp_path, capsys):
+    data = f"csv:{place / 'list.csv'}"
+    pretrain.main(["digits", "--data", data, "--workdir", str(tmp_path / "new"), "--dry-run"])
+    printed = capsys.readouterr().out
+    assert "Each image may have several classes" in printed
+    assert "recipe.loss: multi-label" in printed
+
+
+def test_the_loss_is_that_of_a_sigmoid_for_each_class_and_right_is_each_decision():
+    logits, targets = np.array([[2.0, -1.0], [-3.0, 0.5]], np.float32), np.array([[1.0, 1.0], [0.0, 0.0]], np.float32)
+    objective = Classification("multi-label")
+    losses, (_, right, seen) = objective.measure(None, targets, logits, np.ones(2, np.float32))
+    expected = [[np.log1p(np.exp(-2.0)), np.log1p(np.exp(1.0))], [np.log1p(np.exp(-3.0)), np.log1p(np.exp(0.5))]]
+    np.testing.assert_allclose(losses, np.sum(expected, axis=1), rtol=1e-6)
+    assert objective.metrics == ("loss", "binary_accuracy")
+    assert (float(right), float(seen)) == (1.0, 2.0)  # half of the decisions about each image
+
+
+def test_the_report_has_the_precision_of_each_class(place, tmp_path, capsys):
+    data = f"csv:{place / 'list.csv'}"
+    evaluate.main(["--run", str(place / "run"), "--data", data, "--output", str(tmp_path), "--save-predictions"])
+    printed = capsys.readouterr().out
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert f"precision {found['mean_average_precision']:.4f}" in printed
+    with np.load(tmp_path / "predictions.npz") as stored:
+        assert found["classes"]["left"]["num_examples"] == stored["labels"][:, 1].sum()
+        own = sklearn.metrics.average_precision_score(stored["labels"], stored["logits"], average="macro")
+    assert found["mean_average_precision"] == pytest.approx(own)
+    assert list(found["classes"]) == list(NAMES)
+    with np.load(tmp_path / "predictions.npz") as stored:
+        assert stored["labels"].shape == stored["logits"].shape == (20, 3)
+    text = (tmp_path / "evaluation.md").read_text()
+    assert "| bottom |" in text
+    assert "exact" not in text
+    assert (tmp_path / "precision_recall.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--calibrate"], "--calibrate is for images of one class each"),
+        (["--real-labels", "real.json"], "--real-labels is for images of one class each"),
+    ],
+)
+def test_options_for_one_class_are_refused(place, options, words):
+    with pytest.raises(UserError, match=words):
+        evaluate.main(["--run", str(place / "run"), "--data", f"csv:{place / 'list.csv'}", *options])
+
+
+def test_data_of_one_class_each_are_refused(place, tmp_path):
+    lines = [f"{number}.png,{NAMES[number % 3]}" for number in range(6)]
+    data = csv_file(tmp_path, "path,label", lines).data
+    with pytest.raises(UserError, match="was trained on images of several classes each, but these have one class each"):
+        evaluate.main(["--run", str(place / "run"), "--data", data])
+    with pytest.raises(UserError, match="--loss multi-label is for images of several classes each"):
+        pretrain.main(["digits", "--data", data, "--workdir", str(tmp_path / "new"), "--loss", "multi-label"])
+    several = f"csv:{place / 'list.csv'}"
+    with pytest.raises(UserError, match="leave --teacher out"):
+        pretrain.main(["digits", "--data", several, "--workdir", str(tmp_path / "new"), "--teacher", "x"])
+
+
+def test_predict_names_every_class_that_reaches_the_threshold(place, tmp_path, capsys):
+    files = [f"{number}.png" for number in range(12)]
+    probabilities = 1.0 / (1.0 + np.exp(-logits_of(place, files)))
+    threshold = float(np.median(probabilities))
+    output = tmp_path / "found.csv"
+    arguments = ["--run", str(place / "run"), *(str(place / file) for file in files), "--threshold", str(threshold)]
+    predict.main([*arguments, "--output", str(output)])
+    with output.open() as stream:
+        rows = list(csv.DictReader(stream))
+    for file, shares in zip(files, probabilities, strict=True):
+        found = {row["class"]: row for row in rows if row["picture"].endswith(f"/{file}")}
+        expected = {name: share for name, share in zip(NAMES, shares, strict=True) if share >= threshold}
+        assert set(found) == set(expected or {""})
+        assert {row["rejected"] for row in found.values()} == {str(not expected)}
+        for name, share in expected.items():
+            assert float(found[name]["probability"]) == pytest.approx(share, abs=1e-4)
+    capsys.readouterr()
+    predict.main(["--run", str(place / "run"), *map(str, sorted(place.glob("1?.png"))), "--output", f"{output}.html"])
+    assert "Classes from 50.0% on: <b>" in pathlib.Path(f"{output}.html").read_text()
+
+
+@pytest.fixture(name="trained", scope="module")
+def _trained(place, tmp_path_factory) -> pathlib.Path:
+    """A run that was trained on the images."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    data = f"csv:{place / 'list.csv'}"
+    options = ["--epochs", "12", "--batch-size", "30", "--warmup-steps", "5", "--shift", "0"]
+    pretrain.main(["digits", "--data", data, "--workdir", str(run), *options])
+    return run
+
+
+def report_of(model: pathlib.Path, place: pathlib.Path, output: pathlib.Path) -> dict:
+    evaluate.main(["--run", str(model), "--data", f"csv:{place / 'list.csv'}", "--output", str(output)])
+    return json.loads((output / "evaluation.json").read_text())
+
+
+@pytest.mark.slow
+def test_training_learns_each_class(place, trained, tmp_path):
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["val_binary_accuracy"] > 0.9
+    assert "val_accuracy" not in last
+    assert run_directory.is_multi_label(trained / "model.keras")
+    assert report_of(trained, place, tmp_path)["mean_average_precision"] > 0.95
+
+
+@pytest.mark.slow
+def test_a_saved_model_gives_the_probability_of_each_class(place, trained, tmp_path):
+    saved_model.main(["--run", str(trained), "--output", str(tmp_path / "served")])
+    version = tmp_path / "served" / "1"
+    report = json.loads((version / "report.json").read_text())
+    assert report["multi_label"]
+    assert report["keras_accuracy"] is None
+    assert "several classes" in (version / "README.md").read_text()
+    files = tf.constant([(place / f"{number}.png").read_bytes() for number in range(8)])
+    served = tf.saved_model.load(str(version)).signatures["serving_default"](image_bytes=files)
+    assert served["probabilities"].numpy().sum(axis=1).max() > 1.5
+    of_export, of_run = (
+        report_of(model, place, tmp_path / name) for model, name in ((tmp_path / "served", "a"), (trained, "b"))
+    )
+    assert of_export["log_loss"] == pytest.approx(of_run["log_loss"], rel=1e-4)
+    assert of_export["micro_f1"] == of_run["micro_f1"]
+
+
+@pytest.mark.slow
+def test_a_tflite_file_of_several_classes_is_evaluated(place, trained, tmp_path):
+    tflite.main(["--run", str(trained), "--output", str(tmp_path), "--formats", "float32"])
+    [file] = tmp_path.glob("*.tflite")
+    assert report_of(file, place, tmp_path / "report")["mean_average_precision"] > 0.95
