@@ -21,8 +21,8 @@ class Server:
     """Prepares one image file, in the thread of its client."""
     forward: Callable[[Sequence[Any]], np.ndarray]
     """Prepared images -> probabilities (B, K), in a thread of the server."""
-    workers: int
-    """Threads of the server, each of which computes one batch at a time."""
+    workers: int = 2
+    """Threads of the server, each with one batch at a time: while one decodes, the other one is in the model."""
 
 
 @dataclasses.dataclass(frozen=True)

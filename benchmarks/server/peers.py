@@ -18,13 +18,13 @@ from benchmarks.server.load import Server
 
 
 def keras_vit_saved_model(case: Case) -> Server:
-    """The SavedModel in one session of TensorFlow's C++ loader; two batches at a time, one decodes, one computes."""
+    """The SavedModel in one session of TensorFlow's C++ loader."""
     from export.saved_model.cpp_loader import Session
 
     with exported(_export_with_names, case) as directory:
         session = Session(str(directory / "model"), case.threads)
         feed, output = json.loads((directory / "names.json").read_text())
-    return Server(lambda file: file, lambda files: session.run(feed, output, np.array(files, object)), workers=2)
+    return Server(lambda file: file, lambda files: session.run(feed, output, np.array(files, object)))
 
 
 def keras_vit_onnx(case: Case) -> Server:
@@ -53,12 +53,12 @@ def timm(case: Case) -> Server:
 
 
 def _decoding(case: Case, forward: Callable[[np.ndarray], np.ndarray]) -> Server:
-    """A server of a function from images (B, H, W, 3) in [-1, 1] to probabilities. One thread calls it."""
+    """A server of a function from images (B, H, W, 3) in [-1, 1] to probabilities."""
 
     def stacked(images: Sequence[np.ndarray]) -> np.ndarray:
         return forward(np.stack(images))
 
-    return Server(functools.partial(_decode, size=case.size), stacked, workers=1)
+    return Server(functools.partial(_decode, size=case.size), stacked)
 
 
 def _decode(file: bytes, size: int) -> np.ndarray:
