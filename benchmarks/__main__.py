@@ -10,14 +10,13 @@ history.csv, and says which peers are slower there than in the last run on the s
 import dataclasses
 import json
 import pathlib
-import platform
 import time
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 from benchmarks.case import Case
 from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
-from benchmarks.history import record, rows_of
+from benchmarks.history import processor, record, rows_of
 from keras_vit import UserError, cli, run_directory
 from keras_vit.files.atomic import staged
 
@@ -105,15 +104,6 @@ def table(case: Case, results: Sequence[Result]) -> list[str]:
             f"| {limit} | {result.prepare:.1f} | {result.first_call:.2f} | {result.peak_bytes / 1e6:.0f} |"
         )
     return [*lines, ""]
-
-
-def processor() -> str:
-    """Name of the processor."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -99,22 +99,27 @@ def rate(result: Result, case: Case) -> float:
 class PeerProcess:
     """The process of one peer. The exit stack closes it."""
 
-    def __init__(self, peer: str, case: Case, stack: contextlib.ExitStack):
+    def __init__(self, peer: str, case: Case, stack: contextlib.ExitStack, module: str = "benchmarks.peer_process"):
         self.peer, self.failure, self.seconds = peer, None, []
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 (the stack closes it)
-        command = [sys.executable, "-m", "benchmarks.peer_process", peer, case.to_json()]
+        command = [sys.executable, "-m", module, peer, case.to_json()]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
         self._errors, self.process = errors, stack.enter_context(subprocess.Popen(command, text=True, **pipes))
         self.ready = self._answer()
 
     def run(self) -> None:
         """Time one call, unless the peer has failed."""
-        if self.failure is None:
-            with contextlib.suppress(BrokenPipeError):  # a dead process does not answer either
-                self.process.stdin.write("\n")
-                self.process.stdin.flush()
-            if answer := self._answer():
-                self.seconds.append(answer["seconds"])
+        if answer := self.ask():
+            self.seconds.append(answer["seconds"])
+
+    def ask(self, request: str = "") -> dict:
+        """Send a line to the process and return its answer; empty if the peer has failed."""
+        if self.failure is not None:
+            return {}
+        with contextlib.suppress(BrokenPipeError):  # a dead process does not answer either
+            self.process.stdin.write(f"{request}\n")
+            self.process.stdin.flush()
+        return self._answer()
 
     def end(self) -> Result:
         """Close the input of the process and return its measurements."""

@@ -16,7 +16,7 @@ def keras_vit_saved_model(case: Case) -> Call:
     import tensorflow as tf
 
     set_tensorflow_threads(case)
-    with _exported(_export_saved_model, case) as directory:
+    with exported(export_saved_model, case) as directory:
         loaded = tf.saved_model.load(str(directory / "model"))
     images, forward = tf.constant(random_images(case)), loaded.signatures["image_tensor"]
     return lambda: (loaded, forward(image=images)["logits"].numpy())
@@ -35,7 +35,7 @@ def keras_vit_openvino(case: Case) -> Call:
 def _exported_file(case: Case, kind: str) -> Call:
     from export.onnx import runtimes
 
-    with _exported(_export_file, case, kind) as directory:
+    with exported(export_file, case, kind) as directory:
         run = runtimes.open_file(directory / runtimes.FILES[kind][0], kind, case.threads)
     images = random_images(case)
     return lambda: run(images)
@@ -54,7 +54,7 @@ def keras_vit_tflite_int8(case: Case) -> Call:
 def _tflite(case: Case, kind: str | None) -> Call:
     from ai_edge_litert.interpreter import Interpreter
 
-    with _exported(_export_tflite, case, kind) as directory:
+    with exported(_export_tflite, case, kind) as directory:
         content = (directory / "model.tflite").read_bytes()
     interpreter = Interpreter(model_content=content, num_threads=case.threads)
     interpreter.allocate_tensors()
@@ -69,7 +69,7 @@ def _tflite(case: Case, kind: str | None) -> Call:
 
 
 @contextlib.contextmanager
-def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
+def exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
     """A temporary directory with the output of `export(*arguments, directory)`, which runs in its own process.
 
     The memory of an exporter, gigabytes for ONNX, is thus free while the peers are timed.
@@ -83,7 +83,8 @@ def _exported(export: Callable, *arguments) -> Iterator[pathlib.Path]:
         yield pathlib.Path(directory)
 
 
-def _export_saved_model(case: Case, directory: str) -> None:
+def export_saved_model(case: Case, directory: str) -> None:
+    """Write the SavedModel with random weights to DIRECTORY/model."""
     from export.files import save_module
     from export.saved_model.signatures import Servable, signatures
 
@@ -94,11 +95,12 @@ def _export_saved_model(case: Case, directory: str) -> None:
     save_module(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
 
 
-def _export_file(case: Case, kind: str, directory: str) -> None:
+def export_file(case: Case, kind: str, directory: str) -> None:
+    """Write the files of an ONNX or OpenVINO model with random weights."""
     from export.onnx import runtimes
 
     labels = [str(number) for number in range(NUM_CLASSES)]
-    runtimes.write(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels)
+    runtimes.write(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels, about={})
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:

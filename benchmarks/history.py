@@ -5,6 +5,7 @@ import dataclasses
 import io
 import math
 import pathlib
+import platform
 from collections.abc import Sequence
 
 from benchmarks.case import Case
@@ -27,6 +28,15 @@ class Row:
     """Median time of a call."""
     of_limit: float
     """Operations per second as a share of those of the matrix product in the same run."""
+
+
+def processor() -> str:
+    """Name of the processor."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def rows_of(date: str, processor: str, case: Case, results: Sequence[Result]) -> list[Row]:

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.server.photographs import photographs
 from keras_vit import Preprocessing
 from training.input.pipeline import training_batches
 from training.input.record_index import record_lengths
@@ -25,14 +26,11 @@ _JITTER = 0.3
 
 
 def write_photographs(folder: pathlib.Path, count: int) -> None:
-    """Smooth random images with noise. Compressed, they are as large as photographs (about 40 kB)."""
-    rng = np.random.default_rng(0)
-    for number in range(count):
-        coarse = tf.image.resize(rng.uniform(0.0, 255.0, (24, 32, 3)), (375, 500), "bicubic")
-        image = tf.saturate_cast(coarse + rng.normal(0.0, 6.0, (375, 500, 3)), tf.uint8)
+    """Write random JPEG files in two class folders."""
+    for number, content in enumerate(photographs(count)):
         path = folder / f"class{number % 2}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(tf.io.encode_jpeg(image, quality=90).numpy())
+        path.write_bytes(content)
 
 
 def _window(data: tf.Tensor) -> tf.Tensor:

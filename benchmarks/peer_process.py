@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from benchmarks.case import Case
 from benchmarks.peers import PEERS
@@ -20,12 +20,7 @@ from benchmarks.peers import PEERS
 def main(arguments: list[str]) -> None:
     """`PEER CASE`, the case as JSON."""
     peer, case = PEERS[arguments[0]], Case(**json.loads(arguments[1]))
-    with os.fdopen(os.dup(1), "w") as answers, contextlib.redirect_stdout(sys.stderr):
-        os.dup2(2, 1)
-
-        def answer(**facts: float) -> None:
-            print(json.dumps(facts), file=answers, flush=True)
-
+    with answers() as answer:
         prepare, call = timed(lambda: peer(case))
         first, _ = timed(call)
         timed(call)  # some frameworks allocate memory in the second call
@@ -33,6 +28,14 @@ def main(arguments: list[str]) -> None:
         for _ in sys.stdin:
             answer(seconds=timed(call)[0])
         answer(peak_bytes=_peak_bytes(case, arguments[0]))
+
+
+@contextlib.contextmanager
+def answers() -> Iterator[Callable[..., None]]:
+    """A function that writes its arguments to standard output as a line of JSON; all other output goes to stderr."""
+    with os.fdopen(os.dup(1), "w") as stream, contextlib.redirect_stdout(sys.stderr):
+        os.dup2(2, 1)
+        yield lambda **facts: print(json.dumps(facts), file=stream, flush=True)
 
 
 def _peak_bytes(case: Case, peer: str) -> int:

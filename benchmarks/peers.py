@@ -219,17 +219,18 @@ def _transformers_model(case: Case):
 
 def timm(case: Case) -> Call:
     """The model of timm on torch, with fused attention."""
-    return _torch_call(case, _timm_model(case), lambda model, images: model(images))
+    return _torch_call(case, timm_model(case), lambda model, images: model(images))
 
 
 def timm_compiled(case: Case) -> Call:
     """The same under torch.compile."""
     import torch
 
-    return _torch_call(case, torch.compile(_timm_model(case)), lambda model, images: model(images))
+    return _torch_call(case, torch.compile(timm_model(case)), lambda model, images: model(images))
 
 
-def _timm_model(case: Case):
+def timm_model(case: Case):
+    """The model of timm with random weights. Raises KeyError if timm has none of this name."""
     _define_torchvision_operators()
     import timm
 

@@ -1,0 +1,1 @@
+"""Image files in, probabilities out: a server of this project and servers of other libraries under load."""
