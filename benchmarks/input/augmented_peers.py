@@ -116,10 +116,12 @@ def grain(folder: pathlib.Path, workers: int) -> Iterator:
     """Grain's workers with the transforms of timm; it has none of its own."""
     import numpy as np
     import torch
+    from absl import flags
     from grain import MapDataset, MultiprocessingOptions
     from PIL import Image
     from timm.data import Mixup
 
+    flags.FLAGS.mark_as_parsed()  # Grain reads its options from the flags of a program of absl
     paths, transform, mixup = sorted(folder.rglob("*.jpg")), _timm_transform(), Mixup(_MIXUP, num_classes=2)
 
     def example(path: pathlib.Path) -> tuple:
