@@ -12,6 +12,7 @@ from benchmarks import __main__ as command
 from benchmarks import comparison, gpu, history
 from benchmarks.case import Case
 from benchmarks.comparison import Result, compare, flops
+from benchmarks.input import augmented
 from benchmarks.peers import SIDE
 from export.inference_model import inference_model
 from keras_vit import MODELS, UserError, build
@@ -203,3 +204,21 @@ def test_without_a_gpu_the_command_says_so_and_runs_one_image_on_the_cpu(tmp_pat
     assert {case[:3] for case in tried} == {("cpu", "ViT-Ti_16", 1)}
     assert [case[3] for case in tried] == ["matrix_product", "keras_vit_jax", "timm_compiled", "transformers_compiled"]
     assert "| 2.0 |" in (tmp_path / "gpu/results.md").read_text()
+
+
+def test_input_pipelines_are_compared_round_by_round():
+    seconds = {"keras_vit": [1.0, 2.0, 4.0], "timm": [2.0, 2.0, 4.0], "grain": []}
+    lines = augmented.table(seconds, {"keras_vit": None, "timm": None, "grain": "No module named 'grain'"}, 64).split(
+        "\n"
+    )
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    assert cells[2] == ["keras_vit", "32", "16 to 64", "1.00 (1.00 to 1.00)"]
+    assert cells[3] == ["timm", "32", "16 to 32", "1.00 (1.00 to 2.00)"]
+    assert cells[4][:2] == ["grain", "failed: No module named 'grain'"]
+
+
+@pytest.mark.slow
+def test_an_input_pipeline_without_its_library_is_named_and_ours_is_timed(capsys):
+    augmented.compare_augmented(rounds=1, batches=1, images=64, cores=1)
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| keras_vit")]
+    assert float(rows[0][2]) > 0

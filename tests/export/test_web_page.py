@@ -124,7 +124,7 @@ def test_the_page_is_written_with_what_it_needs_to_know(tmp_path):
     facts = json.loads((tmp_path / "classify.json").read_text(encoding="utf-8"))
     assert Preprocessing(**facts.pop("preprocessing")) == RULES[3]
     assert facts == {
-        "model": "birds", "weights": "augreg:B_16", "license": "Apache-2.0", "labels": list(LABELS), "temperature": 1.5,
+        "model": "birds", "weights": "augreg:B_16", "license": "Apache-2.0", "labels": list(LABELS), "temperature": 1.5, "multi_label": False,
     }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def write_photographs(folder: pathlib.Path, count: int) -> None:
         path.write_bytes(content)
 
 
-def _window(data: tf.Tensor) -> tf.Tensor:
+def window(data: tf.Tensor) -> tf.Tensor:
     """Bytes of a JPEG -> a random window of it, flipped or not, with as few operations as possible."""
     begin, size, _ = tf.image.sample_distorted_bounding_box(
         tf.io.extract_jpeg_shape(data),
@@ -55,14 +55,14 @@ def _batches(images: tf.data.Dataset) -> tf.data.Dataset:
 def minimal(folder: pathlib.Path) -> tf.data.Dataset:
     """Endless batches of the files of a folder."""
     files = tf.data.Dataset.from_tensor_slices([str(path) for path in folder.rglob("*.jpg")]).repeat()
-    return _batches(files.map(lambda path: _window(tf.io.read_file(path)), num_parallel_calls=tf.data.AUTOTUNE))
+    return _batches(files.map(lambda path: window(tf.io.read_file(path)), num_parallel_calls=tf.data.AUTOTUNE))
 
 
 def sequential(shards: pathlib.Path) -> tf.data.Dataset:
     """Endless batches of TFRecord files, read from the first byte to the last."""
 
     def image(record: tf.Tensor) -> tf.Tensor:
-        return _window(tf.io.parse_single_example(record, {IMAGE: tf.io.FixedLenFeature((), tf.string)})[IMAGE])
+        return window(tf.io.parse_single_example(record, {IMAGE: tf.io.FixedLenFeature((), tf.string)})[IMAGE])
 
     records = tf.data.TFRecordDataset([str(path) for path in sorted(shards.glob("train-*.tfrecord"))]).repeat()
     return _batches(records.map(image, num_parallel_calls=tf.data.AUTOTUNE))
@@ -75,7 +75,7 @@ def shuffled(split: Split) -> tf.data.Dataset:
         index = tf.raw_ops.RandomIndexShuffle(
             index=number % split.num_examples, seed=[0, 0, 0], max_index=split.num_examples - 1, rounds=16
         )
-        return _window(split.read(index)[0])
+        return window(split.read(index)[0])
 
     return _batches(tf.data.Dataset.range(tf.int64.max).map(image, num_parallel_calls=tf.data.AUTOTUNE))
 

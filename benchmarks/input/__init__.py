@@ -1,0 +1,1 @@
+"""Speed of the input pipeline of training."""
