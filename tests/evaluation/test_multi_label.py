@@ -17,7 +17,8 @@ from keras_vit import UserError, run_directory
 from tests.input.test_csv_targets import csv_file
 from tests.support import randomize
 from training import evaluate, predict, pretrain
-from training.evaluation.multi_label import measure_multi_label, multi_label_intervals
+from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
+from training.input.sources import array_split
 from training.loop.objectives import Classification
 from training.loop.run import Run
 from training.recipes.pretrain import find_recipe
@@ -66,6 +67,28 @@ def test_intervals_hold_the_measures_and_use_scikit_learns_average_precision(mon
     for name in "abc":
         average = measured["classes"][name]["average_precision"]
         assert exact["classes"][name]["average_precision"] == pytest.approx([average, average])
+
+
+def test_images_without_any_class_leave_the_average_precision_unknown(tmp_path, capsys):
+    split = array_split(np.zeros((3, 4, 4, 1), np.uint8), np.zeros(3, np.int64), ("a", "b"))
+    logits = np.array([[1.0, -1.0], [-1.0, -2.0], [-3.0, -1.0]])
+    options = {"save_predictions": False}
+    write_multi_label_report(tmp_path, "run", "csv:x", "Keras model", split, logits, np.zeros((3, 2)), "ab", **options)
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["mean_average_precision"] is found["intervals"]["mean_average_precision"] is None
+    assert found["exact_match"] == pytest.approx(2 / 3)
+    assert "precision unknown, since no image has a class" in capsys.readouterr().out
+    assert not (tmp_path / "precision_recall.png").exists()
+    assert "nan" not in (tmp_path / "evaluation.md").read_text()
+
+
+def test_draws_without_any_class_are_left_out_of_the_interval():
+    targets = np.zeros((5, 2))
+    targets[0, 0] = 1.0
+    low, high = multi_label_intervals(np.random.default_rng(0).normal(size=(5, 2)), targets, "ab")[
+        "mean_average_precision"
+    ]
+    assert 0.0 < low <= high <= 1.0
 
 
 @pytest.fixture(name="place", scope="module")

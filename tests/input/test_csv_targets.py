@@ -20,7 +20,7 @@ LINES = [f"{number}.png,{labels}" for number, labels in enumerate(("cat", "cat|s
 
 
 def csv_file(folder: pathlib.Path, header: str, lines) -> DataOptions:
-    for line in lines:
+    for line in filter(None, lines):
         PIL.Image.fromarray(np.full((8, 8), 40, np.uint8)).save(folder / line.split(",")[0])
     (folder / "list.csv").write_text("\n".join((header, *lines)) + "\n", encoding="utf-8")
     return DataOptions(f"csv:{folder / 'list.csv'}")
@@ -112,6 +112,12 @@ def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
         (("path,labels", "a.png,x|", "b.png,y"), r"Line 2 of .* has the labels 'x\|'"),
         (("path,labels", "a.png,x", "./a.png,y"), r"Lines 2 and 3 of .* are of the same image './a.png'; .* one line"),
         (("path,labels", "a.png,x", "b.png,"), "at least two classes"),
+        (("path,labels", "", "", "a.png,x", "b.png,y||z"), r"Line 5 of .* has the labels 'y\|\|z'"),
+        (("path,labels", 'a.png,"x\ny"', "b.png,z"), "Line 3 of .* printable characters in the column labels"),
+        (("path,labels", 'a.png,"x|y', "b.png,z"), "is no CSV file in UTF-8 .*unexpected end of data"),
+        (("path,labels", "a.png,x,y", "b.png,z"), "Line 2 of .* more values than there are columns.* between several"),
+        (("path,labels,labels", "a.png,x,y", "b.png,z,x"), "must name the columns path and one of"),
+        (("path,labels", "a.png,x|y"), "One image is too few"),
         (("path,probabilities", "a.png,x=0.5|y=0.4"), "Line 2 of .* has probabilities that sum to 0.9, not to 1"),
         (("path,probabilities", "a.png,x=nan|y=1"), r"Line 2 of .* give them as cat=0.7\|dog=0.3"),
         (("path,probabilities", "a.png,x=2|y=-1"), r"Line 2 of .* give them as cat=0.7\|dog=0.3"),
@@ -131,6 +137,12 @@ def test_a_class_without_an_image_to_evaluate_on_is_said(tmp_path, capsys):
     lines = ("a.png,x|y,train", "b.png,x,test")
     open_source(csv_file(tmp_path, "path,labels,split", lines), multi_label=True)
     assert "No image to evaluate on has the class y." in capsys.readouterr().out
+
+
+def test_a_name_is_one_class_however_its_letters_are_encoded(tmp_path):
+    lines = [f"{number}.png,{name}|b" for number, name in enumerate(("caf\u00e9", "cafe\u0301") * 4)]
+    source = open_source(csv_file(tmp_path, " path , labels", lines), multi_label=True)
+    assert source.labels == ("b", "caf\u00e9")
 
 
 def test_bars_in_the_column_of_one_class_are_pointed_out(tmp_path, capsys):

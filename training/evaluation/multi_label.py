@@ -46,9 +46,10 @@ def measure_multi_label(logits: np.ndarray, targets: np.ndarray, names: Sequence
         float(sklearn.metrics.average_precision_score(truth[:, k], logits[:, k])) if support[k] else None
         for k in range(len(names))
     ]
+    known = [value for value in average if value is not None]
     return {
         "num_examples": len(targets),
-        "mean_average_precision": float(np.mean([value for value in average if value is not None])),
+        "mean_average_precision": float(np.mean(known)) if known else None,
         "micro_f1": float(sklearn.metrics.f1_score(truth, predicted, average="micro", zero_division=0.0)),
         "macro_f1": float(f1.mean()),
         "exact_match": float(sklearn.metrics.accuracy_score(truth, predicted)),
@@ -97,15 +98,18 @@ def multi_label_intervals(
             drawn["exact_match"].append(weights @ exact / len(truth))
             drawn["log_loss"].append(weights @ losses / len(truth))
     of_class = {name: np.array(drawn[name]) for name in ("average_precision", "f1")}  # (draws, K)
-    found: dict[str, Any] = {name: interval(drawn[name]) for name in _MEASURES}
+    found: dict[str, Any] = {name: _known_interval(np.array(drawn[name])) for name in _MEASURES}
     found["classes"] = {
-        name: {
-            measure: interval(column[~np.isnan(column)]) if not np.isnan(column).all() else None
-            for measure, column in ((measure, values[:, k]) for measure, values in of_class.items())
-        }
+        name: {measure: _known_interval(values[:, k]) for measure, values in of_class.items()}
         for k, name in enumerate(names)
     }
     return found
+
+
+def _known_interval(values: np.ndarray) -> list[float] | None:
+    """The interval of the draws that have a value; None if none has."""
+    known = values[~np.isnan(values)]
+    return interval(known) if known.size else None
 
 
 def _average_precision(weights: np.ndarray, truth: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -148,16 +152,20 @@ def write_multi_label_report(
     metrics = measure_multi_label(logits, targets, names)
     metrics["intervals"] = multi_label_intervals(logits, targets, names)
     metrics["worst_mistakes"] = _worst_decisions(split, logits, targets > 0.5, names)
+    average = metrics["mean_average_precision"]
     title = f"{short_name(model)} on {short_name(data)}"
     with staged(directory) as stage:
         content = {"model": model, "kind": kind, "data": data, "multi_label": True, **metrics}
-        (stage / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        (stage / "evaluation.json").write_text(text, encoding="utf-8")
         (stage / "evaluation.md").write_text(_report(title, metrics), encoding="utf-8")
-        _draw_curves(logits, targets > 0.5, names, stage / _CURVES)
+        if average is not None:
+            _draw_curves(logits, targets > 0.5, names, stage / _CURVES)
         if save_predictions:
             write_npz(stage / "predictions.npz", {"logits": logits, "labels": targets.astype(np.int64)})
+    shown = "unknown, since no image has a class" if average is None else f"{average:.4f}"
     print(
-        f"Mean average precision {metrics['mean_average_precision']:.4f}, F1 {metrics['micro_f1']:.4f}, all classes of "
+        f"Mean average precision {shown}, F1 {metrics['micro_f1']:.4f}, all classes of "
         f"an image right {metrics['exact_match']:.4f} on {metrics['num_examples']:,} images; report in "
         f"{directory / 'evaluation.md'}."
     )
@@ -183,7 +191,9 @@ def _worst_decisions(split: Split, logits: np.ndarray, truth: np.ndarray, names:
 def _report(title: str, metrics: dict) -> str:
     found = metrics["intervals"]
     totals = [("images", f"{metrics['num_examples']:,}", "")]
-    totals += [(words, *rounded(metrics[name], found[name])) for name, words in _MEASURES.items()]
+    totals += [
+        (words, *rounded(metrics[name], found[name])) for name, words in _MEASURES.items() if metrics[name] is not None
+    ]
     rows = []
     for name, row in metrics["classes"].items():
         own = found["classes"][name]
@@ -212,7 +222,8 @@ def _report(title: str, metrics: dict) -> str:
             for row in metrics["worst_mistakes"]
         ]
         lines += [markdown_table(("image", "class", "has it", "probability"), wrong, num_text_columns=3), ""]
-    return "\n".join([*lines, f"![precision and recall]({_CURVES})\n"])
+    curves = [] if metrics["mean_average_precision"] is None else [f"![precision and recall]({_CURVES})\n"]
+    return "\n".join([*lines, *curves])
 
 
 def _draw_curves(logits: np.ndarray, truth: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:

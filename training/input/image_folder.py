@@ -4,9 +4,11 @@ import collections
 import csv
 import dataclasses
 import hashlib
+import io
 import math
 import os
 import pathlib
+import unicodedata
 import zlib
 from collections.abc import Sequence
 
@@ -26,7 +28,7 @@ _HOLD_OUT = 10
 _ONE, _SEVERAL, _SHARES = "label", "labels", "probabilities"
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
 # How far from 1 the sum of an image's shares may be; they are then divided by it.
-_ROUNDING = 1e-3
+_ROUNDING = 0.02
 
 
 def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
@@ -128,13 +130,15 @@ def _listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}; --data csv:FILE takes one with the columns path and label.")
     try:
-        rows = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), restkey="")
-        columns = rows.fieldnames or []
-        table = list(rows)
+        content = path.read_bytes().decode("utf-8-sig")
+        # Line breaks stay, since those in quotes belong to a value.
+        rows = csv.DictReader(io.StringIO(content, newline=""), strict=True)
+        rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
+        table = [(rows.line_num, row) for row in rows]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is no CSV file in UTF-8 ({str(error)[:100]}); write it again.") from error
-    of_classes = [name for name in (_ONE, _SEVERAL, _SHARES) if name in columns]
-    if "path" not in columns or len(of_classes) != 1:
+    of_classes = [name for name in columns if name in (_ONE, _SEVERAL, _SHARES)]
+    if columns.count("path") != 1 or columns.count("split") > 1 or len(of_classes) != 1:
         raise UserError(
             f"The first line of {path} must name the columns path and one of label, labels and probabilities, but is "
             f"{','.join(columns)!r}."
@@ -143,8 +147,13 @@ def _listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
     splits = ("train", "test") if "split" in columns else ("",)
     found: dict[str, dict[str, str]] = {split: {} for split in splits}
     seen: dict[str, int] = {}
-    for number, row in enumerate(table, 2):
-        image, label = row["path"] or "", (row[column] or "").strip()
+    for number, row in table:
+        image, label = row["path"] or "", unicodedata.normalize("NFC", (row[column] or "").strip())
+        if None in row:
+            raise UserError(
+                f"Line {number} of {path} has more values than there are columns; put a value with commas in quotes, "
+                "and | between several classes."
+            )
         if not image or not (label or column == _SEVERAL) or not label.isprintable():
             raise UserError(
                 f"Line {number} of {path} needs a path and a value of printable characters in the column {column}; "
@@ -219,7 +228,8 @@ def _with_targets(
         missing = sorted(set(names) - {name for file in files for name, share in shares[file].items() if share})
         if not files or (missing and split == "train"):
             what = f"image of the class {missing[0]!r}" if files else "image"
-            raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; add some, or leave the class out.")
+            advice = "add some, or leave the class out" if files else "add some"
+            raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; {advice}.")
         if missing:
             print(f"No image to evaluate on has the class {', '.join(missing)}.")
     train, test = (_target_split(parts[split], shares, names, column == _SEVERAL) for split in ("train", "test"))
@@ -238,6 +248,8 @@ def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed:
         rarest = min(((counts[name], name) for name in classes), default=(0, ""))
         return rarest, "" if seed is None else _draw(file, root, seed), file
 
+    if len(shares) < 2:
+        raise UserError("One image is too few: two are needed, to train on and to evaluate on.")
     ordered = sorted(shares, key=place)
     test = ordered[min(_HOLD_OUT // 2, len(ordered) - 1) :: _HOLD_OUT]  # the single image of a class is for training
     print(f"A tenth of the images is kept for evaluation, spread over the classes: {len(test):,} of {len(ordered):,}.")
