@@ -57,6 +57,8 @@ WEIGHT_SHARE: dict[TFLiteFormat, float] = {
 _PRODUCTS = (qtyping.TFLOperationName.FULLY_CONNECTED, qtyping.TFLOperationName.CONV_2D)
 # Calibration images that judge the steps of static quantization, and that histograms and means are measured on.
 _JUDGES, _MEASURED = 64, 32
+# Fewer images than these cannot judge the steps, and the extremes stay.
+_FEWEST = 8
 # Share of these images with the same class that is enough, and of the weights that may stay in float32 for it.
 _ENOUGH_AGREEMENT, _FLOAT_SHARE = 0.995, 0.05
 _SIGNATURE, _INPUT = "serving_default", "image"
@@ -124,6 +126,8 @@ def quantize_static(
 
     ranges = _ranges(float_file, _recipe(kind, float_file), calibration)
     best = tried("extremes as ranges", content, ranges)
+    if len(judges) < _FEWEST:
+        return best, steps
     searched = searched_ranges(content, ranges, measured, STATIC[kind])
     found = tried("searched ranges", content, searched)
     if steps[-1].kept:

@@ -134,6 +134,11 @@ def test_steps_of_static_quantization_are_kept_where_they_help(float_file):
     assert [path.name for path in float_file.parent.iterdir()] == [float_file.name]
 
 
+def test_a_few_images_do_not_judge_the_steps(float_file):
+    _, steps = quantize_static(float_file, "int8", images(3))
+    assert [step.name for step in steps] == ["extremes as ranges"]
+
+
 def test_a_product_stays_in_float_within_the_budget(float_file, monkeypatch):
     monkeypatch.setattr("export.tflite.quantize._ENOUGH_AGREEMENT", 2.0)  # never reached
     monkeypatch.setattr("export.tflite.quantize._FLOAT_SHARE", 0.5)
