@@ -142,7 +142,8 @@ def _weights(config: dict) -> tuple[str, str | None]:
 
 
 def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | None, config: dict[str, Any]) -> Source:
-    model = from_checkpoint(find_checkpoint(checkpoint), **config)
+    path = find_checkpoint(checkpoint)
+    model = from_checkpoint(path, **config)
     check_classifier(model)
     labels = checkpoint_labels(labels_file, model.output_shape[1])
     if images is None:
@@ -151,7 +152,14 @@ def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | Non
     else:
         samples = read_folder(images, labels)
         seen = f"images of {images}"
-    origin = Provenance(checkpoint, seen, weights=short_name(checkpoint), license=license_of(checkpoint))
+    origin = Provenance(
+        checkpoint,
+        seen,
+        weights=short_name(checkpoint),
+        license=license_of(checkpoint),
+        temperature=run_directory.load_temperature(path),  # a run directory is a checkpoint too
+        multi_label=run_directory.is_multi_label(path),
+    )
     return Source(model, labels, samples, origin)
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in paths and names are told before TensorFlow and Keras are imported, which takes seconds."""
+"""Mistakes in paths and names are reported before TensorFlow and Keras are imported, which takes seconds."""
 
 import pathlib
 import subprocess

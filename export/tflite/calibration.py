@@ -5,6 +5,7 @@ convolution networks" (arXiv 1810.05723), here measured on histograms. Corrected
 weights: "Data-Free Quantization" (arXiv 1906.04721) section 4.2, with measured means of the inputs.
 """
 
+import collections
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -89,8 +90,12 @@ def _best_share(counts: np.ndarray, low: float, high: float, bits: int) -> float
 
 
 def with_corrected_biases(content: bytes, images: Sequence[np.ndarray]) -> bytes:
-    """Return the file with biases less the mean error of products with weights in 8 bits, over some of its inputs."""
-    dense = [found for found in products(content) if found.bias is not None and found.weights.ndim == 2]
+    """Return the file with biases less the mean error of products with weights in 8 bits, over some of its inputs.
+
+    A bias whose numbers another operator reads too, as the converter stores equal ones once, stays as it is.
+    """
+    uses = _uses(content)
+    dense = [found for found in products(content) if uses[found.bias] == 1 and found.weights.ndim == 2]
     sums: dict[str, np.ndarray] = {}
     for tensors in _activations(content, images, {found.inputs for found in dense}):
         for name, tensor in tensors.items():
@@ -103,6 +108,14 @@ def with_corrected_biases(content: bytes, images: Sequence[np.ndarray]) -> bytes
         bias = np.frombuffer(np.asarray(buffer.data, np.uint8).tobytes(), np.float32)
         buffer.data = np.frombuffer((bias - error).astype(np.float32).tobytes(), np.uint8)
     return pack(model)
+
+
+def _uses(content: bytes) -> collections.Counter:
+    """How many inputs of operators read each buffer."""
+    model = unpack(content)
+    [subgraph] = model.subgraphs
+    read = (index for operator in subgraph.operators for index in operator.inputs if index >= 0)
+    return collections.Counter(subgraph.tensors[index].buffer for index in read)
 
 
 def _activations(

@@ -91,9 +91,8 @@ def sites(model: keras.Model) -> list[Site]:
         tensor = layer.name
         if isinstance(layer, keras.layers.LayerNormalization):
             source = layer.name
-            [*others] = readers[tensor]
-            if len(others) == 1 and _only_pools(model.get_layer(others[0])):
-                [tensor] = others
+            if len(readers[tensor]) == 1 and _only_pools(model.get_layer(readers[tensor][0])):
+                [tensor] = readers[tensor]
         elif isinstance(layer, DotProductAttention) and readers[f"{tensor}.value"] == [tensor]:
             source = f"{tensor}.value"
         else:

@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -12,12 +13,14 @@ import tensorflow as tf
 
 import keras_vit
 from export.saved_model import __main__ as saved_model
+from export.source import open_source
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, run_directory
 from tests.input.test_csv_targets import csv_file
 from tests.support import randomize
 from training import evaluate, predict, pretrain
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
+from training.evaluation.soup import cook
 from training.input.sources import array_split
 from training.loop.objectives import Classification
 from training.loop.run import Run
@@ -200,6 +203,18 @@ def test_predict_names_every_class_that_reaches_the_threshold(place, tmp_path, c
     capsys.readouterr()
     predict.main(["--run", str(place / "run"), *map(str, sorted(place.glob("1?.png"))), "--output", f"{output}.html"])
     assert "Classes from 50.0% on: <b>" in pathlib.Path(f"{output}.html").read_text()
+
+
+def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
+    shutil.copytree(place / "run", tmp_path / "other")
+    for run in (place / "run", tmp_path / "other"):
+        config = json.loads((run / "config.json").read_text())
+        config["settings"]["source"] = {"data": "csv:list.csv"}
+        (run / "config.json").write_text(json.dumps(config))
+    soup = cook([str(place / "run"), str(tmp_path / "other")], str(tmp_path / "soup"))
+    assert run_directory.is_multi_label(soup.path)
+    labels = place / "run" / "labels.txt"
+    assert open_source(checkpoint=str(place / "run"), labels=str(labels)).origin.multi_label
 
 
 @pytest.fixture(name="trained", scope="module")

@@ -1,6 +1,7 @@
 """Quantization of models with a few large channels: even channels, searched ranges, corrected biases."""
 
 import pathlib
+from collections import Counter
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ from export.parity import Reference
 from export.tflite.calibration import Product, products, searched_ranges, with_corrected_biases
 from export.tflite.channel_scales import best_scales, sites, with_even_channels
 from export.tflite.export import convert
-from export.tflite.graph import Graph
+from export.tflite.graph import Graph, unpack
 from export.tflite.quantize import quantize_static
 from keras_vit import run_directory
 from tests.export.outliers import agreement, with_outliers
@@ -120,6 +121,20 @@ def test_corrected_biases_cancel_the_mean_error_of_rounded_weights(float_file):
     repaired = mean_outputs(corrected, dense, seen, rounded=True)
     assert np.abs(rounded - exact).max() > 1e-4
     np.testing.assert_allclose(repaired, exact, atol=2e-6)
+
+
+def test_biases_that_are_stored_once_for_several_products_stay(tmp_path):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dense):
+            layer.bias.assign(np.full(layer.bias.shape, 0.5))
+    content = convert(model, all_tokens=True)
+    uses = Counter(found.bias for found in products(content) if found.bias is not None)
+    shared = [number for number, count in uses.items() if count > 1]
+    assert shared
+    before, after = unpack(content), unpack(with_corrected_biases(content, images(3)))
+    for number in shared:
+        np.testing.assert_array_equal(after.buffers[number].data, before.buffers[number].data)
 
 
 def test_steps_of_static_quantization_are_kept_where_they_help(float_file):

@@ -131,7 +131,9 @@ def evaluate(
 
 def _check_multi_label(run: str, source: Source, has_real_labels: bool, calibrate: bool) -> None:
     """Raise UserError unless run and data agree on whether an image may have several classes."""
-    is_run = (to_path(run) / run_directory.CONFIG).is_file()
+    path = to_path(run)
+    folder = path.parent if path.name == run_directory.MODEL else path
+    is_run = (folder / run_directory.CONFIG).is_file()
     if is_run and run_directory.is_multi_label(run) != source.multi_label:
         kinds = ("one class each", "several classes each")
         raise UserError(

@@ -45,6 +45,9 @@ def cook(runs: Sequence[str], output: str, *, greedy: bool = False) -> Run:
     labels = {run_directory.load_labels(ingredient.run.path) for ingredient in ingredients}
     if len(labels) > 1:
         raise UserError(f"The runs {', '.join(runs)} have different classes; average runs on the same data.")
+    kinds = {run_directory.is_multi_label(ingredient.run.path) for ingredient in ingredients}
+    if len(kinds) > 1:
+        raise UserError(f"Of the runs {', '.join(runs)} some are for images of several classes; average one kind.")
     if greedy:
         _check_data(ingredients)
     model = run_directory.load_model(runs[0])
@@ -52,6 +55,8 @@ def cook(runs: Sequence[str], output: str, *, greedy: bool = False) -> Run:
         _check_model(ingredient, model)
     target = Run(to_path(output))
     settings = {"command": "soup", "runs": list(runs), "greedy": greedy, "source": ingredients[0].settings["source"]}
+    if kinds == {True}:
+        settings["recipe"] = {"loss": "multi-label"}  # as `run_directory.is_multi_label` reads it
     with locked(target.path):
         target.start(settings, labels.pop())
         if target.model_file.is_file():
