@@ -30,6 +30,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     Near are names with the same parts, such as family, size and patch ("vit_base_patch16" and "ViT-B_16"), and names
     with the same letters.
     """
+    name = name[:100]  # comparing letters takes time with their square
     known, parts = sorted(known), _parts(name)
 
     def similarity(candidate: str) -> float:

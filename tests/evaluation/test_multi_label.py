@@ -1,6 +1,7 @@
 """Models for images of several classes each: training, measures, predictions and exports."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -22,8 +23,10 @@ from training import evaluate, predict, pretrain
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
 from training.evaluation.soup import cook
 from training.input.sources import array_split
+from training.loop.fit import compile_trainer
 from training.loop.objectives import Classification
 from training.loop.run import Run
+from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 
 NAMES = ("bottom", "left", "right")
@@ -139,6 +142,16 @@ def test_the_loss_is_that_of_a_sigmoid_for_each_class_and_right_is_each_decision
     np.testing.assert_allclose(losses, np.sum(expected, axis=1), rtol=1e-6)
     assert objective.metrics == ("loss", "binary_accuracy")
     assert (float(right), float(seen)) == (1.0, 2.0)  # half of the decisions about each image
+
+
+def test_an_image_that_is_right_in_part_counts_in_part():
+    recipe = dataclasses.replace(find_recipe("digits"), loss="multi-label", batch_size=2)
+    model = recipe.build(3)
+    model.get_layer("head").bias.assign([1.0, 1.0, 1.0])  # the head's kernel is zero: all classes are predicted
+    trainer = compile_trainer(model, recipe, 1000, execution=Execution())
+    images, labels = np.zeros((2, 8, 8, 1), np.float32), np.array([[1, 1, 0], [1, 0, 1]], np.float32)
+    found = trainer.test_on_batch(images, labels, np.ones(2, np.float32), return_dict=True)
+    assert float(found["binary_accuracy"]) == pytest.approx(2 / 3)
 
 
 def test_the_report_has_the_precision_of_each_class(place, tmp_path, capsys):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_vit
 from export.inference_model import inference_model
 from keras_vit.models.build import class_token_only
-from keras_vit.models.masked_patches import masked_patch_model
+from keras_vit.models.self_supervised import masked_patch_model
 from tests.support import TINY, TINY_IMAGE, randomize
 from training.devices.cpu_kernels import with_cpu_kernels
 

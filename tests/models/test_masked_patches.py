@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
-from keras_vit.models.masked_patches import CorruptPatches, RandomMasking, masked_autoencoder, masked_patch_model
+from keras_vit.models.self_supervised import CorruptPatches, RandomMasking, masked_autoencoder, masked_patch_model
 from training import finetune, pretrain
 from training.input.sources import DataOptions
 from training.loop import pretrain as pretraining

@@ -66,7 +66,7 @@ def test_a_run_of_several_patch_sizes_resumes_exactly(assert_resumes_exactly):
         (["--patch-sizes", "3"], "image height must be a multiple of the patch height"),
         (["--patch-sizes", "4", "4"], r"patch_sizes must be different pixels, but are \(4, 4\)"),
         (["--remat"], "--patch-sizes and --patch-dropout do not support rematerialization"),
-        (["--model.position-embedding", "relative"], "resize learned positions only, not .*relative"),
+        (["--model.position-embedding", "relative"], "resizes learned positions only, not .*relative"),
     ],
 )
 def test_sizes_that_cannot_be_trained_are_refused_and_leave_nothing(options, words, tmp_path):

@@ -17,23 +17,25 @@ _CROP_ASPECT = (0.75, 1.33)
 _ERASED_AREA, _ERASED_ASPECT, _ERASING_TRIALS = (0.02, 0.4), (0.3, 1 / 0.3), 10
 
 
-def inception_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Corner and size, (y, x, 0) and (h, w, C), of a random window of an image of `shape`: 5 to 100 % of the area."""
+def inception_window(
+    shape: tf.Tensor, seed: tf.Tensor, area: tuple[float, float] = _CROP_AREA
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Corner and size, (y, x, 0) and (h, w, C), of a random window of an image of `shape` with a share of its area."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         shape,
         tf.zeros((0, 0, 4)),
         seed,
         min_object_covered=0.0,
-        area_range=_CROP_AREA,
+        area_range=area,
         aspect_ratio_range=_CROP_ASPECT,
         use_image_if_no_bounding_boxes=True,
     )
     return begin, size
 
 
-def inception_crop(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A random window of 5 to 100 % of the area and aspect 0.75 to 1.33: (H, W, C) -> (h, w, C)."""
-    window = tf.slice(image, *inception_window(tf.shape(image), seed))
+def inception_crop(image: tf.Tensor, seed: tf.Tensor, area: tuple[float, float] = _CROP_AREA) -> tf.Tensor:
+    """A random window of 5 to 100 % of the area, or another share, and aspect 0.75 to 1.33: (H, W, C) -> (h, w, C)."""
+    window = tf.slice(image, *inception_window(tf.shape(image), seed, area))
     window.set_shape((None, None, image.shape[-1]))
     return window
 

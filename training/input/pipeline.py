@@ -5,7 +5,9 @@ image that a pseudo-random permutation, keyed by seed and epoch, puts at its pla
 (seed, p), that of the batch by (seed, step). So any step of any run can be made again without making those before it.
 """
 
+import itertools
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +16,7 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
 from training.input.dataset import Split, decode_image
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbors stay correlated.
 _SHUFFLE_ROUNDS = 16
@@ -22,6 +24,10 @@ _SHUFFLE_ROUNDS = 16
 _LARGEST_SAMPLE, _SAMPLE_BYTES = 4, 64 * 2**20
 # What a batch's seed is folded with, so that it is not that of an example.
 _OF_THE_BATCH = 1
+# What the seed of an image is folded with for its first crop, if it has several; the next crops take the next numbers.
+_OF_THE_CROPS = 16
+# Share of the image's area in the large and small crops of self-distillation.
+_LARGE_CROP_AREA, _SMALL_CROP_AREA = (0.4, 1.0), (0.05, 0.4)
 # Images whose colors are changed together, whatever the batch: enough for vectorized operations, few enough for memory.
 _COLOR_ROWS = 32
 
@@ -51,6 +57,8 @@ def training_batches(
     """Batches from `first_step` on, `num_steps` of them or endless.
 
     Images (B, H, W, C) in the model's range, labels (B, K) that sum to 1; of images with several classes, 1 for each.
+    For self-distillation the images are a tuple of large crops (B, 2, H, W, C) and small crops (B, n, h, w, C), or the
+    large ones alone if there are no small ones.
 
     With `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, for worker i of n.
     """
@@ -66,14 +74,17 @@ def training_batches(
         return index, position
 
     recolored = bool(recipe.color_jitter or recipe.three_augment)
+    crops = recipe if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation" else None
 
     def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         index, position = shuffled(number)
         image, label = split.read(index)
         return image, split.target(index) if split.target else label, position
 
-    def example(image: tf.Tensor, label: tf.Tensor, position: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def example(image: tf.Tensor, label: tf.Tensor, position: tf.Tensor) -> tuple:
         example_seed = tf.stack([seed, position])
+        if crops is not None:
+            return _multi_crop(image, example_seed, crops, preprocessing), label
         image = _training_image(image, example_seed, recipe, preprocessing)
         return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
 
@@ -81,8 +92,8 @@ def training_batches(
         images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
         return images, labels
 
-    def batch(step: tf.Tensor, examples: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        images, labels = preprocessing.normalize(examples[0]), examples[1]
+    def batch(step: tf.Tensor, examples: tuple) -> tuple:
+        images, labels = tf.nest.map_structure(preprocessing.normalize, examples[0]), examples[1]
         labels = labels if split.target else tf.one_hot(labels, num_classes)
         return _mixed(images, labels, partners, tf.stack([seed, step]), recipe)
 
@@ -93,7 +104,7 @@ def training_batches(
         data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     else:
         data = numbers.map(lambda number: example(*stored(number)), tf.data.AUTOTUNE, deterministic=True)
-    if recolored:
+    if recolored and crops is None:
         data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         data = data.rebatch(len(rows), drop_remainder=True)
     else:
@@ -131,8 +142,40 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
 
     It is rounded to uint8 only for operations on bytes. So without augmentation, training sees what evaluation sees.
     """
-    crop_seed, shift_seed, flip_seed, policy_seed, erasing_seed = tf.unstack(tf.random.split(seed, 5))
-    image = _cropped(data, crop_seed, recipe, preprocessing)
+    crop_seed, *seeds = tf.unstack(tf.random.split(seed, 5))
+    return _augmented(_cropped(data, crop_seed, recipe, preprocessing), seeds, recipe, preprocessing)
+
+
+def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, preprocessing: Preprocessing):
+    """The crops of an image, decoded or not, for self-distillation, each augmented for itself: large (2, H, W, C), or
+    large and small (n, h, w, C), 0..255.
+
+    The areas are those of "Emerging Properties in Self-Supervised Vision Transformers" (arXiv 2104.14294), appendix E.
+    """
+    image = preprocessing.to_channels(decode_image(data) if data.dtype == tf.string else data)
+    numbers = itertools.count(_OF_THE_CROPS)
+
+    def crop(size: tuple[int, int], area: tuple[float, float]) -> tf.Tensor:
+        crop_seed, *seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, next(numbers)), 5))
+        window = tf.image.resize(augment.inception_crop(image, crop_seed, area), size, antialias=True)
+        window = _augmented(window, seeds, recipe, preprocessing)
+        if recipe.color_jitter or recipe.three_augment:
+            draws = color.color_draws(crop_seed)[None]
+            window = color.augment_colors(window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment)[
+                0
+            ]
+        return window
+
+    large = tf.stack([crop(recipe.image_size, _LARGE_CROP_AREA) for _ in range(2)])
+    if not recipe.local_crops:
+        return large
+    size = (recipe.local_size, recipe.local_size)
+    return large, tf.stack([crop(size, _SMALL_CROP_AREA) for _ in range(recipe.local_crops)])
+
+
+def _augmented(image: tf.Tensor, seeds: Sequence[tf.Tensor], recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
+    """A crop with all changes but those of colors."""
+    shift_seed, flip_seed, policy_seed, erasing_seed = seeds
     if image.dtype != tf.uint8 and _changes_bytes(recipe):
         image = tf.saturate_cast(tf.round(image), tf.uint8)
     if recipe.shift:

@@ -63,6 +63,9 @@ def describe_run(
         rows.append(("not counted", f"the head of {objective.num_outputs:,} outputs for each patch"))
     if isinstance(recipe, PretrainRecipe) and recipe.decoder_layers:
         rows.append(("", "the decoder, and that the encoder computes only the visible patches"))
+    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
+        crops = f"2 crops and {recipe.local_crops} small ones of each image"
+        rows.append(("not counted", f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}"))
     width = max(len(name) for name, _ in rows) + 2
     lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]

@@ -31,11 +31,12 @@ from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.run import Run
 from training.loop.trainer import Trainer, TrainingForm
 from training.options.common import Execution
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import PretrainRecipe, Recipe
 from training.techniques.distillation import two_headed
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
 from training.techniques.patch_dropout import PatchDropout
+from training.techniques.self_distillation import MultiCrop, averaging_decay
 
 # Evaluation computes no gradients, so its batches may be larger than those of training.
 _EVALUATION_BATCH = 500
@@ -132,31 +133,43 @@ def compile_trainer(
         batch_size=recipe.batch_size,
         objective=training_objective or objective,
         accumulation=recipe.accumulation,
-        ema_decay=recipe.ema_decay,
+        ema_decay=_ema_decay(recipe, num_steps),
         seed=seed,
         sharpness_radius=recipe.sharpness_radius,
         remat=execution.remat,
         stop_requested=stop_requested,
         strategy=strategy,
         validation=objective,
-        training_form=_training_form(model, recipe, seed, execution),
+        training_form=_training_form(model, recipe, num_steps, seed, execution),
     )
     trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
     return trainer
 
 
+def _ema_decay(recipe: Recipe, num_steps: int) -> float | Callable | None:
+    """Return the decay of the moving average, or a function of the step where the average is a teacher."""
+    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
+        assert recipe.ema_decay is not None  # as the recipe checks
+        return averaging_decay(recipe.ema_decay, num_steps)
+    return recipe.ema_decay
+
+
 def _training_form(
-    model: keras.Model, recipe: Recipe, seed: int, execution: Execution
-) -> Callable[[keras.Model, keras.Variable], TrainingForm] | None:
+    model: keras.Model, recipe: Recipe, num_steps: int, seed: int, execution: Execution
+) -> Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForm] | None:
     """Return the trainer's `training_form`; None if training computes what evaluation does."""
     if execution.remat and (recipe.patch_sizes or recipe.patch_dropout):
         raise UserError("--patch-sizes and --patch-dropout do not support rematerialization; leave --remat out.")
+    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
+        if execution.remat:
+            raise UserError("--target self-distillation does not support rematerialization; leave --remat out.")
+        return lambda trained, step, averages: MultiCrop(model, trained, averages, step, recipe, num_steps)
     if recipe.patch_dropout:
-        return lambda trained, step: PatchDropout(model, trained, recipe.patch_dropout)
+        return lambda trained, step, averages: PatchDropout(model, trained, recipe.patch_dropout)
     if recipe.patch_sizes:
-        return lambda trained, step: FlexiblePatches(model, trained, step, recipe.patch_sizes, seed)
+        return lambda trained, step, averages: FlexiblePatches(model, trained, step, recipe.patch_sizes, seed)
     if recipe.teacher and recipe.distillation == "hard":
-        return lambda trained, step: two_headed(trained)
+        return lambda trained, step, averages: two_headed(trained)
     return None
 
 

@@ -17,6 +17,7 @@ from training.recipes.recipe import (
     num_patch_outputs,
 )
 from training.techniques.distillation import HardDistillation, SoftDistillation, check_student, open_teacher
+from training.techniques.self_distillation import SelfDistillation
 
 
 class Classification:
@@ -31,6 +32,7 @@ class Classification:
         """
         self._loss, self._label_smoothing = loss, label_smoothing
         self.metrics = ("loss", "binary_accuracy" if loss == "multi-label" else "accuracy")
+        self.metric_dtype = "float32" if loss == "multi-label" else "int32"  # shares or counts
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Return the weighted loss of each example (B,) and the sums of loss, correct predictions and weights."""
@@ -69,6 +71,7 @@ class MaskedPatches:
     def __init__(self, target: Target, preprocessing: Preprocessing, patch: tuple[int, int]):
         self._target, self._preprocessing, self._patch = target, preprocessing, patch
         self.metrics = ("loss",) if target in PIXEL_TARGETS else ("loss", "accuracy")
+        self.metric_dtype = "int32"
 
     @property
     def num_outputs(self) -> int:
@@ -119,11 +122,13 @@ def _standardized(pixels: tf.Tensor) -> tf.Tensor:
     return centered / tf.sqrt(variance + 1e-6)
 
 
-Objective = Classification | MaskedPatches | SoftDistillation | HardDistillation
+Objective = Classification | MaskedPatches | SelfDistillation | SoftDistillation | HardDistillation
 
 
 def make_objective(recipe: Recipe) -> Objective:
     """Return the objective of a recipe."""
+    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
+        return SelfDistillation()
     if isinstance(recipe, PretrainRecipe) and recipe.target != "classes":
         assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
         return MaskedPatches(recipe.target, recipe.preprocessing(recipe.channels), recipe.model.patch)

@@ -19,13 +19,15 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import UserError
+from keras_vit.models.self_supervised import Center
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.devices.rematerialization import check_segments, rematerialized, segments
 from training.loop.objectives import Objective
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.patch_dropout import PatchDropout
+from training.techniques.self_distillation import MultiCrop
 
-TrainingForm: TypeAlias = keras.Model | FlexiblePatches | PatchDropout
+TrainingForm: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | MultiCrop
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
@@ -39,14 +41,14 @@ class Trainer(keras.Model):
         batch_size: int,
         objective: Objective,
         accumulation: int = 1,
-        ema_decay: float | None = None,
+        ema_decay: float | Callable[[tf.Tensor], tf.Tensor] | None = None,
         sharpness_radius: float = 0.0,
         seed: int = 0,
         remat: bool = False,
         stop_requested: tf.Variable | None = None,
         strategy: tf.distribute.Strategy | None = None,
         validation: Objective | None = None,
-        training_form: Callable[[keras.Model, keras.Variable], TrainingForm] | None = None,
+        training_form: Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForm] | None = None,
     ):
         """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
         the model, which is already built, and fail (keras#20585).
@@ -56,7 +58,8 @@ class Trainer(keras.Model):
             batch_size: examples per step, on all replicas together.
             objective: computes the loss and the metrics from the outputs of the network in training.
             accumulation: micro-batches per step, whose gradients are summed.
-            ema_decay: of the moving average of the weights, which is then evaluated; None for no average.
+            ema_decay: of the moving average of the weights, which is then evaluated, or a function of the step; None
+                for no average.
             sharpness_radius: SAM's rho, see `_gradients`; 0 for the gradient at the weights themselves.
             seed: of dropout and stochastic depth.
             remat: keep only the outputs of the blocks, and compute their activations again for the gradient.
@@ -64,8 +67,8 @@ class Trainer(keras.Model):
                 `any_stop_requested` is true in all of them if one set it.
             strategy: under whose scope the network was created; None for one device.
             validation: objective of the evaluation, from the outputs of the network; None for that of the training.
-            training_form: takes the network, perhaps with faster kernels, and the step; returns what is computed in
-                training, on the same weights; None for the network.
+            training_form: takes the network, perhaps with faster kernels, the step and the averages of the weights;
+                returns what is computed in training, on the same weights; None for the network.
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
@@ -75,17 +78,18 @@ class Trainer(keras.Model):
         self._sharpness_radius = sharpness_radius
         self._stop_requested = stop_requested
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
-        # Moving statistics; only torchvision's convolutional stem has them. Other variables that are not trained, such
-        # as the frozen kernels of LoRA, stay unchanged.
+        # Moving statistics; only torchvision's convolutional stem and self-distillation have them. Other variables that
+        # are not trained, such as the frozen kernels of LoRA, stay unchanged.
         norms = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
+        self._statistics += [layer.center for layer in network.layers if isinstance(layer, Center)]
         if remat:
             check_segments(network)
         self._trained = with_cpu_kernels(network) if on_cpu() else network
         with self._strategy.scope():
             self._make_variables()
             if training_form is not None:
-                self._trained = training_form(self._trained, self.step)
+                self._trained = training_form(self._trained, self.step, self.ema)
         if isinstance(self._trained, PatchDropout):
             self._random.append(self._trained.seed)
         self._segments = segments(self._trained) if remat else []
@@ -98,7 +102,8 @@ class Trainer(keras.Model):
     def _make_variables(self) -> None:
         self.step = self._number("step", "int32")
         self._any_stop_requested = self._number("any_stop_requested", "float32")
-        self.sums = [self._number("loss", "float32"), self._number("correct", "int32"), self._number("seen", "int32")]
+        metric = self._objective.metric_dtype
+        self.sums = [self._number("loss", "float32"), self._number("correct", metric), self._number("seen", "int32")]
         self.test_sums = [self._number(f"test_{total.name}", total.dtype) for total in self.sums]
         self.ema = [self._copy(variable) for variable in self.network.trainable_variables] if self._ema_decay else []
 
@@ -175,7 +180,7 @@ class Trainer(keras.Model):
         replica = tf.distribute.get_replica_context()
         # Set again, because iterators over several workers lose the static shape.
         rows = self._batch_size // replica.num_replicas_in_sync
-        images, labels = (tf.ensure_shape(part, (rows, *part.shape[1:])) for part in data[:2])
+        images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (rows, *x.shape[1:])), tuple(data[:2]))
         gradients, sums, statistics = self._gradients_of_batch(images, labels)
         stop = [] if self._stop_requested is None else [tf.identity(self._stop_requested)]
         if replica.num_replicas_in_sync > 1:
@@ -198,8 +203,9 @@ class Trainer(keras.Model):
         self.optimizer.apply(gradients, self.network.trainable_variables)
         for variable, value in zip(self._statistics, statistics, strict=True):
             variable.assign(value)
+        decay = self._ema_decay(self.step.value) if callable(self._ema_decay) else self._ema_decay
         for average, variable in zip(self.ema, self.network.trainable_variables, strict=bool(self.ema)):
-            average.assign(average + (1.0 - self._ema_decay) * (variable - average))
+            average.assign(average + (1.0 - decay) * (variable - average))
         self.step.assign_add(1)
         return self._logs(self.sums, sums)
 
@@ -217,13 +223,16 @@ class Trainer(keras.Model):
     def _accumulated(self, images, labels):
         """As `_backward` for the full batch, one micro-batch after the other."""
         count = self._accumulation
-        images, labels = (tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for x in (images, labels))
+        images, labels = tf.nest.map_structure(
+            lambda x: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])), (images, labels)
+        )
         zeros = [tf.zeros(variable.shape) for variable in self.network.trainable_variables]
         start = zeros, [tf.zeros(())] * 3, [v.value for v in self._statistics]
 
         def add(index, totals):
             gradients, sums, statistics = totals
-            more, more_sums, statistics = self._backward(images[index], labels[index], index, statistics)
+            of_micro_batch = tf.nest.map_structure(lambda x: x[index], (images, labels))
+            more, more_sums, statistics = self._backward(*of_micro_batch, index, statistics)
             added = [a + b for a, b in zip(gradients, more, strict=True)]
             return index + 1, (added, [a + b for a, b in zip(sums, more_sums, strict=True)], statistics)
 
@@ -267,7 +276,7 @@ class Trainer(keras.Model):
                 if self._segments:
                     network = rematerialized(self._segments, values)
                 outputs = network(images, training=True)
-            losses, sums = self._objective.measure(images, labels, outputs, tf.ones(images.shape[:1]))
+            losses, sums = self._objective.measure(images, labels, outputs, tf.ones(labels.shape[:1]))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
         gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         statistics = [scope.get_current_value(variable) for variable in self._statistics]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OptimizerKind = Literal["adamw", "sgd"]
 Loss = Literal["softmax", "sigmoid", "multi-label"]
 Distillation = Literal["soft", "hard"]
-Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels", "patch-normalized-pixels"]
+Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels", "patch-normalized-pixels", "self-distillation"]
 MixupPartner = Literal["next", "opposite"]
 
 # Masked patch prediction: levels per channel (3 bits); rows and columns of the downsampled patch that is predicted.
@@ -227,7 +227,8 @@ class PretrainRecipe(Recipe):
     target: Target = "classes"
     """What the model predicts: the classes of the images; or, for masked patches, the mean color (patch-color), the 16
     colors of the patch downsampled to 4x4 (patch-4x4), all pixels (patch-pixels), or all pixels less their mean and
-    divided by their deviation in the patch (patch-normalized-pixels)."""
+    divided by their deviation in the patch (patch-normalized-pixels); or, for crops of an image, what the moving
+    average of the model says of other crops of it (self-distillation, DINO)."""
     corruption: float = 0.5
     """Fraction of the patches of an image that are masked and predicted, for the targets of patches."""
     decoder_layers: int = 0
@@ -235,14 +236,24 @@ class PretrainRecipe(Recipe):
     predicts the others. 0 for none: the encoder sees a mask token at their places."""
     decoder_width: int = 512
     """Width of that decoder, a multiple of 32."""
+    prototypes: int = 65_536
+    """Self-distillation: outputs of the head, the probabilities of which are learned."""
+    head_width: int = 2048
+    """Width of that head, a multiple of 8."""
+    local_crops: int = 8
+    """Small crops of each image, beside two large ones of image_size."""
+    local_size: int = 96
+    """Height and width of the small crops in pixels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lora:
             raise UserError("LoRA adapts a trained model; give --lora to training.finetune, or leave it out.")
-        if self.target != "classes":
+        if self.target == "self-distillation":
+            self._check_self_distillation()
+        elif self.target != "classes":
             self._check_masked()
-        elif self.decoder_layers:
+        if self.decoder_layers and self.target in ("classes", "self-distillation"):
             raise UserError("A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out.")
         for size in self.patch_sizes:
             if isinstance(self.model, ViTConfig):
@@ -260,18 +271,46 @@ class PretrainRecipe(Recipe):
             )
         if not 0.0 < self.corruption <= 1.0:
             raise UserError(f"The recipe's corruption must be in (0, 1], but is {self.corruption}.")
-        if self.patch_sizes or self.patch_dropout:
-            raise UserError(f"The target {self.target} needs all patches; leave --patch-sizes and --patch-dropout out.")
-        if self.teacher is not None:
-            raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
+        self._check_no_labels()
         if self.decoder_layers:
             self._check_decoder(self.model)
         rows, columns = self.model.grid(self.image_size)
         if rows * columns < 2:
             raise UserError(f"The target {self.target} needs at least 2 patches, but the image has 1.")
+
+    def _check_no_labels(self) -> None:
+        if self.patch_sizes or self.patch_dropout:
+            raise UserError(f"The target {self.target} needs all patches; leave --patch-sizes and --patch-dropout out.")
+        if self.teacher is not None:
+            raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
         for field in ("mixup", "cutmix", "label_smoothing", "head_bias"):
             if getattr(self, field):
                 raise UserError(f"The recipe's {field} is for labels; with --target {self.target} leave it 0.")
+
+    def _check_self_distillation(self) -> None:
+        if not isinstance(self.model, ViTConfig):
+            raise UserError("The target self-distillation is for a ViT; give such a model, or --target classes.")
+        self._check_no_labels()
+        if self.ema_decay is None:
+            raise UserError(
+                "Self-distillation learns from the moving average of the weights; give --ema-decay 0.996 or so."
+            )
+        if self.prototypes < 2 or self.head_width < 8 or self.head_width % 8:
+            raise UserError(
+                "Self-distillation needs at least 2 prototypes and a head_width that is a multiple of 8, but they are "
+                f"{self.prototypes} and {self.head_width}."
+            )
+        if self.local_crops < 0:
+            raise UserError(f"The recipe's local_crops must not be negative, but are {self.local_crops}.")
+        if self.inception_crop or self.crop_from is not None:
+            raise UserError("Self-distillation draws its own crops; leave --inception-crop and --crop-from out.")
+        if self.local_crops:
+            if self.local_size > min(self.image_size):
+                raise UserError(
+                    f"The recipe's local_size must be at most the image_size, {self.image_size}, but is "
+                    f"{self.local_size}."
+                )
+            self.model.grid((self.local_size, self.local_size))  # raises if it does not divide
 
     def _check_decoder(self, model: ViTConfig) -> None:
         if self.decoder_layers < 0 or self.decoder_width < 32 or self.decoder_width % 32:
@@ -295,9 +334,13 @@ class PretrainRecipe(Recipe):
         preprocessing = self.preprocessing(self.channels)
         if self.target == "classes":
             return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name="vit")
-        from keras_vit.models.masked_patches import masked_autoencoder, masked_patch_model
+        from keras_vit.models.self_supervised import masked_autoencoder, masked_patch_model, self_distillation_model
 
         assert isinstance(self.model, ViTConfig)  # as __post_init__ checks
+        if self.target == "self-distillation":
+            return self_distillation_model(
+                self.model, preprocessing, prototypes=self.prototypes, head_width=self.head_width, name="vit"
+            )
         outputs = num_patch_outputs(self.target, self.model.patch, self.channels)
         if not self.decoder_layers:
             return masked_patch_model(

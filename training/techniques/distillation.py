@@ -77,6 +77,7 @@ class SoftDistillation:
     """The divergence of the model's probabilities from those of the teacher; logits (B, K)."""
 
     metrics = ("loss", "accuracy")
+    metric_dtype = "int32"
 
     def __init__(self, teacher: keras.Model, temperature: float):
         """Args:
@@ -99,6 +100,7 @@ class HardDistillation:
     """The class token learns the labels, the distillation token the teacher's classes; two logits (B, K)."""
 
     metrics = ("loss", "accuracy")
+    metric_dtype = "int32"
 
     def __init__(self, teacher: keras.Model, label_smoothing: float):
         """Args:

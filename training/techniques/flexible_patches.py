@@ -12,17 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, ViTConfig, preprocessing_of
-from keras_vit.checkpoints.load import values_by_key, weights_by_key
-from keras_vit.models.layers import no_init_weights
-from keras_vit.models.resizing import resize_patch_kernel, resize_position_embedding
-from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
-
-_KERNEL, _POSITIONS = "embedding/kernel", "Transformer/posembed_input/pos_embedding"
+from training.techniques.resized import Resized
 
 
 class FlexiblePatches:
@@ -51,7 +45,7 @@ class FlexiblePatches:
         if not isinstance(config, ViTConfig) or config.stem is not None:
             raise UserError("--patch-sizes are for a Vision Transformer that cuts the image itself; leave them out.")
         self.networks: list[Callable] = [
-            trained if (size, size) == config.patch else _Resized(network, config, size) for size in patch_sizes
+            trained if (size, size) == config.patch else _at_patch_size(network, config, size) for size in patch_sizes
         ]
         """images, training -> outputs of the network, one for each size."""
 
@@ -68,52 +62,9 @@ class FlexiblePatches:
         return tf.switch_case(self.index(), [functools.partial(compute, network) for network in self.networks])
 
 
-class _Resized:
-    """The network at another patch size, on the weights of the original."""
-
-    def __init__(self, network: keras.Model, config: ViTConfig, patch_size: int):
-        self._network, preprocessing = network, preprocessing_of(network)
-        resized = dataclasses.replace(config, patch_size=patch_size)
-        policy = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(network.get_layer("embedding").dtype_policy)
-        try:
-            with no_init_weights():
-                model = keras_vit.build(resized, preprocessing=preprocessing, num_classes=network.output_shape[-1])
-        finally:
-            keras.config.set_dtype_policy(policy)
-        self._variables, self._seeds = weights_by_key(model), _seeds(model)
-        self._model = with_cpu_kernels(model) if on_cpu() else model
-        old, new = config.grid(preprocessing.image_size), resized.grid(preprocessing.image_size)
-        self._matrices = {_KERNEL: _kernel_matrix(config.patch, patch_size)}
-        prefix = config.num_prefix_positions
-        if _POSITIONS in self._variables:
-            table = np.eye(prefix + old[0] * old[1], dtype=np.float32)
-            self._matrices[_POSITIONS] = resize_position_embedding(table, old, new, prefix)
-        for key, variable in weights_by_key(network).items():
-            if key not in self._matrices and "lora" not in key and self._variables[key].shape != variable.shape:
-                raise UserError(f"--patch-sizes resize learned positions only, not {key}; leave them out.")
-
-    def __call__(self, images, training):
-        # Read outside of the scope below, because the variables may have other values in that of the caller.
-        mapping = [
-            (new, tf.convert_to_tensor(old)) for new, old in zip(self._seeds, _seeds(self._network), strict=True)
-        ]
-        for key, value in values_by_key(self._network).items():
-            value, variable = tf.convert_to_tensor(value), self._variables[key]
-            if key in self._matrices:
-                matrix = self._matrices[key]
-                value = tf.reshape(matrix @ tf.reshape(value, (matrix.shape[1], -1)), variable.shape)
-            mapping.append((variable, value))
-        with keras.StatelessScope(mapping):
-            return self._model(images, training=training)
-
-
-def _kernel_matrix(old: tuple[int, int], new: int) -> np.ndarray:
-    """Return the (new * new, h * w) matrix that resizes a patch kernel."""
-    size = old[0] * old[1]
-    basis = np.eye(size, dtype=np.float32).reshape(*old, 1, size)
-    return resize_patch_kernel(basis, (new, new)).reshape(new * new, size)
-
-
-def _seeds(model: keras.Model) -> list[keras.Variable]:
-    return [variable for variable in model.non_trainable_variables if variable.name == "seed_generator_state"]
+def _at_patch_size(network: keras.Model, config: ViTConfig, size: int) -> Resized:
+    resized = dataclasses.replace(config, patch_size=size)
+    classes = network.output_shape[-1]
+    return Resized(
+        network, lambda: keras_vit.build(resized, preprocessing=preprocessing_of(network), num_classes=classes)
+    )

@@ -1,8 +1,10 @@
-"""Masked patch prediction: a Vision Transformer that says what is in the patches that are hidden from it.
+"""The models of training without labels: masked patch prediction, masked autoencoder, self-distillation.
 
 Papers: "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2, where some embedded patches are corrupted and
-the encoder's output at the place of each is mapped to a prediction; and "Masked Autoencoders Are Scalable Vision
-Learners" (arXiv 2111.06377), where the encoder gets only the visible patches, and a small decoder predicts the others.
+the encoder's output at the place of each is mapped to a prediction; "Masked Autoencoders Are Scalable Vision Learners"
+(arXiv 2111.06377), where the encoder gets only the visible patches, and a small decoder predicts the others; and
+"Emerging Properties in Self-Supervised Vision Transformers" (arXiv 2104.14294, DINO), where crops of an image are
+assigned to prototypes.
 """
 
 import dataclasses
@@ -11,9 +13,9 @@ import keras
 from keras import ops
 
 from keras_vit.models.config import ViTConfig
-from keras_vit.models.layers import TokenDense
+from keras_vit.models.layers import TokenDense, gelu_erf
 from keras_vit.models.positions import SinCosPositions
-from keras_vit.models.vit import encoder, encoder_block, layer_norm, patch_tokens
+from keras_vit.models.vit import encoder, encoder_block, layer_norm, patch_tokens, vision_transformer
 from keras_vit.preprocessing import Preprocessing
 
 # Channels of an attention head in the decoder of a masked autoencoder: 16 heads of 512 channels in the paper.
@@ -22,6 +24,8 @@ DECODER_HEAD = 32
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 # Outside training, the same patches of every image are corrupted, in any batch and on any replica.
 _FIXED_SEED = 1
+# Of the moving mean of the teacher of self-distillation, as the paper sets it.
+_CENTER_MOMENTUM = 0.9
 
 
 def masked_patch_model(
@@ -183,3 +187,66 @@ class RestorePatches(keras.layers.Layer):
             ops.cast(self.mask_token, visible.dtype), (ops.shape(visible)[0], num_masked, visible.shape[2])
         )
         return ops.take_along_axis(ops.concatenate([visible, mask], axis=1), places[..., None], axis=1)
+
+
+def self_distillation_model(
+    config: ViTConfig, preprocessing: Preprocessing, *, prototypes: int, head_width: int, name: str
+) -> keras.Model:
+    """Build the model of DINO: images (B, height, width, channels) in [-1, 1] -> a dict.
+
+    "student" (B, prototypes) float32, the cosine of each prototype and the features after the head; "teacher" the same
+    less its moving mean. All weights but those of the head are, by name, those of the model that `keras_vit.build`
+    makes of the config without classes. As in the official code (facebookresearch/dino
+    `vision_transformer.py:DINOHead`) the head has two hidden layers and a bottleneck of unit length, and the prototypes
+    have unit length too.
+
+    Args:
+        config: of the backbone.
+        preprocessing: of the images.
+        prototypes: their number, 65,536 in the paper.
+        head_width: of the hidden layers, 2,048 in the paper; the bottleneck is an eighth of it.
+        name: name of the model.
+    """
+    backbone = vision_transformer(config, preprocessing, None, name)
+    x, kernel = backbone.output, keras.initializers.TruncatedNormal(stddev=0.02)
+    for layer in range(2):
+        x = TokenDense(head_width, activation=gelu_erf, kernel_initializer=kernel, name=f"projection_{layer}")(x)
+    x = TokenDense(head_width // 8, kernel_initializer=kernel, name="projection_2")(x)
+    # float32, because the probabilities are those of 25 times the cosines.
+    x = keras.layers.UnitNormalization(dtype="float32", name="unit_length")(x)
+    student = Prototypes(prototypes, dtype="float32", name="prototypes")(x)
+    teacher = Center(dtype="float32", name="center")(student)
+    return keras.Model(backbone.input, {"student": student, "teacher": teacher}, name=name)
+
+
+class Prototypes(keras.layers.Layer):
+    """The products with `count` vectors of unit length: (B, W) -> (B, count)."""
+
+    def __init__(self, count: int, **kwargs):
+        super().__init__(**kwargs)
+        self.count = count
+
+    def build(self, input_shape):
+        limit = input_shape[-1] ** -0.5
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(input_shape[-1], self.count),
+            initializer=keras.initializers.RandomUniform(-limit, limit),
+        )
+
+    def call(self, x):
+        return ops.matmul(x, ops.normalize(self.kernel, axis=0))
+
+
+class Center(keras.layers.Layer):
+    """Subtracts a moving mean over batches, which only `update` changes: (B, K) -> (B, K)."""
+
+    def build(self, input_shape):
+        self.center = self.add_weight(name="center", shape=input_shape[-1:], initializer="zeros", trainable=False)
+
+    def call(self, x):
+        return x - self.center
+
+    def update(self, x) -> None:
+        """Move the mean toward that of x (B, K)."""
+        self.center.assign(_CENTER_MOMENTUM * self.center + (1.0 - _CENTER_MOMENTUM) * ops.mean(x, axis=0))
