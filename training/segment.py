@@ -4,7 +4,8 @@
 
 The folder holds images/ and masks/, or train/ and test/ with these two. A mask has the name and the size of its image
 (scenes/masks/a.png for scenes/images/a.jpg), and its pixels are class numbers from 0; 255 is not counted. The file
-labels.txt in the folder may name the classes. The same command evaluates a finished run again.
+labels.txt in the folder may name the classes. --data tfds:oxford_iiit_pet takes images and masks from TensorFlow
+Datasets. The same command evaluates a finished run again.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ def main(arguments: Sequence[str]) -> None:
         options.checkpoint,
         options.data,
         options.workdir,
+        data_dir=options.data_dir,
+        train_split=options.train_split,
+        eval_split=options.eval_split,
         blocks=options.blocks,
         image_size=options.image_size,
         steps=options.steps,

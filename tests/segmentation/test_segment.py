@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 import sklearn.datasets
 import tensorflow as tf
+import tensorflow_datasets as tfds
 
 import keras_vit
 from keras_vit import UserError, run_directory
@@ -16,6 +17,9 @@ from tests.support import randomize
 from training import segment
 from training.segmentation.masks import open_scenes, read_mask
 from training.segmentation.segment import evaluate
+from training.segmentation.tfds_masks import open_tfds_scenes
+
+TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 
 BACKBONE = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=32)
 
@@ -163,6 +167,75 @@ def test_a_folder_that_does_not_match_is_refused_by_name(damage, words, tmp_path
     with pytest.raises(UserError, match=words):
         segment.main(["--checkpoint", "augreg:B_16", "--data", str(tmp_path / "scenes"), "--workdir", str(workdir)])
     assert not workdir.exists()
+
+
+class DigitScenes(tfds.core.GeneratorBasedBuilder):
+    """The scenes as a data set of TensorFlow Datasets, whose classes are 1 and 2."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    scenes = pathlib.Path()
+
+    def _info(self):
+        mask = tfds.features.Image(shape=(None, None, 1), encoding_format="png")
+        features = {"image": tfds.features.Image(shape=(None, None, 3)), "label": np.int64, "segmentation_mask": mask}
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(range(40)), "test": self._generate_examples(range(40, 60))}
+
+    def _generate_examples(self, numbers):
+        for number in numbers:
+            image, mask = (
+                np.asarray(PIL.Image.open(self.scenes / name / f"{number:03d}.png")) for name in ("images", "masks")
+            )
+            mask = np.where(mask == 255, 255, mask + 1).astype(np.uint8)[..., None]
+            yield number, {"image": np.repeat(image[..., None], 3, -1), "label": 0, "segmentation_mask": mask}
+
+
+@pytest.fixture(name="tfds_directory", scope="module")
+def _tfds_directory(scenes, tmp_path_factory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("tfds")
+    DigitScenes.scenes = scenes
+    DigitScenes(data_dir=directory).download_and_prepare()
+    return directory
+
+
+def test_a_data_set_of_tfds_has_the_images_and_masks_of_its_records(scenes, tfds_directory):
+    labels, train, evaluation = open_tfds_scenes("digit_scenes", str(tfds_directory), "train[:30]", None)
+    assert labels == ("0", "1", "2")
+    assert (train.num_examples, evaluation.num_examples) == (30, 20)
+    expected = {read_mask(scenes / "masks" / f"{number:03d}.png").tobytes() for number in range(40, 60)}
+    for image, mask in evaluation.in_order():
+        assert (image.shape, image.dtype, mask.shape, mask.dtype) == ((24, 32, 3), tf.uint8, (24, 32), tf.uint8)
+        found = mask.numpy()
+        assert np.where(found == 255, 255, found - 1).astype(np.uint8).tobytes() in expected
+    images, classes, weights = next(iter(train.batches(keras_vit.Preprocessing((24, 32), 1), 5, seed=0)))
+    assert (images.shape, classes.shape) == ((5, 24, 32, 1), (5, 24, 32))
+    assert set(np.unique(classes[weights == 1.0])) == {1, 2}
+
+
+@pytest.mark.slow
+def test_a_run_on_a_data_set_of_tfds_is_evaluated_on_its_test_split(tfds_directory, tmp_path):
+    command = ["--checkpoint", save_backbone(tmp_path), "--data", "tfds:digit_scenes", "--data-dir"]
+    command += [str(tfds_directory), "--workdir", str(tmp_path / "run"), "--steps", "3"]
+    segment.main(command)
+    report = json.loads((tmp_path / "run" / "segmentation.json").read_text())
+    assert report["images"] == 20
+    assert report["iou"]["0"] is None
+    assert report["iou"].keys() == {"0", "1", "2"}
+    with pytest.raises(UserError, match="train_split"):
+        segment.main([*command, "--train-split", "train[:30]"])
+
+
+def test_a_data_set_without_one_mask_is_refused(tmp_path):
+    command = ["--checkpoint", "augreg:B_16", "--data", "tfds:mnist", "--data-dir", str(TFDS), "--workdir"]
+    with pytest.raises(
+        UserError, match="'?mnist'? should have one image and one mask, .* pictures image of 1 channels"
+    ):
+        segment.main([*command, str(tmp_path / "run")])
+    with pytest.raises(UserError, match="--data-dir applies to --data tfds:NAME only; leave it out"):
+        segment.main(["--checkpoint", "augreg:B_16", "--data", "x", "--data-dir", "y", "--workdir", "z"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_resnet_has_no_tokens_to_segment_by(scenes, tmp_path):

@@ -83,8 +83,8 @@ def _check_labels(labels: np.ndarray, names: tuple[str, ...]) -> None:
         )
 
 
-def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: str | None) -> Source:
-    """A data set of TensorFlow Datasets with images and labels, prepared (downloading) if it is not yet."""
+def tfds_builder(name: str, data_dir: str | None):
+    """The builder of a data set, NAME or NAME:CONFIG, which is prepared (downloading) if it is not yet."""
     import tensorflow_datasets as tfds
 
     if not re.fullmatch(r"\w+(:[^:]+)?", name):
@@ -111,19 +111,31 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
                 f"The data set {name!r} is not prepared in {builder.data_dir} and could not be fetched "
                 f"({type(error).__name__}); prepare it there, or give --data-dir."
             ) from error
+    return builder
+
+
+def tfds_eval_split(builder) -> str:
+    """The first usual name of an evaluation split that a data set has."""
+    for split in EVALUATION_NAMES:
+        if split in builder.info.splits:
+            return split
+    raise UserError(f"{builder.name} has only the splits {', '.join(builder.info.splits)}; give --eval-split.")
+
+
+def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: str | None) -> Source:
+    """A data set of TensorFlow Datasets with images and labels, prepared (downloading) if it is not yet."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds_builder(name, data_dir)
     keys = builder.info.supervised_keys
     if keys is None or not isinstance(builder.info.features[keys[1]], tfds.features.ClassLabel):
-        raise UserError(f"The data set {name!r} has no image with one class label; its keys are {keys}.")
+        raise UserError(f"The data set {builder.name!r} has no image with one class label; its keys are {keys}.")
     labels = tuple(builder.info.features[keys[1]].names)
-    if eval_split is None:
-        eval_split = next((split for split in EVALUATION_NAMES if split in builder.info.splits), None)
-        if eval_split is None:
-            raise UserError(f"{name} has only the splits {', '.join(builder.info.splits)}; give --eval-split.")
-    return Source(labels, *(_tfds_split(builder, split, labels) for split in (train_split, eval_split)))
+    splits = (train_split, eval_split or tfds_eval_split(builder))
+    return Source(labels, *(_tfds_split(builder, split, labels) for split in splits))
 
 
-def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
-    features, (image_key, label_key) = builder.info.features, builder.info.supervised_keys
+def _split_info(builder, split: str):
     try:
         info = builder.info.splits[split]
     except (KeyError, ValueError) as error:
@@ -132,6 +144,18 @@ def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
         ) from error
     if info.num_examples <= 0:  # below for a slice that ends before it begins
         raise UserError(f"The split {split!r} of {builder.name} is empty; give one that holds images.")
+    return info
+
+
+def tfds_records(builder, split: str) -> TFRecords:
+    """The records of a split, by number."""
+    info = _split_info(builder, split)
+    return TFRecords([(part.filename, part.skip, part.take) for part in info.file_instructions])
+
+
+def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
+    features, (image_key, label_key) = builder.info.features, builder.info.supervised_keys
+    info = _split_info(builder, split)
     shape = features[image_key].shape
     if None not in shape and info.num_examples * np.prod(shape) <= _IN_MEMORY_BYTES:
         images, numbers = builder.as_dataset(split=split, batch_size=-1, as_supervised=True, shuffle_files=False)
@@ -139,7 +163,7 @@ def _tfds_split(builder, split: str, labels: tuple[str, ...]) -> Split:
 
     import tensorflow_datasets as tfds
 
-    records = TFRecords([(part.filename, part.skip, part.take) for part in info.file_instructions])
+    records = tfds_records(builder, split)
     encoded = isinstance(features[image_key], tfds.features.Image) and features[image_key].np_dtype == np.uint8
     decoders = {image_key: tfds.decode.SkipDecoding()} if encoded else None
 

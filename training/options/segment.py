@@ -11,6 +11,8 @@ from keras_vit import UserError
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import is_remote
 
+TFDS = "tfds:"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SegmentOptions:
@@ -19,9 +21,16 @@ class SegmentOptions:
     checkpoint: Annotated[str, tyro.conf.arg(aliases=("--run",))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name, of a Vision Transformer."""
     data: str
-    """Folder of images/ and masks/, of which every tenth pair is evaluated, or of train/ and test/ with these two."""
+    """Folder of images/ and masks/, of which every tenth pair is evaluated, or of train/ and test/ with these two; or
+    tfds:NAME[:CONFIG], a data set of TensorFlow Datasets with an image and a mask of one channel."""
     workdir: str
     """Run directory: model.keras, the report segmentation.md, and saved_model/1."""
+    data_dir: str | None = None
+    """Directory of TensorFlow Datasets, for tfds:; default its own."""
+    train_split: str = "train"
+    """Training split, for tfds:, such as train[:80%]."""
+    eval_split: str | None = None
+    """Evaluation split, for tfds:; default test, validation or val, whichever there is first."""
     blocks: tuple[int, ...] = (-1,)
     """Blocks whose tokens are the features, concatenated; negative numbers count from the last. DINOv2: -4 -3 -2 -1."""
     image_size: tuple[int, int] | None = None
@@ -47,8 +56,13 @@ class SegmentOptions:
         check_name(self.checkpoint)
         if is_remote(self.workdir) or is_remote(self.data):
             raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
+        if self.data.startswith(TFDS):
+            return
+        for field in ("data_dir", "train_split", "eval_split"):
+            if getattr(self, field) != type(self).__dataclass_fields__[field].default:
+                raise UserError(f"--{field.replace('_', '-')} applies to --data tfds:NAME only; leave it out.")
         if not pathlib.Path(self.data).is_dir():
             raise UserError(
                 f"There is no folder {self.data!r}; --data takes one with images/ and masks/, or with train/ and test/ "
-                "that hold these two."
+                "that hold these two, or tfds:NAME."
             )

@@ -12,8 +12,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import LABELS
-from training.input.dataset import decode_image
-from training.segmentation.masks import Scenes, read_image
+from training.segmentation.scenes import Scenes, as_input
 
 # Largest difference of logits that rounding explains, relative to the largest of them or to 1.
 _TOLERANCE = 1e-4
@@ -55,13 +54,12 @@ def _compare(model: keras.Model, scenes: Scenes, folder: pathlib.Path) -> None:
     """Raise ParityError if the SavedModel differs from the model on evaluation images."""
     signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
     preprocessing = preprocessing_of(model)
-    for path in scenes.images[:_SAMPLES]:
-        image = tf.cast(preprocessing.to_channels(decode_image(tf.io.read_file(path))), tf.uint8)
-        expected = model.predict_on_batch(read_image(tf.constant(path), preprocessing)[None])
-        found = signature(image=image[None])["logits"].numpy()
+    for number, (image, _) in enumerate(scenes.in_order().take(_SAMPLES)):
+        expected = model.predict_on_batch(as_input(image, preprocessing)[None])
+        found = signature(image=preprocessing.to_channels(image)[None])["logits"].numpy()
         difference = float(np.abs(found - expected).max())
         if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
             raise ParityError(
-                f"The SavedModel's logits of {path} differ from those of the model by {difference:.3g}, more than "
-                "rounding, so it was not kept."
+                f"The SavedModel's logits of {scenes.name(number)} differ from those of the model by {difference:.3g}, "
+                "more than rounding, so it was not kept."
             )

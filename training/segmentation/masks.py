@@ -1,55 +1,27 @@
 """Folders of images and masks: which mask belongs to which image, and what is wrong with them."""
 
-import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import PIL.Image
 import tensorflow as tf
 
-from keras_vit import Preprocessing, UserError
+from keras_vit import UserError
 from keras_vit.files.labels import read_labels
 from keras_vit.run_directory import LABELS
 from training.input.dataset import Oddities, decode_image, decoding_problem, listed, problems_of
 from training.input.image_folder import EVALUATION_NAMES
+from training.segmentation.scenes import IGNORED, Scenes
 
-IGNORED = 255
 # Without a split of its own, every tenth pair by name is evaluated.
 _HOLD_OUT = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Scenes:
-    """Images and their masks, as files."""
-
-    images: tuple[str, ...]
-    masks: tuple[str, ...]
-
-    def every(self, chosen: Callable[[int], bool]) -> "Scenes":
-        """Return the pairs whose numbers are chosen."""
-        rows = [row for row in range(len(self.images)) if chosen(row)]
-        return Scenes(tuple(self.images[row] for row in rows), tuple(self.masks[row] for row in rows))
-
-    def batches(self, preprocessing: Preprocessing, batch_size: int, seed: int) -> tf.data.Dataset:
-        """Return endless training batches: images (B, H, W, C) in the model's range, classes (B, H, W), weights."""
-        files = tf.data.Dataset.from_tensor_slices((list(self.images), list(self.masks)))
-        files = files.shuffle(len(self.images), seed=seed).repeat()
-
-        def example(image: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            classes = tf.ensure_shape(tf.numpy_function(_read_file, [mask], tf.uint8), (None, None))
-            classes = tf.image.resize(classes[..., None], preprocessing.image_size, "nearest")[..., 0]  # (H, W)
-            counted = tf.cast(classes != IGNORED, tf.float32)
-            return (
-                read_image(image, preprocessing),
-                tf.where(classes == IGNORED, tf.zeros_like(classes), classes),
-                counted,
-            )
-
-        data = files.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return data.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+Pairs = Sequence[tuple[str, str]]
+"""Files of images and of their masks."""
 
 
 def open_scenes(folder: str) -> tuple[tuple[str, ...], Scenes, Scenes]:
@@ -64,17 +36,22 @@ def open_scenes(folder: str) -> tuple[tuple[str, ...], Scenes, Scenes]:
         splits = (_pairs(root / "train"), _pairs(evaluation))
     else:
         pairs = _pairs(root)
-        if len(pairs.images) < 2:
-            raise UserError(f"{root} holds {len(pairs.images)} image; it needs two, to train on and to evaluate on.")
-        splits = (pairs.every(lambda row: row % _HOLD_OUT != 0), pairs.every(lambda row: row % _HOLD_OUT == 0))
-    found = sorted(set().union(*(_checked(scenes) for scenes in splits)))
-    return _labels(root, found), *splits
+        if len(pairs) < 2:
+            raise UserError(f"{root} holds {len(pairs)} image; it needs two, to train on and to evaluate on.")
+        evaluated = range(0, len(pairs), _HOLD_OUT)
+        splits = ([pair for row, pair in enumerate(pairs) if row not in evaluated], [pairs[row] for row in evaluated])
+    found = sorted(set().union(*(_checked(pairs) for pairs in splits)))
+    return _labels(root, found), _scenes(splits[0]), _scenes(splits[1])
 
 
-def read_image(path: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
-    """Return the image of a file as the model takes it: (H, W, C)."""
-    image = preprocessing(decode_image(tf.io.read_file(path)))
-    return tf.ensure_shape(image, (*preprocessing.image_size, preprocessing.channels))
+def _scenes(pairs: Pairs) -> Scenes:
+    images, masks = (tf.constant(files) for files in zip(*pairs, strict=True))
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        mask = tf.numpy_function(_read_file, [masks[index]], tf.uint8)
+        return decode_image(tf.io.read_file(images[index])), tf.ensure_shape(mask, (None, None))
+
+    return Scenes(len(pairs), read, lambda index: pairs[index][0])
 
 
 def read_mask(path: str) -> np.ndarray:
@@ -96,7 +73,7 @@ def _read_file(path: bytes) -> np.ndarray:
     return read_mask(os.fsdecode(path))
 
 
-def _pairs(folder: pathlib.Path) -> Scenes:
+def _pairs(folder: pathlib.Path) -> Pairs:
     """Return the pairs of a folder of images/ and masks/, in the order of their names."""
     for name in ("images", "masks"):
         if not (folder / name).is_dir():
@@ -114,8 +91,7 @@ def _pairs(folder: pathlib.Path) -> Scenes:
         )
     if not images:
         raise UserError(f"{folder / 'images'} holds no image.")
-    names = sorted(images)
-    return Scenes(tuple(str(images[name]) for name in names), tuple(str(masks[name]) for name in names))
+    return [(str(images[name]), str(masks[name])) for name in sorted(images)]
 
 
 def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -130,18 +106,18 @@ def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return found
 
 
-def _checked(scenes: Scenes) -> set[int]:
+def _checked(pairs: Pairs) -> set[int]:
     """Return the classes in the masks of a split. Raises UserError for the files that do not fit."""
     oddities = Oddities()
     problem = functools.partial(_image_problem, oddities=oddities)
-    if bad := problems_of(list(scenes.images), problem):
+    if bad := problems_of([image for image, _ in pairs], problem):
         raise UserError(
-            f"{len(bad)} of {len(scenes.images)} images cannot be read: {listed(bad)}; repair them, or remove them and "
+            f"{len(bad)} of {len(pairs)} images cannot be read: {listed(bad)}; repair them, or remove them and "
             "their masks."
         )
-    oddities.warn(f"{len(scenes.images):,} images")
+    oddities.warn(f"{len(pairs):,} images")
     classes: set[int] = set()
-    for image, mask in zip(scenes.images, scenes.masks, strict=True):
+    for image, mask in pairs:
         values = read_mask(mask)
         with PIL.Image.open(image) as opened:
             width, height = opened.size

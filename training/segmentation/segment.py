@@ -16,9 +16,12 @@ from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from training.evaluation.classifiers import load_model
 from training.loop.run import Run, locked
+from training.options.segment import TFDS
 from training.segmentation.export import export_segmenter
 from training.segmentation.head import segmenter
-from training.segmentation.masks import IGNORED, Scenes, open_scenes, read_image, read_mask
+from training.segmentation.masks import open_scenes
+from training.segmentation.scenes import IGNORED, Scenes, as_input
+from training.segmentation.tfds_masks import open_tfds_scenes
 
 
 def segment(
@@ -26,6 +29,9 @@ def segment(
     data: str,
     workdir: str,
     *,
+    data_dir: str | None = None,
+    train_split: str = "train",
+    eval_split: str | None = None,
     blocks: Sequence[int] = (-1,),
     image_size: tuple[int, int] | None = None,
     steps: int = 500,
@@ -38,11 +44,15 @@ def segment(
     See `SegmentOptions` for the arguments. The report holds `mean_iou` and `pixel_accuracy`, on the pixels of the masks
     that are counted, at the masks' own size, and `iou` by class; None for a class that is in no mask.
     """
-    labels, train, evaluation = open_scenes(data)
-    if batch_size > len(train.images):
+    splits = {"train_split": train_split, "eval_split": eval_split} if data.startswith(TFDS) else {}
+    if splits:
+        labels, train, evaluation = open_tfds_scenes(data.removeprefix(TFDS), data_dir, train_split, eval_split)
+    else:
+        labels, train, evaluation = open_scenes(data)
+    if batch_size > train.num_examples:
         raise UserError(
-            f"A batch of {batch_size} is larger than the training set of {len(train.images)} images; give "
-            f"--batch-size {len(train.images)} or less."
+            f"A batch of {batch_size} is larger than the training set of {train.num_examples} images; give "
+            f"--batch-size {train.num_examples} or less."
         )
     run = Run(to_path(workdir))
     settings = {
@@ -55,6 +65,7 @@ def segment(
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "seed": seed,
+        **splits,
     }
     with locked(run.path):
         if not run.model_file.is_file():
@@ -79,7 +90,7 @@ def _fit(model: keras.Model, train: Scenes, steps: int, batch_size: int, learnin
         keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
         weighted_metrics=["accuracy"],
     )
-    print(f"{len(train.images):,} training images, {steps:,} steps of {batch_size}.")
+    print(f"{train.num_examples:,} training images, {steps:,} steps of {batch_size}.")
     batches = train.batches(preprocessing_of(model), batch_size, seed)
     verbose = 1 if sys.stdout.isatty() else 2
     history = model.fit(batches, steps_per_epoch=steps, shuffle=False, verbose=verbose).history
@@ -93,10 +104,8 @@ def evaluate(model: keras.Model, scenes: Scenes, labels: Sequence[str]) -> dict:
     """Return `mean_iou`, `pixel_accuracy` and `iou` by class; the logits are resized to the size of each mask."""
     confusion = np.zeros((len(labels), len(labels)), np.int64)  # class of the mask, predicted class
     preprocessing = preprocessing_of(model)
-    pairs = zip(scenes.images, scenes.masks, strict=True)
-    for image, file in tqdm.tqdm(pairs, total=len(scenes.images), unit="image", disable=None):
-        mask = read_mask(file)
-        logits = model.predict_on_batch(read_image(tf.constant(image), preprocessing)[None])
+    for image, mask in tqdm.tqdm(scenes.in_order(), total=scenes.num_examples, unit="image", disable=None):
+        logits, mask = model.predict_on_batch(as_input(image, preprocessing)[None]), mask.numpy()
         predicted = tf.argmax(tf.image.resize(logits, mask.shape)[0], axis=-1).numpy()  # (H, W)
         counted = mask != IGNORED
         np.add.at(confusion, (mask[counted], predicted[counted]), 1)
@@ -106,7 +115,7 @@ def evaluate(model: keras.Model, scenes: Scenes, labels: Sequence[str]) -> dict:
     unions = confusion.sum(axis=0) + confusion.sum(axis=1) - hits
     iou = [float(hit / union) if there else None for hit, union, there in zip(hits, unions, present, strict=True)]
     return {
-        "images": len(scenes.images),
+        "images": scenes.num_examples,
         "mean_iou": float(np.mean([value for value in iou if value is not None])),
         "pixel_accuracy": float(hits.sum() / confusion.sum()),
         "iou": dict(zip(labels, iou, strict=True)),

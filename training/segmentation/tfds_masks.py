@@ -1,0 +1,75 @@
+"""Data sets of TensorFlow Datasets with images and masks."""
+
+import tensorflow as tf
+
+from keras_vit import UserError
+from training.input.sources import tfds_builder, tfds_eval_split, tfds_records
+from training.segmentation.scenes import IGNORED, Scenes
+
+
+def open_tfds_scenes(
+    name: str, data_dir: str | None, train_split: str, eval_split: str | None
+) -> tuple[tuple[str, ...], Scenes, Scenes]:
+    """Return the names of the classes, the training images and the evaluation images of a data set.
+
+    The image is the feature with three channels, or the one named image, and the mask the only one with one channel.
+    All masks are read once, for their values: the classes are named by the data set or, if it has no names, by their
+    numbers, and 255 is not counted.
+
+    Raises UserError if the data set has no such features, or a mask that does not fit its image.
+    """
+    builder = tfds_builder(name, data_dir)
+    keys = _keys(builder)
+    eval_split = eval_split or tfds_eval_split(builder)
+    (train, in_train), (evaluation, in_evaluation) = (_scenes(builder, s, *keys) for s in (train_split, eval_split))
+    largest = max(in_train, in_evaluation)
+    names = getattr(builder.info.features[keys[1]], "names", None)
+    labels = tuple(names or map(str, range(largest + 1)))
+    if largest >= len(labels):
+        raise UserError(f"The masks of {name} have the value {largest}, but it names {len(labels)} classes from 0 on.")
+    if len(labels) < 2:
+        raise UserError(f"The masks of {name} have one class at most (255 is not counted); at least two are needed.")
+    return labels, train, evaluation
+
+
+def _keys(builder) -> tuple[str, str]:
+    """Return the names of the features of image and mask."""
+    import tensorflow_datasets as tfds
+
+    pictures = {key: f.shape[-1] for key, f in builder.info.features.items() if isinstance(f, tfds.features.Image)}
+    images = [key for key, channels in pictures.items() if channels == 3 or key == "image"]
+    masks = [key for key, channels in pictures.items() if channels == 1 and key != "image"]
+    if len(images) != 1 or len(masks) != 1:
+        found = ", ".join(f"{key} of {channels} channels" for key, channels in pictures.items()) or "none"
+        raise UserError(
+            f"The data set {builder.name} should have one image and one mask, which has one channel, but has the "
+            f"pictures {found}; save images and masks in folders, and give --data that folder."
+        )
+    return images[0], masks[0]
+
+
+def _scenes(builder, split: str, image_key: str, mask_key: str) -> tuple[Scenes, int]:
+    """Return the scenes of a split, and the largest class in its masks; -1 if no pixel is counted."""
+    records, features = tfds_records(builder, split), builder.info.features
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        decoded = features.deserialize_example(records.read(index))
+        return tf.cast(decoded[image_key], tf.uint8), tf.cast(decoded[mask_key][..., 0], tf.uint8)
+
+    def check(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        decoded = features.deserialize_example(records.read(index))
+        image, mask = decoded[image_key], tf.cast(decoded[mask_key], tf.int64)
+        counted = tf.where(mask == IGNORED, tf.constant(-1, tf.int64), mask)
+        return tf.reduce_all(tf.shape(image)[:2] == tf.shape(mask)[:2]), tf.reduce_max(counted)
+
+    largest = -1
+    checked = tf.data.Dataset.range(len(records)).map(check, tf.data.AUTOTUNE)
+    for number, (same, value) in enumerate(checked.as_numpy_iterator()):
+        if not same:
+            raise UserError(f"The mask of {records.name(number)} has not the size of its image; leave it out.")
+        if value > IGNORED:
+            raise UserError(
+                f"The mask of {records.name(number)} should have class numbers from 0 to 254, but has {value}."
+            )
+        largest = max(largest, int(value))
+    return Scenes(len(records), read, records.name), largest
