@@ -32,6 +32,8 @@ class Reference:
     """Preprocessing of the model."""
     logits: np.ndarray
     """Logits (n, K) of the Keras model."""
+    multi_label: bool = False
+    """Whether an image may have several classes."""
 
     @property
     def tolerance(self) -> float:
@@ -55,7 +57,7 @@ class Parity:
     max_abs_diff: float
     mean_abs_diff: float
     agreement: float
-    """Share of images with the same predicted class."""
+    """Share of images with the same predicted class or, where an image may have several, exactly the same classes."""
     accuracy: float
     """Accuracy on the labeled images; NaN without labels."""
     num_images: int
@@ -84,12 +86,19 @@ def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
         image = tf.io.decode_png(data, channels=4)
         depth_and_type = tf.strings.substr(data, 24, 2)
         shallow = tf.reduce_any(tf.equal(depth_and_type, [b"\1\0", b"\2\0", b"\4\0"]))
+        palette = tf.reduce_any(tf.equal(depth_and_type, [b"\1\3", b"\2\3", b"\4\3"]))
 
         def scaled() -> tf.Tensor:  # for gray of fewer than 8 bits, TensorFlow scales the alpha down too
             alpha = tf.where(image[..., 3:] > 0, tf.constant(255, tf.uint8), tf.constant(0, tf.uint8))
             return tf.concat([image[..., :3], alpha], axis=-1)
 
-        return tf.cond(shallow, scaled, lambda: image)
+        def without_made_up_alpha() -> tf.Tensor:
+            # A palette of up to 16 colors that names no transparent one gets an alpha of 1, 3 or 15.
+            names_alpha = tf.strings.regex_full_match(data, r"\C*tRNS\C*")
+            return tf.cond(names_alpha, lambda: image, lambda: tf.concat([image[..., :3], opaque], axis=-1))
+
+        opaque = tf.fill(tf.shape(image[..., 3:]), tf.constant(255, tf.uint8))
+        return tf.case([(shallow, scaled), (palette, without_made_up_alpha)], default=lambda: image)
 
     # Decoding to four channels turns a transparent color into alpha. Otherwise TensorFlow ignores it.
     is_png = tf.equal(tf.strings.substr(data, 0, 8), b"\x89PNG\r\n\x1a\n")
@@ -98,12 +107,14 @@ def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
     return tf.cast(preprocessing.fit(image), tf.float32)
 
 
-def reference(model: keras.Model, preprocessing: Preprocessing, samples: Samples) -> Reference:
-    """Run the Keras model on the sample images."""
+def reference(
+    model: keras.Model, preprocessing: Preprocessing, samples: Samples, *, multi_label: bool = False
+) -> Reference:
+    """Run the Keras model on the sample images, each of which may have several classes if `multi_label`."""
     if not samples.encoded:
         raise UserError("An export is verified on sample images, but there are none.")
     logits = [model.predict_on_batch(images) for _, images in _batches(samples, preprocessing, False)]
-    return Reference(samples, preprocessing, np.concatenate(logits))
+    return Reference(samples, preprocessing, np.concatenate(logits), multi_label)
 
 
 @functools.lru_cache(maxsize=4)
@@ -145,7 +156,7 @@ def compare(expected: Reference, logits: np.ndarray) -> Parity:
     return Parity(
         max_abs_diff=float(difference.max()),
         mean_abs_diff=float(difference.mean()),
-        agreement=float(np.mean(predicted == keras_predicted)),
+        agreement=agreement(expected.logits, logits, multi_label=expected.multi_label),
         accuracy=accuracy(expected, logits),
         num_images=len(logits),
         tolerance=expected.tolerance,
@@ -153,6 +164,16 @@ def compare(expected: Reference, logits: np.ndarray) -> Parity:
         gained=gained,
         mcnemar_p=mcnemar(lost, gained) if (labels >= 0).any() else float("nan"),
     )
+
+
+def agreement(expected: np.ndarray, logits: np.ndarray, *, multi_label: bool) -> float:
+    """Share of the images with the same predicted class in two arrays of logits (n, K).
+
+    With `multi_label` a class is predicted from the logit 0 on, and an image counts if all its classes are the same.
+    """
+    if multi_label:
+        return float(np.mean(np.all((logits >= 0.0) == (expected >= 0.0), axis=-1)))
+    return float(np.mean(np.argmax(logits, axis=-1) == np.argmax(expected, axis=-1)))
 
 
 def mcnemar(lost: int, gained: int) -> float:

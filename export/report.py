@@ -32,7 +32,7 @@ _WORDS = {
     "max_abs_diff": "largest difference of a logit from the Keras model",
     "mean_abs_diff": "mean difference of a logit",
     "tolerance": "largest difference that counts as rounding",
-    "agreement": "share of images with the same predicted class",
+    "agreement": "share of images with the same predicted classes",
     "keras_accuracy": "accuracy of the Keras model",
     "lost": "images that only the Keras model classifies correctly",
     "gained": "images that only the export classifies correctly",

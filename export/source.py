@@ -145,7 +145,7 @@ def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | Non
     path = find_checkpoint(checkpoint)
     model = from_checkpoint(path, **config)
     check_classifier(model)
-    labels = checkpoint_labels(labels_file, model.output_shape[1])
+    labels = checkpoint_labels(labels_file or _labels_of_run(path), model.output_shape[1])
     if images is None:
         samples = random_images(preprocessing_of(model))
         seen = f"{_NUM_RANDOM} random images"
@@ -161,6 +161,13 @@ def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | Non
         multi_label=run_directory.is_multi_label(path),
     )
     return Source(model, labels, samples, origin)
+
+
+def _labels_of_run(path: pathlib.Path) -> str | None:
+    """labels.txt, if the checkpoint is a run directory or its model."""
+    folder = path if path.is_dir() else path.parent
+    is_run = (folder / run_directory.CONFIG).is_file() and (folder / run_directory.LABELS).is_file()
+    return str(folder / run_directory.LABELS) if is_run else None
 
 
 def _json(path: pathlib.Path) -> dict:

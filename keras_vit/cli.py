@@ -77,6 +77,8 @@ def _with_sizes_last(arguments: Sequence[str]) -> list[str]:
             continue
         if not equals and rest:
             side = rest.pop(0)
+        if re.fullmatch(r"-[0-9]+", side):
+            raise UserError(f"--image-size takes a number of pixels above 0, but was given {side}.")
         size = [side] if side else []
         if side.isdecimal():
             size.append(rest.pop(0) if rest and rest[0].isdecimal() else side)
@@ -102,6 +104,8 @@ def _one_sentence(boxes: str) -> str:
             complaints[-1] += f" {line}"
         else:
             goes_on = False
+    # A mistyped option is also missing; what was mistyped says more.
+    complaints.sort(key=lambda complaint: complaint.lower().startswith("missing"))
     text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
     # tyro's message for an optional value.
     text = re.sub(r"no type matching (.+?) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)

@@ -242,7 +242,7 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_pa
     [
         (training.pretrain, PRETRAIN),
         (training.study, ["head", "--data", "digits", "--workdir", "runs/never"]),
-        (training.evaluate, ["--run", "augreg:B_16", "--data", "digits"]),
+        (training.evaluate, ["--run", "augreg:B_16", "--data", "digits", "--output", "x"]),
         (saved_model, ["--checkpoint", "augreg:B_16", "--output", "x"]),
         (tflite, ["--checkpoint", "augreg:B_16", "--output", "x"]),
     ],

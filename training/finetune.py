@@ -14,7 +14,7 @@ import tyro
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data
+from training.options.checks import check_data, check_model
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
@@ -38,6 +38,8 @@ def main(arguments: Sequence[str]) -> None:
     check_data(options.source)
     if options.checkpoint is not None and options.model is None:
         check_name(options.checkpoint)
+    if options.model is not None:
+        check_model(options.model)
     if jax_requested():
         check_jax(options, options.recipe)
     else:

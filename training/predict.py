@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.checkpoints.download import check_name
+from training.options.checks import check_finished
 from training.options.predict import PredictOptions
 
 
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     from training.prediction.pictures import find_pictures
 
     check_name(options.run)
+    check_finished(options.run)
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
     elif not predict(classifier, files, output=options.output, explain=options.explain):
-        raise UserError("Some pictures could not be read; they are named above, and the others were classified.")
+        raise UserError("Some pictures could not be read; they are named above, and any others were classified.")
 
 
 if __name__ == "__main__":

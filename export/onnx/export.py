@@ -54,7 +54,9 @@ def export_onnx(
     for kind in formats:
         runtimes.check_size(kind, model)
     texts = fingerprint.claim(output, model, labels)
-    expected = parity.reference(in_dtype(model, "float32"), preprocessing_of(model), samples)
+    expected = parity.reference(
+        in_dtype(model, "float32"), preprocessing_of(model), samples, multi_label=origin.multi_label
+    )
     network = inference_model(model, for_onnx=True)
     written: dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, notes = {}, []

@@ -40,7 +40,7 @@ def require_packages(formats: Sequence[OnnxFormat]) -> None:
     if missing:
         raise UserError(
             f"An export as {' and '.join(formats)} needs {', '.join(missing)}, which is not installed; run "
-            f"`pip install -r {REQUIREMENTS}`."
+            f"`pip install -r {REQUIREMENTS}`, or without a checkout `pip install {' '.join(missing)}`."
         )
 
 

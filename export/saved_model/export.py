@@ -65,7 +65,9 @@ def export_saved_model(
     if xla and dtype == "bfloat16":
         raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
     started = time.perf_counter()
-    expected = parity.reference(in_dtype(model, "float32"), preprocessing_of(model), samples)
+    expected = parity.reference(
+        in_dtype(model, "float32"), preprocessing_of(model), samples, multi_label=origin.multi_label
+    )
     with staged(output) as stage, tempfile.TemporaryDirectory() as assets:
         version = stage / "version"
         labels_file = pathlib.Path(assets) / run_directory.LABELS
@@ -166,7 +168,7 @@ def _verify(
             )
     else:
         parity.require_agreement("bfloat16 SavedModel", found, max_disagreement)
-        from_files = parity.compare(expected, np.log(np.concatenate(probabilities) + 1e-30))
+        from_files = parity.compare(expected, logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
         parity.require_agreement("bfloat16 SavedModel with encoded images", from_files, max_disagreement)
     del loaded
     facts = {
@@ -179,6 +181,12 @@ def _verify(
         "operators": _operators(path),
     }
     return found, facts
+
+
+def logits_of(probabilities: np.ndarray, *, multi_label: bool) -> np.ndarray:
+    """Return logits that give these probabilities (n, K), finite for those that are rounded to 0 or 1."""
+    bounded = np.clip(probabilities.astype(np.float64), 1e-30, 1.0)
+    return np.log(bounded) - (np.log(np.maximum(1.0 - bounded, 1e-30)) if multi_label else 0.0)
 
 
 def run_cpp_loader(path: pathlib.Path, expected: parity.Reference, tolerance: float) -> dict:

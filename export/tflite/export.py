@@ -27,6 +27,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
+from keras_vit.files.tflite_metadata import SEVERAL_CLASSES
 from keras_vit.models.build import logits_model
 from keras_vit.run_directory import CALIBRATION, Samples
 
@@ -67,7 +68,7 @@ def export_tflite(
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = preprocessing_of(model)
-    expected = parity.reference(in_dtype(model, "float32"), preprocessing, samples)
+    expected = parity.reference(in_dtype(model, "float32"), preprocessing, samples, multi_label=origin.multi_label)
     inputs: list[np.ndarray] = []
     even, scaled = model, dict[str, Scaled]()
     if calibration is not None:
@@ -97,7 +98,9 @@ def export_tflite(
                 )
             float_file = float_files[all_tokens, is_even]
             if kind in STATIC:
-                content, steps[kind] = quantize.quantize_static(float_file, kind, inputs)
+                content, steps[kind] = quantize.quantize_static(
+                    float_file, kind, inputs, multi_label=origin.multi_label
+                )
             else:
                 content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind, inputs)
             if target != "cpu":
@@ -105,7 +108,7 @@ def export_tflite(
             file = stage / _file_name(kind, ending)
             description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
             if origin.multi_label:
-                description += "; an image may have several classes: sigmoid(logits)"
+                description += f"; {SEVERAL_CLASSES}"
             if origin.temperature != 1.0:
                 description += f"; calibrated: softmax(logits / {origin.temperature:.6g})"
             file.write_bytes(

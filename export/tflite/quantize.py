@@ -34,6 +34,7 @@ from ai_edge_litert.interpreter import Interpreter
 from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer, recipe, recipe_manager
 from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
+from export import parity
 from export.options import TFLiteFormat
 from export.tflite.calibration import products, searched_ranges, with_corrected_biases
 
@@ -92,7 +93,7 @@ def quantize(float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence
 
 
 def quantize_static(
-    float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence[np.ndarray]
+    float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence[np.ndarray], *, multi_label: bool = False
 ) -> tuple[bytes, list[Step]]:
     """Content of an int8 or int16x8 file, and what each step gained.
 
@@ -103,6 +104,7 @@ def quantize_static(
         float_file: float32 file with batch 1.
         kind: the format.
         calibration: inputs (1, H, W, C) of the model.
+        multi_label: whether an image may have several classes.
     """
     content = float_file.read_bytes()
     judges, measured = _spread(calibration, _JUDGES), _spread(calibration, _MEASURED)
@@ -117,8 +119,8 @@ def quantize_static(
             found = bytes(quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges)).quantized_model)
         logits = _logits(found, judges)
         error = float(np.sqrt(np.mean(np.square(logits - expected))))
-        agreement = float(np.mean(logits.argmax(axis=-1) == expected.argmax(axis=-1)))
-        steps.append(Step(name, error, agreement, kept=not steps or error < best_step().error))
+        same = parity.agreement(expected, logits, multi_label=multi_label)
+        steps.append(Step(name, error, same, kept=not steps or error < best_step().error))
         return found
 
     def best_step() -> Step:

@@ -1,5 +1,6 @@
 """Convert a checkpoint to another layout, verify the written file and print a report key by key."""
 
+import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -11,10 +12,11 @@ from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.formats import HEADS, LAYOUTS, layout_of
 from keras_vit.checkpoints.from_checkpoint import from_checkpoint
+from keras_vit.checkpoints.infer_config import value_range
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.save import save_checkpoint
 from keras_vit.errors import UserError
-from keras_vit.models.build import config_of
+from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import Gelu, ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.run_directory import is_keras_model
 
@@ -72,6 +74,7 @@ def convert(
     print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
     print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
     _report_settings(model, layout, has_config=target.is_dir())
+    _report_preprocessing(model, written)
 
 
 def _read(
@@ -116,3 +119,18 @@ def _report_settings(model: keras.Model, layout: str, *, has_config: bool) -> No
         value, default = getattr(owner, field), getattr(defaults, field)
         if value != default:
             print(f"{name}: {value} in this model, {default} in the code of {layout} files; set it there.")
+
+
+def _report_preprocessing(model: keras.Model, written: Checkpoint) -> None:
+    """Print how the model's images are resized and normalized where the file is read with something else."""
+    own, settings = preprocessing_of(model), written.file_config
+    stored = value_range(written, own.channels)
+    lost: dict[str, tuple[object, object]] = {
+        "resize": (own.resize, settings.resize),
+        "crop_from": (own.crop_from, settings.crop_from),
+    }
+    if own.channel_ranges() != dataclasses.replace(own, value_range=stored).channel_ranges():
+        lost["value_range"] = (own.value_range, stored)
+    for name, (value, read) in lost.items():
+        if value != read:
+            print(f"{name}: {value} in this model, but the file does not say so and is read with {read}; set it there.")

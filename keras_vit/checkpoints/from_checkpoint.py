@@ -177,12 +177,13 @@ def from_checkpoint(
             stacklevel=2,
         )
     preprocessing = Preprocessing(
-        typing.cast(tuple[int, int], image_size),  # or an int
+        checkpoint.file_config.processed_size or typing.cast(tuple[int, int], image_size),  # or an int
         channels_now,
         resize=checkpoint.file_config.resize,
         value_range=value_range(checkpoint, channels_now),
         crop_from=checkpoint.file_config.crop_from,
     )
+    preprocessing = resized_preprocessing(preprocessing, image_size)
     return build_and_fill(checkpoint, config, preprocessing, grid, changes, how_built)
 
 
@@ -241,7 +242,9 @@ def adapt(
         channel_rule, resampler, keep_pre_logits: see `from_checkpoint`.
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
-    return _adapted(model, config_of(model), image_size, changes, HowBuilt(classifier_activation_of(model)))
+    dtype = model.get_layer("spec").dtype_policy.name
+    how_built = HowBuilt(classifier_activation_of(model), None if dtype == "float32" else dtype)
+    return _adapted(model, config_of(model), image_size, changes, how_built)
 
 
 def _adapted(
@@ -259,9 +262,18 @@ def _adapted(
         weights[key] = Weight(array, array.shape, np.asarray)
     grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
     if image_size is not None:
-        size = typing.cast(tuple[int, int], image_size)  # or an int
-        preprocessing = dataclasses.replace(preprocessing, image_size=size)
+        preprocessing = resized_preprocessing(preprocessing, image_size)
     return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, how_built)
+
+
+def resized_preprocessing(preprocessing: Preprocessing, image_size: int | tuple[int, int]) -> Preprocessing:
+    """The preprocessing for another image size, which shows the same part of a picture: `crop_from` grows with it."""
+    size = typing.cast(tuple[int, int], image_size)  # or an int
+    crop_from = preprocessing.crop_from
+    if crop_from is not None:
+        old, new = max(preprocessing.image_size), image_size if isinstance(image_size, int) else max(image_size)
+        crop_from = max(round(crop_from * new / old), new)
+    return dataclasses.replace(preprocessing, image_size=size, crop_from=crop_from)
 
 
 def _value_stream(value: Any) -> io.BytesIO:

@@ -91,6 +91,8 @@ class FileConfig:
     """See Preprocessing."""
     crop_from: int | None = None
     """See Preprocessing."""
+    processed_size: tuple[int, int] | None = None
+    """Height and width to which `resize` and `crop_from` lead; the image size of DINOv2's weights is another."""
     other_resize: str | None = None
     """How the original resizes images, if not as `resize` does here."""
     value_range: ValueRange | None = None
@@ -147,6 +149,7 @@ def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
         "resnet_sizes": sizes,
     }
     common["resize"], common["crop_from"], size = processor_resize(processor)
+    common["processed_size"] = size
     common["other_resize"] = other_filter(processor, common["resize"])
     if kind == "bit":  # the model accepts any size
         common["image_size"] = common["image_size"] or size

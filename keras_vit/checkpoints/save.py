@@ -162,7 +162,8 @@ def _bit_fields(config: ResNetConfig) -> dict:
 
 
 def _preprocessor_config(preprocessing: Preprocessing) -> dict:
-    """The content of preprocessor_config.json for transformers; equal to `preprocessing` up to rounding of pixels.
+    """The content of preprocessor_config.json for transformers; equal to `preprocessing` up to rounding of pixels and,
+    for "stretch", antialiasing.
 
     Cropping the largest centered square and resizing it equals resizing the smaller side and cropping the center.
     """

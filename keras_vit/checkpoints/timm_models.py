@@ -182,7 +182,7 @@ def timm_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: 
     if architecture != _DISTILLED:
         arguments |= {
             "class_token": config.has_class_token,
-            "no_embed_class": bool(config.num_registers) or not config.has_class_token,
+            "no_embed_class": bool(config.num_registers) or not config.has_class_token or not config.prefix_positions,
             "reg_tokens": config.num_registers,
             "fc_norm": config.norm_after_pooling,
         }

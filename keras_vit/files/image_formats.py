@@ -11,6 +11,9 @@ import struct
 from collections.abc import Iterator
 
 _MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM", "GIF": b"GIF8"}
+# Endings of the names of pictures, in formats that are not supported too.
+_ENDINGS: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp")
+_ENDINGS += (".tif", ".tiff", ".heic", ".heif", ".avif")
 # The first TensorFlow version that decodes WebP, and the names of its distributions.
 _WEBP_SINCE = (2, 21)
 _DISTRIBUTIONS = (
@@ -51,6 +54,11 @@ def image_format(data: bytes) -> str | None:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WebP" if "WebP" in formats() else None
     return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
+
+
+def is_picture_name(name: str) -> bool:
+    """Whether a file is called like a picture, of any format."""
+    return name.lower().endswith(_ENDINGS)
 
 
 def image_files(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -123,7 +123,9 @@ def attention_rollout(attentions: Iterable[np.ndarray]) -> np.ndarray:
     return np.stack(rollouts)
 
 
-def attention_to_patches(matrix: np.ndarray, grid: tuple[int, int], num_prefix_tokens: int) -> np.ndarray:
+def attention_to_patches(
+    matrix: np.ndarray, grid: tuple[int, int], num_prefix_tokens: int, has_class_token: bool | None = None
+) -> np.ndarray:
     """The part of an attention or rollout matrix that leads from the output to the patches, as a map.
 
     The row of the class token without its own column, not renormalized. A model without one has no such row: the mean
@@ -132,13 +134,16 @@ def attention_to_patches(matrix: np.ndarray, grid: tuple[int, int], num_prefix_t
     Args:
         matrix: (..., T, T).
         grid: h and w.
-        num_prefix_tokens: tokens before the patches, the first of which is the class token; 0 without one.
+        num_prefix_tokens: tokens before the patches, such as the class token and registers.
+        has_class_token: whether the first of them is a class token; None if there is any.
 
     Returns:
         (..., h, w), not negative, summing to 1 at most.
     """
     matrix = np.asarray(matrix)
-    row = matrix[..., 0, :] if num_prefix_tokens else matrix.mean(axis=-2)
+    if has_class_token is None:
+        has_class_token = num_prefix_tokens > 0
+    row = matrix[..., 0, :] if has_class_token else matrix.mean(axis=-2)
     _check_patches(row.shape[-1] - num_prefix_tokens, grid)
     return row[..., num_prefix_tokens:].reshape(*row.shape[:-1], *grid)
 

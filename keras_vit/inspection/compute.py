@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -273,6 +274,9 @@ def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], he
     ink = "rollout" in figures and inputs.shape[-1] == 1 and config.stem is None
     if not ink and "distance" not in figures:
         inputs = inputs[:shown]
+    to_patches = functools.partial(
+        analysis.attention_to_patches, grid=grid, num_prefix_tokens=prefix, has_class_token=config.has_class_token
+    )
     seen: dict[str, list] = {"distance": [], "renormalized": [], "rollout": [], "attention": [], "norms": []}
     for first, attentions, blocks in _batches(model, config, inputs, "norms" in figures):
         end = max(shown - first, 0)  # images of this batch that get maps
@@ -281,9 +285,9 @@ def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], he
             seen["renormalized"].append(_distances(attentions, grid, patch, prefix, renormalize=True))
         if "rollout" in figures and (ink or end):
             rolled = analysis.attention_rollout(a if ink else a[:end] for a in attentions)
-            seen["rollout"].append(np.moveaxis(analysis.attention_to_patches(rolled, grid, prefix), 0, 1))
+            seen["rollout"].append(np.moveaxis(to_patches(rolled), 0, 1))
         if "attention" in figures and end:
-            maps = [analysis.attention_to_patches(attentions[layer][:end, heads], grid, prefix) for layer in layers]
+            maps = [to_patches(attentions[layer][:end, heads]) for layer in layers]
             seen["attention"].append(np.stack(maps, axis=1))  # (B, L, H, h, w)
         if blocks and end:
             norms = [analysis.token_norms(analysis.patch_tokens(tokens[:end], grid, prefix)) for tokens in blocks]

@@ -69,6 +69,20 @@ def test_a_keras_model_is_adapted_and_converted(tmp_path, capsys):
     assert keras_vit.from_checkpoint(tmp_path / "x.npz", stored_grid=(3, 10)).output_shape == (None, 5)
 
 
+def test_preprocessing_that_a_file_cannot_hold_is_reported(tmp_path, capsys):
+    preprocessing = keras_vit.Preprocessing(24, resize="resize-small", crop_from=30, value_range=(0.0, 1.0))
+    config = dataclasses.replace(TINY, patch_size=8)
+    randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=3)).save(tmp_path / "model.keras")
+    convert.main([str(tmp_path / "model.keras"), str(tmp_path / "x.npz"), "--layout", "npz"])
+    lines = capsys.readouterr().out.splitlines()
+    end = "set it there."
+    assert f"resize: resize-small in this model, but the file does not say so and is read with stretch; {end}" in lines
+    assert f"crop_from: 30 in this model, but the file does not say so and is read with None; {end}" in lines
+    assert any(line.startswith("value_range: (0.0, 1.0) in this model") for line in lines)
+    convert.main([str(tmp_path / "model.keras"), str(tmp_path / "hf"), "--layout", "huggingface"])
+    assert not any(end in line for line in capsys.readouterr().out.splitlines())
+
+
 def test_differing_epsilons_of_a_resnet_are_reported(tmp_path, capsys):
     convert.main([str(FIXTURES / "hybrid_stages2.npz"), str(tmp_path / "x.safetensors"), "--layout", "timm"])
     printed = capsys.readouterr().out

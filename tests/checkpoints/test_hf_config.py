@@ -438,6 +438,16 @@ def test_images_are_resized_like_by_the_processor(processor, resize, crop_from, 
     assert (found.resize, found.crop_from, found.image_size) == (resize, crop_from, (32, 32))
 
 
+@pytest.mark.parametrize("image_size", [None, 24, 48])
+def test_a_processor_for_another_size_than_that_of_the_weights_shows_the_same_part(image_size, tmp_path):
+    """DINOv2's weights are for 518 pixels, and its processor crops 224 of 256."""
+    processor = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 10}, "resample": 4}
+    folder = with_config(tmp_path, "preprocessor_config.json", **processor, crop_size={"height": 8, "width": 8})
+    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder, image_size=image_size))
+    size = image_size or 32
+    assert (found.resize, found.image_size, found.crop_from) == ("resize-small", (size, size), round(1.25 * size))
+
+
 @pytest.mark.parametrize(
     ("processor", "name"),
     [
@@ -526,8 +536,8 @@ def test_a_fifth_stage_is_refused_because_torch_dilates_it(layout, name, tmp_pat
         ({"resample": 3}, "stretch", None, "bicubic"),
         ({"resample": 0}, "stretch", None, "nearest"),
         ({"image_processor_type": "BitImageProcessor"}, "crop", None, "bicubic"),
-        ({"image_processor_type": "BitImageProcessor", "size": 256}, "resize-small", 256, "bicubic"),
-        ({"image_processor_type": "BitImageProcessor", "size": 256, "resample": 2}, "resize-small", 256, "bilinear"),
+        ({"image_processor_type": "BitImageProcessor", "size": 256}, "resize-small", 37, "bicubic"),
+        ({"image_processor_type": "BitImageProcessor", "size": 256, "resample": 2}, "resize-small", 37, "bilinear"),
     ],
 )
 def test_another_interpolation_is_warned_of_and_mean_and_deviation_stay(

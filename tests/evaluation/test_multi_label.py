@@ -13,6 +13,7 @@ import sklearn.metrics
 import tensorflow as tf
 
 import keras_vit
+from export import parity
 from export.saved_model import __main__ as saved_model
 from export.source import open_source
 from export.tflite import __main__ as tflite
@@ -57,6 +58,9 @@ def test_a_class_without_images_is_left_out_of_the_mean():
     assert found["classes"]["d"]["average_precision"] is None
     own = sklearn.metrics.average_precision_score(targets[:, :3], logits[:, :3], average="macro")
     assert found["mean_average_precision"] == pytest.approx(own)
+    assert found["macro_f1"] == pytest.approx(np.mean([found["classes"][name]["f1"] for name in "abc"]))
+    faultless = measure_multi_label(np.array([[5.0, -5.0], [-5.0, -5.0]]), np.array([[1, 0], [0, 0]]), ("a", "b"))
+    assert (faultless["macro_f1"], faultless["mean_average_precision"]) == (1.0, 1.0)
 
 
 def test_intervals_hold_the_measures_and_use_scikit_learns_average_precision(monkeypatch):
@@ -144,6 +148,13 @@ def test_the_loss_is_that_of_a_sigmoid_for_each_class_and_right_is_each_decision
     assert (float(right), float(seen)) == (1.0, 2.0)  # half of the decisions about each image
 
 
+def test_exports_agree_when_all_classes_of_an_image_do():
+    expected = np.array([[5.0, 0.4, 0.4], [5.0, -0.4, 0.4], [3.0, -1.0, -1.0]])
+    logits = np.array([[5.0, -0.4, 0.4], [5.0, -0.2, 0.3], [2.0, -1.0, -1.0]])
+    assert parity.agreement(expected, logits, multi_label=True) == pytest.approx(2 / 3)
+    assert parity.agreement(expected, logits, multi_label=False) == 1.0
+
+
 def test_an_image_that_is_right_in_part_counts_in_part():
     recipe = dataclasses.replace(find_recipe("digits"), loss="multi-label", batch_size=2)
     model = recipe.build(3)
@@ -228,6 +239,20 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
     assert run_directory.is_multi_label(soup.path)
     labels = place / "run" / "labels.txt"
     assert open_source(checkpoint=str(place / "run"), labels=str(labels)).origin.multi_label
+
+
+def test_an_export_is_evaluated_on_its_kind_of_images_and_saturated_probabilities_are_finite(place, tmp_path):
+    model = run_directory.load_model(place / "run")
+    model.get_layer("head").bias.assign([40.0, 0.0, -40.0])
+    run = Run(tmp_path / "run")
+    run.start({"recipe": {"loss": "multi-label"}}, NAMES)
+    run.save_model(model)
+    saved_model.main(["--checkpoint", str(run.path), "--output", str(tmp_path / "served")])
+    report = report_of(tmp_path / "served", place, tmp_path / "report")
+    assert np.isfinite(report["log_loss"])
+    one = csv_file(tmp_path, "path,label", [f"{number}.png,{NAMES[number % 3]}" for number in range(30)])
+    with pytest.raises(UserError, match="was trained on images of several classes each, but these have one class each"):
+        evaluate.main(["--run", str(tmp_path / "served"), "--data", one.data, "--output", str(tmp_path / "other")])
 
 
 @pytest.fixture(name="trained", scope="module")

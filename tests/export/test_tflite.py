@@ -18,6 +18,8 @@ from export.tflite import quantize, tflite_file
 from export.tflite.graph import Graph
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.errors import ParityError
+from keras_vit.files import tflite_metadata
+from keras_vit.files.tflite_metadata import TFLiteMetadata
 from keras_vit.run_directory import CALIBRATION, Samples
 
 _PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")
@@ -176,6 +178,16 @@ def test_a_file_holds_labels_and_normalization_as_standard_metadata(phone):
         assert (floats(table(unit, 1), 0), floats(table(unit, 1), 1)) == ([127.5] * 3, [127.5] * 3)
         labels = first(answer, 6)
         assert (text(labels, 0), byte(labels, 2)) == ("labels.txt", 2)  # TENSOR_AXIS_LABELS
+        assert tflite_metadata.read(path.read_bytes()) == TFLiteMetadata((-1.0, 1.0), multi_label=False)
+
+
+def test_damaged_metadata_are_none(phone):
+    content = bytearray(phone[1]["int8-dynamic"][0].read_bytes())
+    assert tflite_metadata.read(bytes(content[:40])) is None
+    assert tflite_metadata.read(b"") is None
+    place = content.index(b"M001")
+    content[place - 4 : place] = b"\xff\xff\xff\x7f"
+    assert tflite_metadata.read(bytes(content)) is None
 
 
 def test_weights_stay_aligned_for_the_kernels(phone):

@@ -84,6 +84,14 @@ def test_a_subset_keeps_the_targets_of_its_images(several):
     assert part.target(tf.constant(1, tf.int64)).numpy().tolist() == expected.numpy().tolist()
 
 
+def test_of_equal_shares_the_first_class_is_the_label(tmp_path):
+    lines = [f"{i}.png,{'c=0.5|a=0.5' if i % 2 else 'b=0.4|c=0.3|a=0.3'}" for i in range(20)]
+    source = open_source(csv_file(tmp_path, "path,probabilities", lines))
+    labels = [int(source.train.read(tf.constant(i, tf.int64))[1]) for i in range(source.train.num_examples)]
+    assert source.labels == ("a", "b", "c")
+    assert set(labels) == {0, 1}  # as argmax over the classes
+
+
 def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
     recipe = dataclasses.replace(find_recipe("digits"), batch_size=12, mixup=0.0)
     options = {"preprocessing": Preprocessing((8, 8), 1), "num_classes": 3, "seed": 3, "first_step": 0}

@@ -16,7 +16,7 @@ from keras_vit.files.image_formats import format_list
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
-from training.options.checks import check_split
+from training.options.checks import check_images, check_split
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
@@ -582,6 +582,43 @@ def test_a_seed_is_refused_where_the_splits_are_there(tmp_path):
 def test_settings_of_a_run_hold_a_seed_only_where_one_is_set():
     assert "split_seed" not in DataOptions("digits").settings()
     assert DataOptions(**DataOptions("folder:x", split_seed=0).settings()).split_seed == 0
+
+
+def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(folder, tmp_path):
+    run, data = tmp_path / "run", DataOptions(f"folder:{folder}")
+    run.mkdir()
+    source = open_source(data)
+    counts = source.train.num_examples, source.evaluation.num_examples
+    assert source.held_out
+    stored = {"source": data.settings(), "images": dict(zip(("train", "evaluation"), counts, strict=True))}
+    (run / "config.json").write_text(json.dumps({"settings": stored}))
+    check_images(str(run), data, *counts)
+    check_images(str(run), DataOptions("folder:others"), 1, 1)
+    words = f"had {sum(counts)} images, of which {counts[1]} were .* it has {sum(counts) + 1}"
+    with pytest.raises(UserError, match=words):
+        check_images(str(run), data, counts[0] + 1, counts[1])
+
+
+def test_pictures_and_folders_that_are_not_used_are_named(tmp_path, capsys):
+    for name in ("train/a/1", "train/b/1", "test/a/1", "test/b/1", "val/a/1", "c/1"):
+        _save(tmp_path / f"{name}.png")
+    _save(tmp_path / "train" / "beside.PNG")
+    open_source(DataOptions(f"folder:{tmp_path}"))
+    printed = capsys.readouterr().out
+    assert f"Not used, beside train and test of {tmp_path}: c, val." in printed
+    assert f"in no class folder of {tmp_path / 'train'}: 1 pictures, beside.PNG first." in printed
+
+
+def test_classes_that_differ_in_case_alone_are_named(tmp_path, capsys):
+    for name in ("cat/1", "cat/2", "Cat/1", "Cat/2", "dog/1", "dog/2"):
+        _save(tmp_path / f"{name}.png")
+    open_source(DataOptions(f"folder:{tmp_path}"))
+    assert "Warning: Cat and cat are different classes, because upper and lower case count." in capsys.readouterr().out
+
+
+def _save(path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.effect_noise((6, 5), 50.0).save(path)
 
 
 def test_another_split_of_the_folder_that_a_run_was_trained_on_is_refused(tmp_path, monkeypatch):

@@ -111,6 +111,19 @@ def test_without_a_class_token_the_mean_of_all_rows_stands_for_it():
         inspection.attention_to_patches(matrix, (4, 4), 0)
 
 
+def test_registers_are_no_class_token():
+    config = keras_vit.ViTConfig(
+        patch_size=8, hidden_size=16, num_layers=1, num_heads=2, mlp_dim=32, classifier="gap", num_registers=2
+    )
+    model = randomize(keras_vit.build(config, image_size=32, num_classes=3))
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    image = inspection.Image("a", pixels)
+    found = inspection.inspect(model, [image], checkpoint="x", figures=["attention"]).arrays["attention"][0, 0]
+    inputs = np.asarray(keras_vit.preprocessing_of(model)(pixels))[None]
+    attention = np.asarray(keras_vit.intermediates(model, "attention_0")(inputs))[0]
+    np.testing.assert_allclose(found, attention.mean(axis=1)[:, 2:].reshape(2, 4, 4), rtol=1e-5)
+
+
 def kernel_of(name: str, layer: str) -> np.ndarray:
     return keras_vit.from_checkpoint(FIXTURES / name).get_layer(layer).kernel.numpy()
 

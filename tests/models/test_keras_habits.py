@@ -139,6 +139,19 @@ def test_numpys_integers_are_integers_everywhere(tmp_path):
     assert keras_vit.feature_map(loaded, "block_1").output_shape == (None, 4, 4, 12)
 
 
+@pytest.mark.parametrize(("size", "crop_from"), [(16, 20), ((48, 40), 60), (36, 45)])
+def test_a_model_of_another_size_is_shown_the_same_part_of_a_picture(size, crop_from):
+    preprocessing = keras_vit.Preprocessing(32, resize="resize-small", crop_from=40)
+    model = keras_vit.build(dataclasses.replace(TINY, patch_size=4), preprocessing=preprocessing, num_classes=3)
+    assert keras_vit.preprocessing_of(keras_vit.adapt(model, image_size=size)).crop_from == crop_from
+
+
+def test_an_adapted_model_keeps_its_mixed_precision():
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3, dtype="mixed_bfloat16")
+    adapted = keras_vit.adapt(model, num_classes=5)
+    assert {layer.dtype_policy.name for layer in adapted.layers} == {layer.dtype_policy.name for layer in model.layers}
+
+
 def test_one_model_for_many_image_sizes_is_adapt_with_the_size(tiny_images):
     model = randomize(tiny())
     np.testing.assert_array_equal(

@@ -55,6 +55,32 @@ def expected(place, picture: str) -> list[tuple[str, float]]:
     return [(NAMES[number], shares[number]) for number in np.argsort(-shares)[:5]]
 
 
+def test_files_that_are_called_pictures_and_are_none_are_named(place, arguments, tmp_path, capsys):
+    shutil.copy(place / "pictures" / "a.png", tmp_path / "a.png")
+    for name in ("empty.jpg", "page.jpeg", "scan.TIF", "phone.heic", "notes.txt"):
+        (tmp_path / name).write_bytes(b"<html>404" if name == "page.jpeg" else b"")
+    with pytest.raises(UserError, match="Some pictures could not be read"):
+        command.main([*arguments, str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert all(f"Not classified: {tmp_path / name}" in printed for name in ("empty.jpg", "page.jpeg", "scan.TIF"))
+    assert "phone.heic" in printed
+    assert "notes.txt" not in printed
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((*NAMES[:-1], "ant"), "names.txt names the class 'ant' twice; give each class a name of its own"),
+        (NAMES[:3], "names.txt names 3 classes, but the model model.keras has 7; give a line for each class"),
+    ],
+)
+def test_names_that_do_not_fit_the_model_are_refused(names, words, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
+    with pytest.raises(UserError, match=words):
+        command.main(["--run", "model.keras", "--labels", str(tmp_path / "names.txt"), "pictures"])
+
+
 def test_the_five_most_likely_classes_of_each_picture_are_printed(place, arguments, capsys):
     command.main([*arguments, "pictures"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| pictures/")]
@@ -160,7 +186,7 @@ def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
     with pytest.raises(UserError, match="has no head that classifies images"):
         open_classifier(str(tmp_path / "features.keras"), None)
     (tmp_path / "two.txt").write_text("ant\nbee\n")
-    with pytest.raises(UserError, match="there are 2 labels"):
+    with pytest.raises(UserError, match="two.txt names 2 classes, but the model .* has 7"):
         open_classifier(str(place / "model.keras"), str(tmp_path / "two.txt"))
 
 

@@ -114,6 +114,12 @@ def test_a_mask_with_a_palette_holds_its_indices(tmp_path):
     np.testing.assert_array_equal(read_mask(tmp_path / "mask.png"), np.arange(6).reshape(2, 3))
 
 
+def test_a_mask_of_fractions_is_refused(tmp_path):
+    PIL.Image.fromarray(np.array([[0.6, 1.7]], np.float32)).save(tmp_path / "mask.tif")
+    with pytest.raises(UserError, match="holds fractions; save class numbers"):
+        read_mask(tmp_path / "mask.tif")
+
+
 def _missing_mask(folder):
     (folder / "masks" / "001.png").unlink()
 

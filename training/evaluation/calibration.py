@@ -8,7 +8,7 @@ import numpy as np
 from keras_vit import UserError
 from training.evaluation.metrics import expected_calibration_error, log_loss, softmax
 
-# Temperatures that are considered. Without a mistake in the images the best one would be 0.
+# Temperatures that are considered.
 _LOWEST, _HIGHEST = 0.05, 20.0
 _HALVINGS = 60
 
@@ -21,11 +21,18 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     Args:
         logits: (n, K), finite.
         labels: (n,) class numbers.
+
+    Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
     if not np.isfinite(logits).all():
         raise UserError("Calibration needs finite logits, but some classes have probability 0; use the model itself.")
     logits = logits.astype(np.float64)
     own = logits[np.arange(len(labels)), labels]
+    if (own >= logits.max(axis=-1)).all():
+        raise UserError(
+            f"Calibration needs images that the model gets wrong, but all {len(labels)} are right; evaluate on more or "
+            "other images, or leave --calibrate out."
+        )
     low, high = 1.0 / _HIGHEST, 1.0 / _LOWEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
@@ -33,7 +40,13 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
             low = middle
         else:
             high = middle
-    return float(2.0 / (low + high))
+    temperature = float(2.0 / (low + high))
+    if temperature < 1.01 * _LOWEST:
+        raise UserError(
+            f"Calibration finds no lowest temperature on these {len(labels)} images; evaluate on more images, or leave "
+            "--calibrate out."
+        )
+    return temperature
 
 
 def calibration(logits: np.ndarray, labels: np.ndarray) -> dict:

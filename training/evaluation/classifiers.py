@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.files import tflite_metadata
 from keras_vit.files.remote import is_remote, local_copy, to_path
 from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
@@ -22,8 +24,6 @@ from training.devices.strategies import open_strategy
 from training.input.dataset import Split, bad_examples_reported
 from training.input.pipeline import evaluation_batches
 from training.options.common import InputOptions, StrategyOptions
-
-OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 _SAVED_MODEL = "saved_model.pb"
 _ON_WHITE = "The model takes numbers and does not say what transparent images are put on; here it is white."
@@ -42,6 +42,8 @@ class Classifier:
     predict: Callable[[Split, int], tuple[np.ndarray, np.ndarray]]
     """Split, batch size -> logits (n, K) float32 and labels (n,) of every example, in order; of a split whose images
     may have several classes, labels (n, K) of 0 and 1."""
+    multi_label: bool | None = None
+    """Whether it is for images of several classes each; None where it does not say."""
 
 
 def open_classifier(path: str, overrides: InputOptions, devices: StrategyOptions) -> Classifier:
@@ -222,6 +224,8 @@ def _saved_model(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     def compute(multi_label: bool, images: tf.Tensor) -> np.ndarray:
         value = function(**{name: images})[output]
         if output == "probabilities":
+            # Of several classes, probabilities of float32 are rounded to 1 from a logit of 17 on.
+            value = tf.minimum(value, 1.0 - 2.0**-24) if multi_label else value
             value = tf.math.log(value) - (tf.math.log1p(-value) if multi_label else 0.0)
         return value.numpy()
 
@@ -239,7 +243,18 @@ def _saved_model(path: pathlib.Path, overrides: InputOptions) -> Classifier:
             part = functools.partial(compute, split.multi_label)
             return outputs(part, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
 
-    return Classifier(f"SavedModel by {kind}", num_classes, names_beside(path / "assets"), predict)
+    return Classifier(
+        f"SavedModel by {kind}", num_classes, names_beside(path / "assets"), predict, _multi_label_of_report(path)
+    )
+
+
+def _multi_label_of_report(path: pathlib.Path) -> bool | None:
+    """What the report.json of an export says of its model; None without one."""
+    try:
+        found = json.loads((path / "report.json").read_text(encoding="utf-8"))["multi_label"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, bool) else None
 
 
 def _of_files(
@@ -286,10 +301,15 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
             f"tensors have shapes {', '.join(map(str, shapes))}; export the model by python -m export.tflite."
         )
     own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
+    told = tflite_metadata.read(local_copy(path).read_bytes())
     if kind == np.uint8:
         overrides.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
+    elif told is not None and told.value_range is not None:
+        own = dataclasses.replace(own, value_range=told.value_range)
     print(_ON_WHITE)
+    if overrides.resize is None:
+        print("A TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")
     preprocessing = overrides.preprocessing(own)
 
     def compute(images: tf.Tensor) -> np.ndarray:
@@ -304,4 +324,5 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         return outputs(compute, split, preprocessing, num_classes=shapes[1][1], batch_size=batch_size)
 
-    return Classifier("TFLite file", shapes[1][1], names_beside(path), predict)
+    multi_label = None if told is None else told.multi_label
+    return Classifier("TFLite file", shapes[1][1], names_beside(path), predict, multi_label)

@@ -12,11 +12,12 @@ from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table, rounded, short_name
 from training.evaluation.calibration import calibration
-from training.evaluation.classifiers import OUTPUT_NEEDED, Classifier, open_classifier
+from training.evaluation.classifiers import Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
 from training.evaluation.multi_label import write_multi_label_report
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
 from training.input.sources import Source, open_source
+from training.options.checks import OUTPUT_NEEDED, check_images
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
@@ -24,9 +25,9 @@ _MEASURES = {
     "accuracy": "accuracy",
     "top5_accuracy": "top-5 accuracy",
     "log_loss": "log loss",
-    "macro_precision": "precision, mean of the classes",
-    "macro_recall": "recall, mean of the classes",
-    "macro_f1": "F1, mean of the classes",
+    "macro_precision": "precision, mean of the classes with images",
+    "macro_recall": "recall, mean of the classes with images",
+    "macro_f1": "F1, mean of the classes with images",
     "ece": "expected calibration error",
 }
 _CONFUSIONS = 10  # pairs of classes in the report
@@ -57,11 +58,17 @@ def evaluate(
         raise UserError(f"--batch-size must be at least 1 image, but is {batch_size}.")
     if calibrate and not (to_path(run) / run_directory.CONFIG).is_file():
         raise UserError(f"--calibrate stores the temperature in a run directory, but {run} is none; leave it out.")
+    if calibrate:
+        (overrides or InputOptions()).refuse(
+            ("image_size", "resize", "crop_from", "value_range"), "--calibrate, which is for the run as it is used"
+        )
     classifier = open_classifier(run, overrides or InputOptions(), devices or StrategyOptions("single"))
     directory = _report_directory(run, output)
     dataset = open_source(source, multi_label=True)
     names = class_names(classifier, dataset)
-    _check_multi_label(run, dataset, real_labels is not None, calibrate)
+    if dataset.held_out:
+        check_images(run, source, dataset.train.num_examples, dataset.evaluation.num_examples)
+    _check_multi_label(run, classifier.multi_label, dataset, real_labels is not None, calibrate)
     accepted = None
     if real_labels is not None:
         accepted = read_real_labels(real_labels, dataset.evaluation, len(names))
@@ -129,12 +136,18 @@ def evaluate(
     return metrics
 
 
-def _check_multi_label(run: str, source: Source, has_real_labels: bool, calibrate: bool) -> None:
-    """Raise UserError unless run and data agree on whether an image may have several classes."""
+def _check_multi_label(run: str, of_model: bool | None, source: Source, has_real_labels: bool, calibrate: bool) -> None:
+    """Raise UserError unless model and data agree on whether an image may have several classes.
+
+    `of_model` is what an exported model says; a model that does not say it is taken for one of the data's kind.
+    """
     path = to_path(run)
     folder = path.parent if path.name == run_directory.MODEL else path
-    is_run = (folder / run_directory.CONFIG).is_file()
-    if is_run and run_directory.is_multi_label(run) != source.multi_label:
+    if (folder / run_directory.CONFIG).is_file():
+        of_model = run_directory.is_multi_label(run)
+    if of_model is None and source.multi_label:
+        print(f"{run} does not say whether an image may have several classes; it is taken for such a model.")
+    if of_model is not None and of_model != source.multi_label:
         kinds = ("one class each", "several classes each")
         raise UserError(
             f"{run} was trained on images of {kinds[not source.multi_label]}, but these have "
@@ -164,10 +177,17 @@ def class_names(classifier: Classifier, source: Source) -> tuple[str, ...]:
             "with the same classes."
         )
     if classifier.names not in (None, source.labels):
-        differing = sorted(set(classifier.names) ^ set(source.labels))
+        only = [
+            f"only {where} {have} {', '.join(names[:5])}{' …' if names[5:] else ''}"
+            for where, have, names in (
+                ("the run", "has", sorted(set(classifier.names) - set(source.labels))),
+                ("the data", "have", sorted(set(source.labels) - set(classifier.names))),
+            )
+            if names
+        ]
         raise UserError(
-            f"The run has {len(classifier.names)} classes and the data have {len(source.labels)}, of which "
-            f"{', '.join(differing[:5]) or 'only the order'} differ; evaluate on data with the same classes."
+            f"The run has {len(classifier.names)} classes and the data have {len(source.labels)}: "
+            f"{' and '.join(only) or 'the same in another order'}; evaluate on data with the same classes."
         )
     return source.labels
 

@@ -28,8 +28,8 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
     """The numbers of the report from logits (n, K) and labels (n,).
 
     Top-5 counts a label among the five highest logits, and is left out below six classes; log_loss is the mean
-    negative log-likelihood in nats; precision, recall and F1 are per class, the macro ones their means; ece is the
-    expected calibration error over 15 bins of confidence.
+    negative log-likelihood in nats; precision, recall and F1 are per class, the macro ones their means over the classes
+    with an image; ece is the expected calibration error over 15 bins of confidence.
     """
     classes, predicted = np.arange(len(names)), np.argmax(logits, axis=-1)
     probabilities = softmax(logits)
@@ -41,9 +41,9 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
         "num_correct": int(np.sum(predicted == labels)),
         "accuracy": float(sklearn.metrics.accuracy_score(labels, predicted)),
         "log_loss": log_loss(probabilities, labels),
-        "macro_precision": float(precision.mean()),
-        "macro_recall": float(recall.mean()),
-        "macro_f1": float(f1.mean()),
+        "macro_precision": float(precision[support > 0].mean()),
+        "macro_recall": float(recall[support > 0].mean()),
+        "macro_f1": float(f1[support > 0].mean()),
         "ece": expected_calibration_error(probabilities, labels),
     }
     if len(names) > 5:
@@ -116,7 +116,8 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
     means = {"accuracy": correct, "log_loss": -np.log(own)}
     if count > 5:
         means["top5_accuracy"] = _among_five(logits, labels)
-    drawn: dict[str, list] = {name: [] for name in (*means, "ece", "precision", "recall", "f1")}
+    macro = ("macro_precision", "macro_recall", "macro_f1")
+    drawn: dict[str, list] = {name: [] for name in (*means, "ece", *macro, "precision", "recall", "f1")}
     rng = np.random.default_rng(seed)
     for _ in range(DRAWS):
         weights = np.bincount(rng.integers(0, len(labels), len(labels)), minlength=len(labels)).astype(np.float64)
@@ -129,9 +130,10 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
         drawn["precision"].append(right / np.maximum(said, 1.0))
         drawn["recall"].append(right / np.maximum(of_class, 1.0))
         drawn["f1"].append(2.0 * right / np.maximum(of_class + said, 1.0))
-    found: dict[str, Any] = {name: interval(drawn[name]) for name in (*means, "ece")}
+        for name in macro:
+            drawn[name].append(drawn[name.removeprefix("macro_")][-1][of_class > 0].mean())
+    found: dict[str, Any] = {name: interval(drawn[name]) for name in (*means, "ece", *macro)}
     per_class = {name: np.array(drawn[name]) for name in ("precision", "recall", "f1")}  # (draws, K)
-    found |= {f"macro_{name}": interval(values.mean(axis=1)) for name, values in per_class.items()}
     found["classes"] = {
         name: {measure: interval(values[:, k]) for measure, values in per_class.items()} for k, name in enumerate(names)
     }

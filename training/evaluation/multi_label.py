@@ -23,7 +23,7 @@ from training.input.dataset import Split
 _MEASURES = {
     "mean_average_precision": "mean average precision",
     "micro_f1": "F1 of all decisions",
-    "macro_f1": "F1, mean of the classes",
+    "macro_f1": "F1, mean of the classes with images",
     "exact_match": "images with all classes right",
     "log_loss": "log loss of a class",
 }
@@ -36,8 +36,8 @@ def measure_multi_label(logits: np.ndarray, targets: np.ndarray, names: Sequence
     """Return the numbers of the report from logits (n, K) and targets (n, K) of 0 and 1.
 
     mean_average_precision is the mean over the classes with an image; micro_f1 counts every decision about a class,
-    macro_f1 is the mean over the classes; exact_match is the share of images without a wrong decision; log_loss is the
-    mean binary cross-entropy of a decision in nats.
+    macro_f1 is the mean over the classes with an image; exact_match is the share of images without a wrong decision;
+    log_loss is the mean binary cross-entropy of a decision in nats.
     """
     truth, predicted = targets > 0.5, logits >= 0.0
     scores = sklearn.metrics.precision_recall_fscore_support(truth, predicted, zero_division=0.0)
@@ -51,7 +51,7 @@ def measure_multi_label(logits: np.ndarray, targets: np.ndarray, names: Sequence
         "num_examples": len(targets),
         "mean_average_precision": float(np.mean(known)) if known else None,
         "micro_f1": float(sklearn.metrics.f1_score(truth, predicted, average="micro", zero_division=0.0)),
-        "macro_f1": float(f1.mean()),
+        "macro_f1": float(f1[support > 0].mean()) if known else None,
         "exact_match": float(sklearn.metrics.accuracy_score(truth, predicted)),
         "log_loss": float(np.mean(_losses(logits, truth))),
         "classes": {
@@ -94,7 +94,7 @@ def multi_label_intervals(
             drawn["f1"].append(f1)
             drawn["mean_average_precision"].append(np.nanmean(average))
             drawn["micro_f1"].append(2.0 * right.sum() / max(said.sum() + there.sum(), 1.0))
-            drawn["macro_f1"].append(f1.mean())
+            drawn["macro_f1"].append(f1[there > 0.0].mean() if there.any() else np.nan)
             drawn["exact_match"].append(weights @ exact / len(truth))
             drawn["log_loss"].append(weights @ losses / len(truth))
     of_class = {name: np.array(drawn[name]) for name in ("average_precision", "f1")}  # (draws, K)
@@ -210,8 +210,8 @@ def _report(title: str, metrics: dict) -> str:
         "",
         markdown_table(("measure", "value", "95 % interval"), totals, num_text_columns=1),
         "",
-        "Intervals: percentile bootstrap with 1,000 resamples of the images. The average precision of a class without "
-        "an image is left out.",
+        "Intervals: percentile bootstrap with 1,000 resamples of the images. Means of the classes leave out those "
+        "without an image.",
         "",
         markdown_table(header, rows, num_text_columns=1),
         "",

@@ -83,7 +83,7 @@ def task_source(task: Task, builder, train: Part, evaluation: Part) -> Source:
     """Two parts of a prepared task, to train and to evaluate on."""
     rule = RULES.get(task.name)
     names = rule.names if rule else tuple(builder.info.features["label"].names)
-    return Source(names, *(_part(task, builder, part) for part in (train, evaluation)))
+    return Source(names, _part(task, builder, train), _part(task, builder, evaluation))
 
 
 def _part(task: Task, builder, part: Part) -> Split:

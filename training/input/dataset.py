@@ -85,6 +85,8 @@ class Source:
     labels: tuple[str, ...]
     train: Split
     evaluation: Split
+    held_out: bool = False
+    """Whether the evaluation images are a part that a rule chose, so that a new image may change which they are."""
 
     @property
     def multi_label(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.image_formats import format_list
+from keras_vit.files.image_formats import format_list, is_picture_name
 from keras_vit.files.remote import is_remote
 from training.input.dataset import Oddities, Source, Split, decoding_problem, listed, problems_of, reason
 from training.options.common import OnBadImage
@@ -49,7 +49,7 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None 
     else:
         train, test = _held_out(_class_files(path, on_bad_image), path, split_seed)
     names = tuple(train)
-    return Source(names, _file_split(train), _file_split(test))
+    return Source(names, _file_split(train), _file_split(test), held_out=not splits)
 
 
 def _held_out(
@@ -111,7 +111,7 @@ def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | Non
         if train.keys() != test.keys():
             only = ", ".join(sorted(train.keys() ^ test.keys()))
             raise UserError(f"Both splits of {path} must have the same classes, but {only} are only in one of them.")
-    return Source(tuple(train), _file_split(train), _file_split(test))
+    return Source(tuple(train), _file_split(train), _file_split(test), held_out=set(found) == {""})
 
 
 def _by_class(label_of: dict[str, str]) -> dict[str, list[str]]:
@@ -233,7 +233,7 @@ def _with_targets(
         if missing:
             print(f"No image to evaluate on has the class {', '.join(missing)}.")
     train, test = (_target_split(parts[split], shares, names, column == _SEVERAL) for split in ("train", "test"))
-    return Source(names, train, test)
+    return Source(names, train, test, held_out=set(listed_files) == {""})
 
 
 def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed: int | None) -> dict[str, list[str]]:
@@ -261,6 +261,8 @@ def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | Non
     found = {entry.lower(): path / entry for entry in _directories(path)}
     known = [found[name] for name in ("train", *EVALUATION_NAMES) if name in found]
     if "train" in found and len(known) > 1:
+        if left_out := sorted(entry.name for entry in found.values() if entry not in known[:2]):
+            print(f"Not used, beside {known[0].name} and {known[1].name} of {path}: {', '.join(left_out)}.")
         return known[0], known[1]
     for split in known:
         if _directories(split):  # without folders inside it may well be a class, of railways
@@ -280,6 +282,10 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
     classes = _directories(path)
     if len(classes) < 2:
         raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {len(classes)}.")
+    if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
+        print(
+            f"Not used, because they are in no class folder of {path}: {len(beside):,} pictures, {min(beside)} first."
+        )
     for name in classes:
         if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
             raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
@@ -359,7 +365,7 @@ def _split_of_files(paths: Sequence[str], known: np.ndarray, fingerprint: int) -
 def _target_split(
     paths: Sequence[str], shares: dict[str, dict[str, float]], names: tuple[str, ...], multi_label: bool
 ) -> Split:
-    """The files with their shares of the classes; the label is -1, or that with the largest share."""
+    """The files with their shares of the classes; the label is -1, or the first of those with the largest share."""
     number_of = {name: index for index, name in enumerate(names)}
     classes = [[number_of[name] for name in shares[path]] for path in paths]
     values = [list(shares[path].values()) for path in paths]
@@ -373,8 +379,13 @@ def _target_split(
         return tf.linalg.matvec(tf.one_hot(all_classes[begin:end], len(names)), all_values[begin:end], transpose_a=True)
 
     lines = "\0".join(f"{os.path.basename(path)} {sorted(shares[path].items())}" for path in paths)
-    known = [-1 if multi_label else row[int(np.argmax(share))] for row, share in zip(classes, values, strict=True)]
+    known = [-1 if multi_label else _first_largest(row, share) for row, share in zip(classes, values, strict=True)]
     split = _split_of_files(paths, np.array(known), zlib.crc32(os.fsencode(lines)))
     return dataclasses.replace(
         split, target=target, multi_label=multi_label, labels=None if multi_label else split.labels
     )
+
+
+def _first_largest(classes: Sequence[int], shares: Sequence[float]) -> int:
+    """The lowest class number among those with the largest share, as argmax over all classes finds it."""
+    return min(number for number, share in zip(classes, shares, strict=True) if share == max(shares))

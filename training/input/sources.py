@@ -30,12 +30,23 @@ def open_source(options: DataOptions, *, multi_label: bool = False) -> Source:
     multi_label: whether the caller can use images of several classes each.
     """
     source = _open(options)
+    _warn_of_similar_names(source.labels)
     if source.multi_label and not multi_label:
         raise UserError(
             f"The images of {options.data} have several classes each, which pretrain, finetune, evaluate and predict "
             "can use, but not this command; give images of one class each."
         )
     return source
+
+
+def _warn_of_similar_names(labels: tuple[str, ...]) -> None:
+    """Name the classes that differ only in case, as a table that was typed by hand has them."""
+    of_name: dict[str, list[str]] = {}
+    for label in labels:
+        of_name.setdefault(label.casefold(), []).append(label)
+    for names in of_name.values():
+        if len(names) > 1:
+            print(f"Warning: {' and '.join(names)} are different classes, because upper and lower case count.")
 
 
 def _open(options: DataOptions) -> Source:
@@ -132,7 +143,8 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
         raise UserError(f"The data set {builder.name!r} has no image with one class label; its keys are {keys}.")
     labels = tuple(builder.info.features[keys[1]].names)
     splits = (train_split, eval_split or tfds_eval_split(builder))
-    return Source(labels, *(_tfds_split(builder, split, labels) for split in splits))
+    train, evaluation = (_tfds_split(builder, split, labels) for split in splits)
+    return Source(labels, train, evaluation)
 
 
 def _split_info(builder, split: str):

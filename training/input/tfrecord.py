@@ -138,7 +138,8 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> Source:
             + (f"there is no {names_file}." if len(folders) == 1 else f"they lie in {', '.join(folders)}.")
         )
     names = _class_names(names_file)
-    return Source(names, *(_record_split(split, names, on_bad_image) for split in splits))
+    train, evaluation = (_record_split(split, names, on_bad_image) for split in splits)
+    return Source(names, train, evaluation)
 
 
 def _class_names(file: str) -> tuple[str, ...]:

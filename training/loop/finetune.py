@@ -8,16 +8,16 @@ from typing import Any
 import keras
 
 import keras_vit
-from keras_vit import MODELS, UserError, ViTConfig
+from keras_vit import UserError, ViTConfig
 from keras_vit.checkpoints.checkpoint import KERAS_WEIGHTS
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.formats import HEADS
-from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
 from training.loop.fit import rebuilt
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
+from training.options.checks import check_model
 from training.options.train import FinetuneOptions
 
 # Models whose ImageNet-21k checkpoint is one of AugReg's, with their names there.
@@ -89,13 +89,6 @@ def _checkpoint_name(options: FinetuneOptions) -> str:
         "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
         f"{KERAS_WEIGHTS} file, which holds weights alone."
     )
-
-
-def check_model(name: str) -> str:
-    """Return the name of an official model. Raises UserError if there is none of this name."""
-    if name not in MODELS:
-        raise UserError(f"There is no official model {name!r}; the nearest names are {nearest(name, MODELS)}.")
-    return name
 
 
 def official_checkpoint(model: str) -> str:

@@ -37,6 +37,8 @@ from training.techniques.distillation import check_teacher_classes
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
+# Class names in the first lines of a log.
+_SHOWN_CLASSES = 10
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
@@ -164,6 +166,7 @@ def _train_locked(
             f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "
             f"{source.evaluation.num_examples:,} evaluation images, {num_steps:,} steps of {recipe.batch_size}."
         )
+        print(f"Classes: {_some(source.labels)}.")
         own_folder = options.source.data.startswith(("folder:", "csv:"))
         if own_folder and source.train.labels is not None and not recipe.balance:
             counts = np.bincount(source.train.labels)
@@ -211,6 +214,12 @@ def dry_run_report(
 def _training_source(source: Source, recipe: Recipe) -> Source:
     """The source with the training examples of a recipe."""
     return dataclasses.replace(source, train=balanced(source.train)) if recipe.balance else source
+
+
+def _some(labels: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(label[:60] for label in labels[:_SHOWN_CLASSES])
+    return shown if len(labels) <= _SHOWN_CLASSES else f"{shown} and {len(labels) - _SHOWN_CLASSES:,} more"
 
 
 def _settings(options: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:

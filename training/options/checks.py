@@ -5,9 +5,12 @@ import glob
 import json
 import pathlib
 
-from keras_vit import UserError, run_directory
+from keras_vit import MODELS, UserError, run_directory
+from keras_vit.errors import nearest
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import DataOptions
+
+OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 # Which fields of DataOptions each kind of source takes.
 _TAKEN = {
@@ -36,6 +39,44 @@ def check_data(source: DataOptions) -> None:
         raise UserError(f"There is no file {rest!r}; --data csv:FILE takes one with the columns path and label.")
     if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
         raise UserError(f"No file matches {rest!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'.")
+
+
+def check_model(name: str) -> str:
+    """Return the name of an official model. Raises UserError if there is none of this name."""
+    if name not in MODELS:
+        raise UserError(f"There is no official model {name!r}; the nearest names are {nearest(name, MODELS)}.")
+    return name
+
+
+def check_finished(run: str) -> None:
+    """Raise UserError for a run directory without its model."""
+    if not is_remote(run) and (to_path(run) / run_directory.CONFIG).is_file():
+        run_directory.find(to_path(run), run_directory.MODEL)
+
+
+def check_output(model: str, output: str | None) -> None:
+    """Raise UserError unless there is a directory for the report: `--output`, or that of a run."""
+    if output is None and not (to_path(model) / run_directory.CONFIG).is_file():
+        raise UserError(OUTPUT_NEEDED.format(model))
+
+
+def check_images(run: str, source: DataOptions, train: int, evaluation: int) -> None:
+    """Raise UserError if a run was trained on another number of images of the same folder or list.
+
+    For a split that a rule makes: with other images it is another one, and the run may know images that would test it.
+    """
+    try:
+        stored = json.loads((to_path(run) / run_directory.CONFIG).read_text(encoding="utf-8"))["settings"]
+        data, images = stored["source"]["data"], stored["images"]
+        before = (images["train"], images["evaluation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if _place(data) == _place(source.data) and before != (train, evaluation):
+        raise UserError(
+            f"{run} was trained when {data} had {sum(before):,} images, of which {before[1]:,} were kept for "
+            f"evaluation; now it has {train + evaluation:,}, so that others are kept, and the run may know them; "
+            "evaluate on images of another folder."
+        )
 
 
 def check_split(run: str, source: DataOptions) -> None:

@@ -5,11 +5,12 @@ import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError
-from keras_vit.files.image_formats import format_list, image_files
+from keras_vit.files.image_formats import format_list, image_files, is_picture_name
 
 
 def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
-    """Return the files, each once: those of a folder in alphabetical order, without hidden ones and other formats.
+    """Return the files, each once: those of a folder in alphabetical order, without hidden ones and without files that
+    neither are called like a picture nor hold one.
 
     Raises UserError for a name without files. Whether a file can be decoded is not checked.
     """
@@ -30,5 +31,8 @@ def _files(name: str) -> list[pathlib.Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        return image_files(path)
+        # A file that is called like a picture and is none is named in the results.
+        named = (file for file in path.rglob("*") if is_picture_name(file.name) and file.is_file())
+        visible = (file for file in named if not any(part[0] == "." for part in file.relative_to(path).parts))
+        return sorted({*image_files(path), *visible})
     return sorted(pathlib.Path(match) for match in glob.glob(name, recursive=True) if pathlib.Path(match).is_file())

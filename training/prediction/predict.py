@@ -81,7 +81,19 @@ def open_classifier(
     Raises UserError if the model has no head, or another number of classes than `labels` or the run.
     """
     model = load_model(run, image_size=image_size, num_heads=num_heads)
-    names = (names_beside(run) or ()) if labels is None else read_labels(labels)
+    own = names_beside(run) or ()
+    names = own if labels is None else read_labels(labels)
+    if labels is not None:
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f"{labels} names the class {twice!r} twice; give each class a name of its own.")
+        if model.output_shape[-1] != len(names):
+            raise UserError(
+                f"{labels} names {len(names)} classes, but the model {run} has {model.output_shape[-1]}; give a line "
+                "for each class of the model."
+            )
+        if own and own != names:
+            print(f"The names of {labels} replace those of {run}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
     if names:
         run_directory.check_classes(model, names)
     if "relevance" not in inspection.available_figures(model):

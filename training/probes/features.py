@@ -20,8 +20,9 @@ from keras_vit.checkpoints.download import CACHE_VARIABLE
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.models.layers import PoolTokens
-from training.evaluation.classifiers import OUTPUT_NEEDED, load_model, outputs
+from training.evaluation.classifiers import load_model, outputs
 from training.input.sources import Source, Split, bad_examples_reported, open_source
+from training.options.checks import OUTPUT_NEEDED
 from training.options.common import FeatureKind, FeatureOptions
 
 # What is computed once per example for its fingerprint, in one go.

@@ -61,6 +61,8 @@ def read_mask(path: str) -> np.ndarray:
             values = np.asarray(image)
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise UserError(f"The mask {path} cannot be read ({error}); repair it, or remove it and its image.") from error
+    if values.dtype.kind == "f":
+        raise UserError(f"The mask {path} holds fractions; save class numbers, such as an 8-bit PNG.")
     if values.ndim != 2 or values.min() < 0 or values.max() > IGNORED:
         raise UserError(
             f"The mask {path} should have one channel with class numbers from 0 to 254, but has the shape "

@@ -44,7 +44,9 @@ def completed_processor(fields: dict) -> dict:
 
 
 def processor_resize(processor: dict) -> tuple[Resize, int | None, tuple[int, int] | None]:
-    """(resize, crop_from, size) of Preprocessing that equals transformers' image processor.
+    """(resize, crop_from, size) of Preprocessing that equals transformers' image processor but for antialiasing.
+
+    Both shrink bilinearly; "stretch" is not antialiased, as in the original code of ViT, and the processor is.
 
     Raises UserError if Preprocessing has no equivalent.
     """

@@ -1,0 +1,94 @@
+"""What the metadata in a TFLite file say of its model: the range of its input, and whether images have several classes.
+
+TFLite Metadata: https://www.tensorflow.org/lite/models/convert/metadata, `metadata_schema.fbs`.
+"""
+
+import dataclasses
+import struct
+
+import numpy as np
+from flatbuffers import number_types, table
+
+ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
+
+_METADATA, _NORMALIZATION = b"TFLITE_METADATA", 1
+# In the description of a model whose probabilities are the sigmoid of its logits.
+SEVERAL_CLASSES = "an image may have several classes: sigmoid(logits)"
+
+
+@dataclasses.dataclass(frozen=True)
+class TFLiteMetadata:
+    """The parts that evaluation needs."""
+
+    value_range: ValueRange | None
+    """Values of the pixels 0 and 255, one for all channels or one for each; None if the file does not say them."""
+    multi_label: bool
+    """Whether an image may have several classes."""
+
+
+def read(content: bytes) -> TFLiteMetadata | None:
+    """Return the metadata of a file that `export.tflite` wrote; None for another file, and for damaged metadata."""
+    try:
+        return _read(content)
+    except (struct.error, ValueError, IndexError, TypeError, ZeroDivisionError):
+        return None
+
+
+def _read(content: bytes) -> TFLiteMetadata | None:
+    model = _root(content)
+    buffers = _vector(model, 4)
+    for entry in _vector(model, 6):
+        if _text(entry, 0) == _METADATA:
+            model = _root(_bytes(buffers[_number(entry, 1, number_types.Uint32Flags)], 0))
+            several = SEVERAL_CLASSES.encode() in _text(model, 1)
+            image = _vector(_vector(model, 3)[0], 2)[0]  # of subgraph_metadata, input_tensor_metadata
+            return TFLiteMetadata(_value_range(image), several)
+    return None
+
+
+def _value_range(image: table.Table) -> ValueRange | None:
+    for unit in _vector(image, 4):  # process_units
+        if _number(unit, 0, number_types.Uint8Flags) != _NORMALIZATION:
+            continue
+        options = table.Table(unit.Bytes, unit.Indirect(unit.Pos + _place(unit, 1)))
+        mean, deviation = (np.frombuffer(_bytes(options, field, 4), "<f4").tolist() for field in (0, 1))
+        low = tuple(-m / d for m, d in zip(mean, deviation, strict=True))
+        high = tuple((255.0 - m) / d for m, d in zip(mean, deviation, strict=True))
+        return (low[0], high[0]) if len(set(low)) == len(set(high)) == 1 else (low, high)
+    return None
+
+
+# Fields of flatbuffer tables, by their position in the schema.
+
+
+def _root(content: bytes) -> table.Table:
+    return table.Table(content, struct.unpack_from("<I", content)[0])
+
+
+def _place(of: table.Table, field: int) -> int:
+    """Where a field is in its table. Raises ValueError without one."""
+    if not (place := of.Offset(4 + 2 * field)):
+        raise ValueError("no such field")
+    return place
+
+
+def _vector(of: table.Table, field: int) -> list[table.Table]:
+    place = of.Offset(4 + 2 * field)
+    count, start = (of.VectorLen(place), of.Vector(place)) if place else (0, 0)
+    return [table.Table(of.Bytes, of.Indirect(start + 4 * number)) for number in range(count)]
+
+
+def _text(of: table.Table, field: int) -> bytes:
+    place = of.Offset(4 + 2 * field)
+    return of.String(of.Pos + place) if place else b""
+
+
+def _bytes(of: table.Table, field: int, size: int = 1) -> bytes:
+    place = _place(of, field)
+    start = of.Vector(place)
+    return bytes(of.Bytes[start : start + size * of.VectorLen(place)])
+
+
+def _number(of: table.Table, field: int, flags) -> int:
+    place = of.Offset(4 + 2 * field)
+    return of.Get(flags, of.Pos + place) if place else 0
