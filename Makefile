@@ -30,7 +30,7 @@ test: setup
 	@failed=$$(mktemp -d); \
 	{ ls tests/test_demo.py tests/test_documentation.py; \
 	  find tests -name 'test_*.py' | grep -v 'test_demo\|test_documentation' | sort; } | \
-	  xargs -P 2 -n 12 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
+	  xargs -P 2 -n 14 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
 	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 
 test-slow: setup

@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import dataclasses
 import gc
 import pathlib
 import sys
@@ -8,7 +9,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support import TINY_IMAGE, run_demo
+from tests.support import TINY_IMAGE
+from training import demo
+from training.recipes.pretrain import RECIPES
 
 
 def pytest_collection_finish():
@@ -40,5 +43,8 @@ def _tiny_images() -> np.ndarray:
 def _demo_place(tmp_path_factory) -> pathlib.Path:
     """A directory in which the demo has run, with a tenth of its epochs."""
     directory = tmp_path_factory.mktemp("demo")
-    run_demo(directory, epochs=8)
+    with pytest.MonkeyPatch.context() as patch:  # in this process, which has imported everything
+        patch.chdir(directory)
+        patch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], epochs=8))
+        demo.main([])
     return directory

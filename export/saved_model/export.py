@@ -129,6 +129,7 @@ def _write(
     functions = signatures(model, servable.labels, **options)
     servable.serve = tf.function(
         lambda image: functions["image_tensor"](image=image)["logits"],
+        autograph=False,
         input_signature=[tf.TensorSpec(None, tf.float32)],
     )
     save_module(servable, path, functions)

@@ -29,6 +29,7 @@ def decode_batch(image_bytes: tf.Tensor, preprocessing: Preprocessing) -> tf.Ten
     shape = (*preprocessing.image_size, preprocessing.channels)
     count = tf.size(image_bytes, out_type=tf.int64)
 
+    @tf.autograph.experimental.do_not_convert  # the rewriting takes longer than the tracing
     def decode(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         data = image_bytes[index]
         pixels = header_pixels(data)

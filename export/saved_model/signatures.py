@@ -105,21 +105,21 @@ def signatures(
     inner = intermediates(model, ["pre_logits"]).output
     network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla)
 
-    @tf.function(input_signature=[any_files])
+    @tf.function(autograph=False, input_signature=[any_files])
     def decoded(image_bytes):
         return decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing)
 
-    @tf.function(input_signature=[any_images])
+    @tf.function(autograph=False, input_signature=[any_images])
     def image_tensor(image):
         logits = network(tf.ensure_shape(image, images.shape))["logits"]
         activation = tf.sigmoid if multi_label else tf.nn.softmax
         return {"logits": logits, "probabilities": activation(logits / temperature)}
 
-    @tf.function(input_signature=[any_pixels])
+    @tf.function(autograph=False, input_signature=[any_pixels])
     def image_tensor_uint8(image):
         return image_tensor(preprocessing.normalize(tf.ensure_shape(image, images.shape)))
 
-    @tf.function(input_signature=[any_files])
+    @tf.function(autograph=False, input_signature=[any_files])
     def serving_default(image_bytes):
         probabilities = image_tensor(decoded(image_bytes))["probabilities"]
         scores, classes = tf.math.top_k(probabilities, min(_TOP, labels.shape[0]))
@@ -127,11 +127,11 @@ def signatures(
         accepted = {} if threshold is None else {"accepted": scores[:, 0] >= threshold}
         return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores, **accepted}
 
-    @tf.function(input_signature=[any_files])
+    @tf.function(autograph=False, input_signature=[any_files])
     def features(image_bytes):
         return {"features": network(decoded(image_bytes))["pre_logits"]}
 
-    @tf.function(input_signature=[any_examples])
+    @tf.function(autograph=False, input_signature=[any_examples])
     def classify(inputs):
         parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
         outputs = serving_default(parsed[ENCODED])
@@ -147,7 +147,7 @@ def signatures(
     if attention:
         attending = _network(intermediates(model, attention_names(model)), images, xla)
         functions["attention"] = tf.function(
-            lambda image_bytes: attending(decoded(image_bytes)), input_signature=[any_files]
+            lambda image_bytes: attending(decoded(image_bytes)), autograph=False, input_signature=[any_files]
         )
     return {name: function.get_concrete_function() for name, function in functions.items()}
 
@@ -156,7 +156,7 @@ def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
     """The model at inference, with float32 inputs and outputs for any compute dtype."""
     compute = tf.dtypes.as_dtype(model.layers[0].compute_dtype)
 
-    @tf.function(jit_compile=xla or None, input_signature=[images])
+    @tf.function(autograph=False, jit_compile=xla or None, input_signature=[images])
     def run(image):
         outputs = model(tf.cast(image, compute), training=False)
         return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), outputs)

@@ -200,7 +200,7 @@ def convert(
     shape = (None if dynamic_batch else 1, *preprocessing.image_size, preprocessing.channels)
     spec = tf.TensorSpec(shape, tf.uint8 if uint8_input else tf.float32, name="image")
 
-    @tf.function(input_signature=[spec])
+    @tf.function(autograph=False, input_signature=[spec])
     def classify(image):
         logits = network(preprocessing.normalize(image) if uint8_input else image, training=False)
         return {"logits": tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}

@@ -488,6 +488,7 @@ def test_a_full_disk_is_an_error_of_the_disk_and_leaves_nothing(samples, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_command_prints_its_table_and_nothing_else(run, tmp_path):
     command = ["-m", "export.tflite", "--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32"]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}  # set by JAX

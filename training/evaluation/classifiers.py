@@ -21,7 +21,7 @@ from keras_vit.files.remote import is_remote, local_copy, to_path
 from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
 from training.devices.strategies import open_strategy
-from training.input.dataset import Split, bad_examples_reported
+from training.input.dataset import Split, as_written, bad_examples_reported
 from training.input.pipeline import evaluation_batches
 from training.options.common import InputOptions, StrategyOptions
 
@@ -100,7 +100,7 @@ def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptio
     def compute(images: tf.Tensor) -> np.ndarray:
         return model.predict_on_batch(images)
 
-    @tf.function
+    @tf.function(autograph=False)
     def forward(images: tf.Tensor) -> tf.Tensor:
         return strategy.run(lambda part: model(part, training=False), args=(images,))
 
@@ -262,6 +262,7 @@ def _of_files(
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `outputs`, for encoded images (B,); images that are not stored so are encoded as PNG, which loses nothing."""
 
+    @as_written
     def file(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.read(index)
         if split.target and split.multi_label:

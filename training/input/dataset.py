@@ -99,6 +99,11 @@ class Source:
         return zlib.crc32(b"%d" % self.train.fingerprint, self.evaluation.fingerprint)
 
 
+# For functions of `tf.data.Dataset.map`. AutoGraph takes longer to rewrite them than TensorFlow to trace them, and they
+# have no statement that depends on a tensor.
+as_written = tf.autograph.experimental.do_not_convert
+
+
 def decode_image(data: tf.Tensor) -> tf.Tensor:
     """Bytes of an image file (keras_vit/files/image_formats.py; of a GIF the first frame) -> uint8 (H, W, C).
 

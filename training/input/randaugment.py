@@ -66,7 +66,7 @@ def _amount(name: str, level: float, pixels: tuple[int, int], shape: tf.TensorSh
     }.get(name, 0.0)
 
 
-@tf.function  # traced once for each shape, not for each use
+@tf.function(autograph=False)  # traced once for each shape, not for each use
 def _operate(image: tf.Tensor, choice: tf.Tensor, amount: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """The operation of that number, in a random direction or place; none for the number after the last."""
     sign_seed, place_seed = tf.unstack(tf.random.split(seed))
