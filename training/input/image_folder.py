@@ -19,9 +19,8 @@ from keras_vit import UserError
 from keras_vit.files.image_formats import format_list, is_picture_name
 from keras_vit.files.remote import is_remote
 from training.input.dataset import Oddities, Source, Split, decoding_problem, listed, problems_of, reason
-from training.options.common import OnBadImage
+from training.options.common import EVALUATION_NAMES, OnBadImage
 
-EVALUATION_NAMES = ("test", "val", "valid", "validation")
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 _HOLD_OUT = 10
 # Columns of a CSV file for one class, for any number of classes, and for a share of each class.

@@ -13,10 +13,10 @@ from keras_vit import UserError
 from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_of_oddities
-from training.input.image_folder import EVALUATION_NAMES, csv_list, folder
+from training.input.image_folder import csv_list, folder
 from training.input.tfrecord import TFRecords, tfrecord
 from training.options.checks import check_data
-from training.options.common import DataOptions
+from training.options.common import EVALUATION_NAMES, DataOptions
 
 __all__ = ["DataOptions", "Source", "Split", "array_split", "bad_examples_reported", "digits", "open_source"]
 

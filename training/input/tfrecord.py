@@ -19,9 +19,8 @@ from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.run_directory import LABELS
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, skip_undecodable
-from training.input.image_folder import EVALUATION_NAMES
 from training.input.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
-from training.options.common import OnBadImage
+from training.options.common import EVALUATION_NAMES, OnBadImage
 
 # The features of a record that is an image with its class, and what the files of a split are called.
 IMAGE, LABEL = "image/encoded", "image/class/label"

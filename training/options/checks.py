@@ -8,7 +8,7 @@ import pathlib
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import nearest
 from keras_vit.files.remote import is_remote, to_path
-from training.options.common import DataOptions
+from training.options.common import EVALUATION_NAMES, DataOptions
 
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
@@ -33,12 +33,24 @@ def check_data(source: DataOptions) -> None:
     for field in dataclasses.fields(source):
         if field.name not in ("data", *_TAKEN[kind]) and getattr(source, field.name) != field.default:
             raise UserError(f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.")
-    if kind == "folder" and not to_path(rest).is_dir():
-        raise UserError(f"There is no folder {rest!r}; --data folder:PATH takes a folder of class folders.")
+    if kind == "folder":
+        _check_folder(rest)
     if kind == "csv" and not to_path(rest).is_file():
         raise UserError(f"There is no file {rest!r}; --data csv:FILE takes one with the columns path and label.")
     if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
         raise UserError(f"No file matches {rest!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'.")
+
+
+def _check_folder(name: str) -> None:
+    """Raise UserError unless there are at least two folders of classes, or one of a split."""
+    path = to_path(name)
+    if not path.is_dir():
+        raise UserError(f"There is no folder {name!r}; --data folder:PATH takes a folder of class folders.")
+    if is_remote(name):
+        return  # each entry costs a request
+    inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if len(inside) < 2 and not {entry.lower() for entry in inside} & {"train", *EVALUATION_NAMES}:
+        raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {len(inside)}.")
 
 
 def check_model(name: str) -> str:
@@ -49,9 +61,13 @@ def check_model(name: str) -> str:
 
 
 def check_finished(run: str) -> None:
-    """Raise UserError for a run directory without its model."""
-    if not is_remote(run) and (to_path(run) / run_directory.CONFIG).is_file():
-        run_directory.find(to_path(run), run_directory.MODEL)
+    """Raise UserError for a run directory without its model, and for a folder without any."""
+    path = to_path(run)
+    if is_remote(run) or not path.is_dir():
+        return
+    models = (run_directory.MODEL, "*.safetensors", "saved_model.pb", "*/saved_model.pb")
+    if not any(entry for pattern in models for entry in path.glob(pattern)):
+        run_directory.find(path, run_directory.MODEL)  # raises
 
 
 def check_output(model: str, output: str | None) -> None:

@@ -13,7 +13,7 @@ from keras_vit import UserError
 from keras_vit.files.labels import read_labels
 from keras_vit.run_directory import LABELS
 from training.input.dataset import Oddities, decode_image, decoding_problem, listed, problems_of
-from training.input.image_folder import EVALUATION_NAMES
+from training.options.common import EVALUATION_NAMES
 from training.segmentation.scenes import IGNORED, Scenes
 
 # Without a split of its own, every tenth pair by name is evaluated.
