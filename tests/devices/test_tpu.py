@@ -126,7 +126,7 @@ def test_a_libtpu_without_its_library_is_refused(tmp_path):
     [
         ["pretrain", "digits", "--data", "digits", "--workdir", "run"],
         ["finetune", "--checkpoint", "a.npz", "--data", "digits", "--workdir", "run"],
-        ["evaluate", "--run", "run", "--data", "digits"],
+        ["evaluate", "--run", "run", "--data", "digits", "--output", "report"],
         ["vtab", "--checkpoint", "a.npz", "--workdir", "run"],
     ],
 )
