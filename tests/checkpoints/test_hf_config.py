@@ -438,6 +438,24 @@ def test_images_are_resized_like_by_the_processor(processor, resize, crop_from, 
     assert (found.resize, found.crop_from, found.image_size) == (resize, crop_from, (32, 32))
 
 
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "resample": 3},
+        {
+            "image_processor_type": "DeiTImageProcessorFast",
+            "size": {"height": 40, "width": 40},
+            "crop_size": {"height": 32, "width": 32},
+        },
+    ],
+)
+def test_the_processor_of_deit_takes_the_center_and_its_stretching_is_said(processor, tmp_path):
+    folder = with_config(tmp_path, "preprocessor_config.json", **processor)
+    with pytest.warns(UserWarning, match="bicubic interpolation, stretched to a square before the center crop"):
+        found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
+    assert (found.resize, found.crop_from, found.image_size) == ("resize-small", 40, (32, 32))
+
+
 @pytest.mark.parametrize("image_size", [None, 24, 48])
 def test_a_processor_for_another_size_than_that_of_the_weights_shows_the_same_part(image_size, tmp_path):
     """DINOv2's weights are for 518 pixels, and its processor crops 224 of 256."""

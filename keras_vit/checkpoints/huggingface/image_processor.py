@@ -26,6 +26,9 @@ _CROPPED |= {"crop_size": _SQUARE, "image_mean": [0.48145466, 0.4578275, 0.40821
 _CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
 _PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "DINOv3ViT": _STRETCHED}
 _PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
+# Images are stretched to a square of this size, whose center is taken; DeiT's own code keeps their aspect.
+_PROCESSORS |= {"DeiT": _STRETCHED | {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": _SQUARE}}
+_STRETCHED_BEFORE_CROP = "stretched_before_crop"
 ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
 
@@ -38,7 +41,11 @@ def completed_processor(fields: dict) -> dict:
     if family not in _PROCESSORS:
         raise _unsupported("image_processor_type", kind)
     processor = _PROCESSORS[family] | {name: value for name, value in fields.items() if value is not None}
-    if family != "ViT" and isinstance(processor["size"], int):
+    if family == "DeiT":
+        sides = _sides(processor["size"]) or ()
+        if len(sides) == 2 and sides[0] == sides[1] and _flag(processor, "do_center_crop"):
+            processor |= {"size": {"shortest_edge": sides[0]}, _STRETCHED_BEFORE_CROP: True}
+    elif family != "ViT" and isinstance(processor["size"], int):
         processor["size"] = {"shortest_edge": processor["size"]}
     return processor
 
@@ -86,10 +93,12 @@ def processor_resize(processor: dict) -> tuple[Resize, int | None, tuple[int, in
 
 
 def other_filter(processor: dict, resize: Resize) -> str | None:
-    """The interpolation that the processor asks for, if it is not the one that `resize` has here."""
-    if not processor or not processor["do_resize"] or processor["resample"] == RESAMPLE[resize]:
+    """How the processor resizes, if it is not as `resize` does here."""
+    if not processor or not processor["do_resize"]:
         return None
-    return f"{_FILTERS[processor['resample']]} interpolation"
+    if processor.get(_STRETCHED_BEFORE_CROP):
+        return f"{_FILTERS[processor['resample']]} interpolation, stretched to a square before the center crop"
+    return None if processor["resample"] == RESAMPLE[resize] else f"{_FILTERS[processor['resample']]} interpolation"
 
 
 def _sides(size: Any) -> tuple[int, ...] | None:
