@@ -36,7 +36,7 @@ SKIPPED = ("tfds:", "make demo", "make test", "training.launch")
 SHORTER = {
     "--epochs 20": "--epochs 6",
     "photos-small --data": "photos-small --model.num-layers 2 --data",
-    "pretrain auto --data": "pretrain auto --epochs 1 --data",
+    "pretrain auto --data": "pretrain auto --epochs 2 --warmup-steps 2 --data",
     '"ViT-Ti_16"': '"testing"',
     "float32 float16 int8-dynamic int8-weights int4-weights int8 int16x8": "float16 int8",  # the README has the others
 }

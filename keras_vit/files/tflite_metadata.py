@@ -12,6 +12,8 @@ from flatbuffers import number_types, table
 ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
 _METADATA, _NORMALIZATION = b"TFLITE_METADATA", 1
+# What `export.tflite` writes into every description.
+_OWN = b"; weights: "
 # In the description of a model whose probabilities are the sigmoid of its logits.
 SEVERAL_CLASSES = "an image may have several classes: sigmoid(logits)"
 
@@ -22,8 +24,8 @@ class TFLiteMetadata:
 
     value_range: ValueRange | None
     """Values of the pixels 0 and 255, one for all channels or one for each; None if the file does not say them."""
-    multi_label: bool
-    """Whether an image may have several classes."""
+    multi_label: bool | None
+    """Whether an image may have several classes; None in a file of another code, which does not say it."""
 
 
 def read(content: bytes) -> TFLiteMetadata | None:
@@ -40,7 +42,8 @@ def _read(content: bytes) -> TFLiteMetadata | None:
     for entry in _vector(model, 6):
         if _text(entry, 0) == _METADATA:
             model = _root(_bytes(buffers[_number(entry, 1, number_types.Uint32Flags)], 0))
-            several = SEVERAL_CLASSES.encode() in _text(model, 1)
+            description = _text(model, 1)
+            several = SEVERAL_CLASSES.encode() in description if _OWN in description else None
             image = _vector(_vector(model, 3)[0], 2)[0]  # of subgraph_metadata, input_tensor_metadata
             return TFLiteMetadata(_value_range(image), several)
     return None

@@ -247,6 +247,7 @@ class Center(keras.layers.Layer):
     def call(self, x):
         return x - self.center
 
-    def update(self, x) -> None:
-        """Move the mean toward that of x (B, K)."""
-        self.center.assign(_CENTER_MOMENTUM * self.center + (1.0 - _CENTER_MOMENTUM) * ops.mean(x, axis=0))
+    def update(self, x, parts: int = 1) -> None:
+        """Move the mean toward that of x (B, K), one of `parts` of the batch, which together move it as one does."""
+        momentum = _CENTER_MOMENTUM ** (1.0 / parts)
+        self.center.assign(momentum * self.center + (1.0 - momentum) * ops.mean(x, axis=0))

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, ViTConfig, run_directory
+from keras_vit.models.self_supervised import Center
 from training.input.dataset import Split
 from training.input.pipeline import training_batches
 from training.input.sources import array_split
@@ -122,6 +123,26 @@ def test_the_teacher_has_the_averaged_weights_and_prototypes_are_fixed_in_the_fi
     trained.train_on_batch((large, small), labels)
     np.testing.assert_array_equal(*values)
     assert not np.array_equal(prototypes, values[0])
+
+
+def test_the_center_moves_as_far_in_parts_of_a_batch():
+    whole, parts = Center(), Center()
+    x = np.random.default_rng(3).normal(size=(8, 5)).astype(np.float32)
+    for layer in (whole, parts):
+        layer.build((None, 5))
+    whole.update(x)
+    for _ in range(4):
+        parts.update(x, 4)
+    np.testing.assert_allclose(whole.center, parts.center, rtol=1e-5)
+
+
+def test_crops_are_padded_where_the_model_is_shown_padded_images():
+    recipe = dataclasses.replace(TINY, resize="pad", local_crops=0)
+    pixels = np.zeros((16, 8, 40, 1), np.uint8)
+    data = array_split(pixels, np.zeros(16, np.int64), ("a", "b"))
+    options = {"num_classes": 2, "seed": 0, "first_step": 0, "num_steps": 1}
+    [(large, _)] = training_batches(data, recipe, recipe.preprocessing(1), **options)
+    assert np.mean(large == 1.0) > 0.2  # white above and below a wide window
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ image that a pseudo-random permutation, keyed by seed and epoch, puts at its pla
 (seed, p), that of the batch by (seed, step). So any step of any run can be made again without making those before it.
 """
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
@@ -162,7 +163,11 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
 
     def crop(size: tuple[int, int], area: tuple[float, float]) -> tf.Tensor:
         crop_seed, *seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, next(numbers)), 5))
-        window = tf.image.resize(augment.inception_crop(image, crop_seed, area), size, antialias=True)
+        window = augment.inception_crop(image, crop_seed, area)
+        if preprocessing.resize == "pad":  # as in `_cropped`
+            window = dataclasses.replace(preprocessing, image_size=size).fit(window)
+        else:
+            window = tf.image.resize(window, size, antialias=True)
         window = _augmented(window, seeds, recipe, preprocessing)
         if recipe.color_jitter or recipe.three_augment:
             draws = color.color_draws(crop_seed)[None]

@@ -74,8 +74,7 @@ def with_loss_for(recipe: AnyRecipe, source: Source) -> AnyRecipe:
 
     Raises UserError if recipe and data exclude each other.
     """
-    uses_labels = isinstance(make_objective(recipe), Classification)
-    if source.multi_label == (recipe.loss == "multi-label") or not uses_labels:
+    if source.multi_label == (recipe.loss == "multi-label") or not _uses_labels(recipe):
         return recipe
     if not source.multi_label:
         raise UserError(
@@ -88,6 +87,10 @@ def with_loss_for(recipe: AnyRecipe, source: Source) -> AnyRecipe:
         )
     print("Each image may have several classes: the loss is a sigmoid cross-entropy per class (--loss multi-label).")
     return dataclasses.replace(recipe, loss="multi-label")
+
+
+def _uses_labels(recipe: Recipe) -> bool:
+    return isinstance(make_objective(recipe), Classification)
 
 
 def run_training(
@@ -168,7 +171,7 @@ def _train_locked(
         )
         print(f"Classes: {_some(source.labels)}.")
         own_folder = options.source.data.startswith(("folder:", "csv:"))
-        if own_folder and source.train.labels is not None and not recipe.balance:
+        if own_folder and source.train.labels is not None and not recipe.balance and _uses_labels(recipe):
             counts = np.bincount(source.train.labels)
             for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
                 print(sentence)

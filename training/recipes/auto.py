@@ -56,7 +56,7 @@ def auto_recipe(facts: DataFacts) -> tuple[PretrainRecipe, list[str]]:
         f"{facts.num_examples:,}.",
         f"Image size: {side} pixels, since the smaller side of the images typically has {smaller}; at most "
         f"{_SIDES[-1]}.",
-        f"Epochs: {epochs}, which show {epochs * facts.num_examples:,} images, in batches of {batch_size}.",
+        f"Epochs: {epochs}, which show {steps * batch_size:,} images, in batches of {batch_size}.",
         f"Augmentation: shifts by up to {shift} pixels and label smoothing, which keep the meaning of every image; "
         "--flip helps where left and right do not matter.",
         "Checkpoint: none, as asked; python -m training.finetune --recipe auto starts from one.",

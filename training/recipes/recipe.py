@@ -194,6 +194,8 @@ class Recipe:
             raise UserError(
                 "The recipe's distillation and temperature need a teacher; give --teacher runs/large or so."
             )
+        if self.distillation == "hard" and self.temperature != 1.0:
+            raise UserError("Hard distillation has no temperature; leave --temperature out, or --distillation hard.")
         if self.teacher is not None and self.loss != "softmax":
             raise UserError(f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.")
         if (self.distillation == "hard") + bool(self.patch_sizes) + bool(self.patch_dropout) > 1:

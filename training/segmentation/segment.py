@@ -44,7 +44,7 @@ def segment(
     See `SegmentOptions` for the arguments. The report holds `mean_iou` and `pixel_accuracy`, on the pixels of the masks
     that are counted, at the masks' own size, and `iou` by class; None for a class that is in no mask.
     """
-    splits = {"train_split": train_split, "eval_split": eval_split} if data.startswith(TFDS) else {}
+    splits: dict = {"train_split": train_split, "eval_split": eval_split} if data.startswith(TFDS) else {}
     if splits:
         labels, train, evaluation = open_tfds_scenes(data.removeprefix(TFDS), data_dir, train_split, eval_split)
     else:
@@ -54,6 +54,8 @@ def segment(
             f"A batch of {batch_size} is larger than the training set of {train.num_examples} images; give "
             f"--batch-size {train.num_examples} or less."
         )
+    # Of a folder with other images, other pairs are evaluated, which a finished run may know.
+    splits["images"] = {"train": train.num_examples, "evaluation": evaluation.num_examples}
     run = Run(to_path(workdir))
     settings = {
         "command": "segment",

@@ -51,6 +51,7 @@ class MultiCrop:
         Raises UserError for a model whose weights depend on the image size in other ways than learned positions do.
         """
         self._network, self._trained, self._averages = network, trained, averages
+        self._accumulation = recipe.accumulation
         self._step, self._fixed_steps = step, round(_FIXED_PROTOTYPES * num_steps)
         self._prototypes, self._center = network.get_layer("prototypes").kernel, network.get_layer("center")
         self._small: Callable | None = None
@@ -66,7 +67,7 @@ class MultiCrop:
         with keras.StatelessScope(list(zip(self._network.trainable_variables, self._averages, strict=True))):
             outputs = self._trained(_crop_by_crop(large), training=False)
         teacher = tf.stop_gradient(_split(outputs["teacher"], large.shape[1]))
-        self._center.update(tf.stop_gradient(outputs["student"]))
+        self._center.update(tf.stop_gradient(outputs["student"]), self._accumulation)
 
         kernel = tf.convert_to_tensor(self._prototypes.value)
         # In the caller's scope this is the value that the student has, but the variable does not change.
