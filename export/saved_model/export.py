@@ -169,7 +169,7 @@ def _verify(
             )
     else:
         parity.require_agreement("bfloat16 SavedModel", found, max_disagreement)
-        from_files = parity.compare(expected, logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
+        from_files = parity.compare(expected, _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
         parity.require_agreement("bfloat16 SavedModel with encoded images", from_files, max_disagreement)
     del loaded
     facts = {
@@ -184,7 +184,7 @@ def _verify(
     return found, facts
 
 
-def logits_of(probabilities: np.ndarray, *, multi_label: bool) -> np.ndarray:
+def _logits_of(probabilities: np.ndarray, *, multi_label: bool) -> np.ndarray:
     """Return logits that give these probabilities (n, K), finite for those that are rounded to 0 or 1."""
     bounded = np.clip(probabilities.astype(np.float64), 1e-30, 1.0)
     return np.log(bounded) - (np.log(np.maximum(1.0 - bounded, 1e-30)) if multi_label else 0.0)

@@ -68,8 +68,13 @@ def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
         with path.open("rb") as stream:
             return image_format(stream.read(12)) is not None
 
+    return [path for path in visible_files(folder) if is_image(path)]
+
+
+def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a folder and its subfolders in alphabetical order, no hidden ones."""
     visible = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
-    return sorted(path for path in visible if path.is_file() and is_image(path))
+    return sorted(path for path in visible if path.is_file())
 
 
 def format_problem(data: bytes) -> str | None:

@@ -168,6 +168,13 @@ def test_data_of_other_classes_are_refused(run, monkeypatch):
         evaluation.evaluate(str(run.path), DataOptions("digits"))
 
 
+def test_a_published_folder_with_a_pickle_is_no_unfinished_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(UserError, match="safetensors"):
+        evaluation.evaluate(str(tmp_path), DataOptions("digits"), output=str(tmp_path / "report"))
+
+
 def test_an_unfinished_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="There is no file, folder or official checkpoint"):
         evaluation.evaluate(str(tmp_path / "none"), DataOptions("digits"))

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import keras
 import numpy as np
@@ -84,6 +85,18 @@ def test_a_head_is_trained_evaluated_and_exported(scenes, tmp_path):
     segment.main(command)
     assert (tmp_path / "run" / "model.keras").read_bytes() == saved
     assert json.loads((tmp_path / "run" / "segmentation.json").read_text()) == report
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_not_evaluated_on_a_folder_with_other_images(tmp_path):
+    make_scenes(tmp_path / "scenes", 20)
+    command = ["--checkpoint", save_backbone(tmp_path), "--data", str(tmp_path / "scenes"), "--workdir"]
+    command += [str(tmp_path / "run"), "--steps", "1", "--batch-size", "4"]
+    segment.main(command)
+    for name in ("images", "masks"):
+        shutil.copy(tmp_path / "scenes" / name / "005.png", tmp_path / "scenes" / name / "000a.png")
+    with pytest.raises(UserError, match="images"):
+        segment.main(command)
 
 
 def test_iou_is_counted_at_the_size_of_the_masks_and_without_ignored_pixels(tmp_path):

@@ -82,7 +82,8 @@ def load_model(
 
 def _is_ours(path: pathlib.Path) -> bool:
     """Whether this is a .keras file or a run directory, finished or not, and no published checkpoint."""
-    return path.suffix == ".keras" or (path.is_dir() and not any(path.glob("*.safetensors")))
+    published = (entry for pattern in ("*.safetensors", "*.bin") for entry in path.glob(pattern))
+    return path.suffix == ".keras" or (path.is_dir() and not any(published))
 
 
 def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptions) -> Classifier:
@@ -302,12 +303,12 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
             f"tensors have shapes {', '.join(map(str, shapes))}; export the model by python -m export.tflite."
         )
     own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
-    told = tflite_metadata.read(local_copy(path).read_bytes())
+    metadata = tflite_metadata.read(local_copy(path).read_bytes())
     if kind == np.uint8:
         overrides.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
-    elif told is not None and told.value_range is not None:
-        own = dataclasses.replace(own, value_range=told.value_range)
+    elif metadata is not None and metadata.value_range is not None:
+        own = dataclasses.replace(own, value_range=metadata.value_range)
     print(_ON_WHITE)
     if overrides.resize is None:
         print("A TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")
@@ -325,5 +326,5 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         return outputs(compute, split, preprocessing, num_classes=shapes[1][1], batch_size=batch_size)
 
-    multi_label = None if told is None else told.multi_label
+    multi_label = None if metadata is None else metadata.multi_label
     return Classifier("TFLite file", shapes[1][1], names_beside(path), predict, multi_label)

@@ -156,7 +156,7 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
     """The crops of an image, decoded or not, for self-distillation, each augmented for itself: large (2, H, W, C), or
     large and small (n, h, w, C), 0..255.
 
-    The areas are those of "Emerging Properties in Self-Supervised Vision Transformers" (arXiv 2104.14294), appendix E.
+    The areas are the defaults of facebookresearch/dino `main_dino.py` (global_crops_scale, local_crops_scale).
     """
     image = preprocessing.to_channels(decode_image(data) if data.dtype == tf.string else data)
     numbers = itertools.count(_OF_THE_CROPS)

@@ -65,7 +65,8 @@ def check_finished(run: str) -> None:
     path = to_path(run)
     if is_remote(run) or not path.is_dir():
         return
-    models = (run_directory.MODEL, "*.safetensors", "saved_model.pb", "*/saved_model.pb")
+    # What is said of a pickle is more than that it is no run.
+    models = (run_directory.MODEL, "*.safetensors", "*.bin", "saved_model.pb", "*/saved_model.pb")
     if not any(entry for pattern in models for entry in path.glob(pattern)):
         run_directory.find(path, run_directory.MODEL)  # raises
 

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError
-from keras_vit.files.image_formats import format_list, image_files, is_picture_name
+from keras_vit.files.image_formats import format_list, image_files, is_picture_name, visible_files
 
 
 def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
@@ -32,7 +32,5 @@ def _files(name: str) -> list[pathlib.Path]:
         return [path]
     if path.is_dir():
         # A file that is called like a picture and is none is named in the results.
-        named = (file for file in path.rglob("*") if is_picture_name(file.name) and file.is_file())
-        visible = (file for file in named if not any(part[0] == "." for part in file.relative_to(path).parts))
-        return sorted({*image_files(path), *visible})
+        return sorted({*image_files(path), *(file for file in visible_files(path) if is_picture_name(file.name))})
     return sorted(pathlib.Path(match) for match in glob.glob(name, recursive=True) if pathlib.Path(match).is_file())

@@ -304,7 +304,8 @@ def _dino() -> PretrainRecipe:
     """DINO's ViT-S/16, 300 epochs of ImageNet-1k ("Emerging Properties in Self-Supervised Vision Transformers", 3.2).
 
     The weight decay of the paper rises from 0.04 to 0.4; here it is 0.1. The changes of colors are DeiT III's, which
-    differ from the paper's in strength and in that both large crops have the same.
+    differ from the paper's in strength and in that both large crops have the same. The official code clips the gradient
+    of each weight by itself, here all are clipped together.
     """
     model = MODELS["ViT-S_16"]
     assert isinstance(model, ViTConfig)

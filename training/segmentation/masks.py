@@ -32,7 +32,8 @@ def open_scenes(folder: str) -> tuple[tuple[str, ...], Scenes, Scenes]:
     """
     root = pathlib.Path(folder)
     evaluation = next((root / name for name in EVALUATION_NAMES if (root / name).is_dir()), None)
-    if (root / "train").is_dir() and evaluation is not None:
+    by_rule = not (root / "train").is_dir() or evaluation is None
+    if evaluation is not None and not by_rule:
         splits = (_pairs(root / "train"), _pairs(evaluation))
     else:
         pairs = _pairs(root)
@@ -41,17 +42,17 @@ def open_scenes(folder: str) -> tuple[tuple[str, ...], Scenes, Scenes]:
         evaluated = range(0, len(pairs), _HOLD_OUT)
         splits = ([pair for row, pair in enumerate(pairs) if row not in evaluated], [pairs[row] for row in evaluated])
     found = sorted(set().union(*(_checked(pairs) for pairs in splits)))
-    return _labels(root, found), _scenes(splits[0]), _scenes(splits[1])
+    return _labels(root, found), _scenes(splits[0]), _scenes(splits[1], held_out=by_rule)
 
 
-def _scenes(pairs: Pairs) -> Scenes:
+def _scenes(pairs: Pairs, held_out: bool = False) -> Scenes:
     images, masks = (tf.constant(files) for files in zip(*pairs, strict=True))
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         mask = tf.numpy_function(_read_file, [masks[index]], tf.uint8)
         return decode_image(tf.io.read_file(images[index])), tf.ensure_shape(mask, (None, None))
 
-    return Scenes(len(pairs), read, lambda index: pairs[index][0])
+    return Scenes(len(pairs), read, lambda index: pairs[index][0], held_out)
 
 
 def read_mask(path: str) -> np.ndarray:

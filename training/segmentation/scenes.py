@@ -20,6 +20,8 @@ class Scenes:
     """int64 index -> (image uint8 (h, w, C), mask uint8 (h, w)), of one size; in a graph."""
     name: Callable[[int], str]
     """What to call an image in a message."""
+    held_out: bool = False
+    """Whether a rule chose these images among all of a folder, so that a new image may change which they are."""
 
     def in_order(self) -> tf.data.Dataset:
         """Return each image with its mask once."""

@@ -54,8 +54,8 @@ def segment(
             f"A batch of {batch_size} is larger than the training set of {train.num_examples} images; give "
             f"--batch-size {train.num_examples} or less."
         )
-    # Of a folder with other images, other pairs are evaluated, which a finished run may know.
-    splits["images"] = {"train": train.num_examples, "evaluation": evaluation.num_examples}
+    if evaluation.held_out:  # of a folder with other images, other pairs would be, which a finished run may know
+        splits["images"] = {"train": train.num_examples, "evaluation": evaluation.num_examples}
     run = Run(to_path(workdir))
     settings = {
         "command": "segment",

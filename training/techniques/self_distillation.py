@@ -16,7 +16,8 @@ import tensorflow as tf
 from training.recipes.recipe import PretrainRecipe
 from training.techniques.resized import Resized
 
-# The paper's temperatures; the official code keeps that of the teacher at 0.04 by default.
+# The student's temperature of the paper. That of the teacher rises to 0.07 there; 0.04 throughout is the default of the
+# official code.
 STUDENT_TEMPERATURE, TEACHER_TEMPERATURE = 0.1, 0.04
 # Share of the run in which the prototypes keep their initial values: the first of the official code's 100 epochs.
 _FIXED_PROTOTYPES = 0.01
