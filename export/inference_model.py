@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from export.token_merging import calling_with_merged_tokens
 from keras_vit.errors import UserError
 from keras_vit.models.attention import DotProductAttention, split_heads
 from keras_vit.models.build import calling_class_token_only, class_token_only
@@ -36,6 +37,7 @@ def inference_model(
     for_onnx: bool = False,
     for_tensorflow: bool = False,
     all_tokens: bool = False,
+    merge_tokens: int = 0,
 ) -> keras.Model:
     """The model in one dtype, with standardized convolutions as ordinary ones. The outputs are equal up to rounding.
 
@@ -49,22 +51,27 @@ def inference_model(
         for_tensorflow: replace norms and attention by forms that TensorFlow computes faster on a CPU; see
             _TensorFlowLayers.
         all_tokens: compute all tokens, for intermediate outputs.
+        merge_tokens: patch tokens to merge in each block, see `token_merging`; 0 for none.
     """
     factory = _OnnxLayers if for_onnx else _TensorFlowLayers if for_tensorflow else InferenceLayers
-    return rebuilt(model, factory(model, dtype), frozenset() if all_tokens else class_token_only(model))
+    class_token = frozenset() if all_tokens else class_token_only(model)
+    return rebuilt(model, factory(model, dtype), class_token, merge_tokens)
 
 
-def rebuilt(model: keras.Model, factory: "_Layers", class_token: Collection[str] = ()) -> keras.Model:
+def rebuilt(
+    model: keras.Model, factory: "_Layers", class_token: Collection[str] = (), merge_tokens: int = 0
+) -> keras.Model:
     """Connect the factory's layers as the model's are, those in `class_token` for the class token alone."""
     if any(layer.quantization_mode for layer in model.layers):
         raise UserError(
             f"The model {model.name!r} is quantized by Keras, which exports do not support; export the model from "
             "before `quantize`, and use a quantized format of the export."
         )
+    call = calling_class_token_only(class_token)
+    if merge_tokens:
+        call = calling_with_merged_tokens(model, merge_tokens, call)
     with no_init_weights():
-        copy = keras.models.clone_model(
-            model, clone_function=factory.layer, call_function=calling_class_token_only(class_token)
-        )
+        copy = keras.models.clone_model(model, clone_function=factory.layer, call_function=call)
     for layer in model.layers:
         copy.get_layer(layer.name).set_weights(factory.weights(layer))
     return copy
@@ -241,7 +248,8 @@ class _OneProductAttention(DotProductAttention):
         return split_heads(key, self.num_heads)
 
     def probabilities(self, query, key, offset_logits=None):
-        return tf.nn.softmax(tf.matmul(query, key, transpose_b=True))
+        logits = tf.matmul(query, key, transpose_b=True)
+        return tf.nn.softmax(logits if offset_logits is None else logits + offset_logits)
 
 
 def _is_norm(layer: keras.layers.Layer) -> bool:

@@ -63,13 +63,22 @@ class SavedModelOptions:
     """Add the signature "attention" with the probabilities of every block."""
     xla: bool = False
     """Compile the network with XLA, in the first call with each batch size."""
+    merge_tokens: int | None = None
+    """Merge this many patch tokens in each block (ToMe), such as 8 of 196: fewer tokens are faster to compute, and
+    change the outputs. The report shows how much."""
     threshold: float | None = None
     """Add the output "accepted" to serving_default: whether the probability of the most likely class reaches this
     number, 0 to 1."""
     max_disagreement: float = LARGEST_DISAGREEMENT
-    """Largest share of images with another predicted class than the model, for bfloat16."""
+    """Largest share of images with another predicted class than the model, for bfloat16 and merged tokens."""
 
     def __post_init__(self) -> None:
+        if self.merge_tokens is not None and self.merge_tokens < 1:
+            raise UserError(
+                f"--merge-tokens is a number of tokens, such as 8, but is {self.merge_tokens}; leave it out for none."
+            )
+        if self.merge_tokens is not None and self.attention:
+            raise UserError("--attention shows all tokens, and --merge-tokens merges them; pass one of the two.")
         if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
             raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
 

@@ -27,6 +27,7 @@ _REPEATS, _LONGEST = 50, 5.0
 _WORDS = {
     "dtype": "type of the weights",
     "xla": "compiled by XLA",
+    "merge_tokens": "tokens merged in each block",
     "images_from": "images for the comparison",
     "num_images": "number of these images",
     "max_abs_diff": "largest difference of a logit from the Keras model",

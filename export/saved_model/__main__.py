@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> None:
         dtype=options.dtype,
         attention=options.attention,
         xla=options.xla,
+        merge_tokens=options.merge_tokens or 0,
         threshold=options.threshold,
         max_disagreement=options.max_disagreement,
     )

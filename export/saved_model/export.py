@@ -25,6 +25,7 @@ from export.saved_model import cpp_loader, warmup
 from export.saved_model.model_card import model_card
 from export.saved_model.signatures import Servable, attention_names, describe, has_constants, signatures
 from export.source import Provenance, check_model
+from export.token_merging import check_merging
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
@@ -48,20 +49,23 @@ def export_saved_model(
     dtype: Dtype = "float32",
     attention: bool = False,
     xla: bool = False,
+    merge_tokens: int = 0,
     threshold: float | None = None,
     max_disagreement: float = parity.LARGEST_DISAGREEMENT,
 ) -> tuple[pathlib.Path, parity.Parity]:
     """Write the next version to `output`. Returns its path and its differences from the Keras model.
 
     The SavedModel is loaded again and run on all samples. Raises ParityError, and writes nothing, if float32 differs
-    from the model by more than rounding, or if bfloat16 predicts other classes for too many images. The other arguments
-    are those of the command.
+    from the model by more than rounding, or if bfloat16 or merged tokens predict other classes for too many images. The
+    other arguments are those of the command.
     """
     origin = origin or Provenance()
     check_model(model, labels, output)
     model = logits_model(model)
     if attention:
         attention_names(model)
+    if merge_tokens:
+        check_merging(model)
     if xla and dtype == "bfloat16":
         raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
     started = time.perf_counter()
@@ -72,7 +76,7 @@ def export_saved_model(
         version = stage / "version"
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(labels_text(labels), encoding="utf-8")
-        served = inference_model(model, dtype, for_tensorflow=True, all_tokens=attention)
+        served = inference_model(model, dtype, for_tensorflow=True, all_tokens=attention, merge_tokens=merge_tokens)
         constants = has_constants(served)
         _write(
             served,
@@ -88,12 +92,14 @@ def export_saved_model(
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
-            found, facts = _verify(version, expected, dtype, max_disagreement, constants, origin)
+            exact = dtype == "float32" and not merge_tokens
+            found, facts = _verify(version, expected, max_disagreement, constants, origin, exact=exact)
         facts = {
             "artifact": "SavedModel",
             **origin.as_json(),
             "dtype": dtype,
             "xla": xla,
+            "merge_tokens": merge_tokens,
             "threshold": threshold,
             "images_from": origin.images,
             **facts,
@@ -140,10 +146,11 @@ def _write(
 def _verify(
     path: pathlib.Path,
     expected: parity.Reference,
-    dtype: Dtype,
     max_disagreement: float,
     constants: bool,
     origin: Provenance,
+    *,
+    exact: bool,
 ) -> tuple[parity.Parity, dict]:
     """Load a SavedModel, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
     loaded = tf.saved_model.load(path)
@@ -160,7 +167,7 @@ def _verify(
     found = parity.compare(expected, np.concatenate(logits))
     activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
     difference = np.abs(np.concatenate(probabilities) - activation(expected.logits / origin.temperature)).max()
-    if dtype == "float32":
+    if exact:
         parity.require_equal("SavedModel", found)
         if not difference <= expected.tolerance:
             raise ParityError(
@@ -168,9 +175,9 @@ def _verify(
                 f"than {expected.tolerance:.3g}, so it was not kept."
             )
     else:
-        parity.require_agreement("bfloat16 SavedModel", found, max_disagreement)
+        parity.require_agreement("SavedModel", found, max_disagreement)
         from_files = parity.compare(expected, _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
-        parity.require_agreement("bfloat16 SavedModel with encoded images", from_files, max_disagreement)
+        parity.require_agreement("SavedModel with encoded images", from_files, max_disagreement)
     del loaded
     facts = {
         "bytes": directory_bytes(path),
@@ -178,7 +185,7 @@ def _verify(
         "keras_accuracy": expected.accuracy,
         "encoded_images_max_abs_diff": float(difference),
         "warm_up_requests": warmed_up,
-        **run_cpp_loader(path, expected, expected.tolerance if dtype == "float32" else np.inf),
+        **run_cpp_loader(path, expected, expected.tolerance if exact else np.inf),
         "operators": _operators(path),
     }
     return found, facts

@@ -63,6 +63,7 @@ def model_card(
     rows = {
         "Architecture": f"{kind}: {_differing(config)}",
         "Parameters": f"{model.count_params():,}, stored as {facts['dtype']}",
+        **_merging(facts["merge_tokens"]),
         "Origin": origin.name,
         "Weights": origin.weights,
         "Training": _training(settings),
@@ -84,6 +85,11 @@ def model_card(
     lines += ["By gRPC, with a checkout of the project:", "", "```text", _GRPC.rstrip(), "```", ""]
     lines += ["Verification of this version: [report](report.md).", ""]
     return "\n".join(lines)
+
+
+def _merging(merged: int) -> dict[str, str]:
+    """A row on merged tokens, if there are any."""
+    return {"Token merging": f"{merged} patch tokens merged in each block, which changes the outputs"} if merged else {}
 
 
 def _differing(config) -> str:

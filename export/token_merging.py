@@ -1,0 +1,152 @@
+"""Token merging (ToMe): each block joins its most similar patch tokens, so that later blocks compute fewer.
+
+Paper: "Token Merging: Your ViT But Faster" (arXiv 2210.09461), section 3; official code facebookresearch/ToMe,
+`tome/merge.py` and `tome/patch/timm.py`. The weights stay as they are, and the outputs change: how much is measured.
+
+Axes: B batch, N tokens, P patch tokens, S tokens that may be merged away, T tokens that they are merged into, D width,
+H heads, d width of a head.
+"""
+
+from collections.abc import Callable
+
+import keras
+from keras import ops
+
+from keras_vit import UserError, ViTConfig, config_of
+from keras_vit.models.attention import DotProductAttention, split_heads
+from keras_vit.models.layers import PoolTokens, WeightedMean
+
+
+def check_merging(model: keras.Model) -> None:
+    """Raise UserError if tokens of the model cannot be merged: it must be a ViT whose tokens keep no place after the
+    input.
+    """
+    config = config_of(model)
+    if not isinstance(config, ViTConfig):
+        raise UserError(f"The model {model.name!r} is a ResNet without tokens; leave --merge-tokens out.")
+    reasons = {
+        "axial attention": config.axial,
+        "locality self-attention": config.locality_attention,
+        f"{config.position_embedding} positions in every block": config.position_embedding in ("relative", "rotary"),
+        "positions added before every block": config.position_injection != "input",
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise UserError(
+                f"The model {model.name!r} has {reason}, for which merged tokens have no place; leave --merge-tokens "
+                "out."
+            )
+
+
+def calling_with_merged_tokens(model: keras.Model, merged: int, call: Callable) -> Callable:
+    """The `call_function` with which keras.models.clone_model merges tokens after the attention of each block.
+
+    From the first merging on, each attention adds the logarithm of the tokens' sizes to its logits, and the pooling of
+    the patches is the mean weighted with the sizes. A block whose attention returns the class token alone merges
+    nothing.
+
+    Args:
+        model: a model that `check_merging` accepts.
+        merged: tokens to merge in each block; at most half of the patch tokens are.
+        call: calls a layer with its arguments otherwise.
+    """
+    config = config_of(model)
+    prefix = config.num_prefix_tokens
+    residuals = {f"Transformer.encoderblock_{layer}.residual" for layer in range(config.num_layers)}
+    state: dict[str, keras.KerasTensor] = {}  # "key": (B, N, D) of the last attention; "sizes": (B, N, 1)
+
+    def log_sizes(dtype: str):
+        return ops.cast(ops.transpose(ops.log(state["sizes"]), (0, 2, 1)), dtype)[:, None]  # (B, 1, 1, N)
+
+    def call_layer(layer, *arguments, **options):
+        if isinstance(layer, DotProductAttention):
+            state["key"] = arguments[1]
+            if "sizes" in state:
+                arguments = (*arguments, log_sizes(layer.compute_dtype))
+        elif isinstance(layer, WeightedMean) and "sizes" in state:
+            tokens, logits = arguments
+            arguments = tokens, logits + ops.cast(ops.log(state["sizes"]), logits.dtype)
+        elif isinstance(layer, PoolTokens) and "gap" in layer.kind and "sizes" in state:
+            return _PoolMergedTokens(layer.kind, prefix, dtype=layer.dtype_policy, name=layer.name)(
+                arguments[0], state["sizes"]
+            )
+        output = call(layer, *arguments, **options)
+        if layer.name not in residuals or output.shape[1] == 1:
+            return output
+        number = min(merged, (output.shape[1] - prefix) // 2)
+        if number:
+            heads = config.num_heads
+            name = f"{layer.name.removesuffix('residual')}merged"
+            merging = MergeTokens(number, prefix, heads, dtype=layer.dtype_policy, name=name)
+            output, state["sizes"] = merging(output, state["key"], state.get("sizes"))
+        return output
+
+    return call_layer
+
+
+class MergeTokens(keras.layers.Layer):
+    """Bipartite soft matching: the `merged` most similar pairs of patch tokens become their means.
+
+    Call: tokens (B, N, D), key (B, N, D) of the block's attention and, after a first merging, sizes (B, N, 1) float32:
+    how many patches each token stands for -> tokens (B, N - merged, D) and their sizes. Every second patch token is
+    compared with the others, by the cosine of their keys' mean over the heads. A mean is weighted with the sizes. The
+    tokens left out of the merging keep their order, and those that others are merged into come last.
+    """
+
+    def __init__(self, merged: int, num_prefix_tokens: int, num_heads: int, **kwargs):
+        super().__init__(autocast=False, **kwargs)  # sizes stay float32 in every dtype
+        self.merged = merged
+        self.num_prefix_tokens = num_prefix_tokens
+        self.num_heads = num_heads
+
+    def call(self, tokens, key, sizes=None):
+        x = ops.cast(tokens, "float32")
+        weights = ops.ones_like(x[:, :, :1]) if sizes is None else sizes
+        metric = ops.mean(split_heads(ops.cast(key, "float32"), self.num_heads), axis=1)  # (B, N, d)
+        metric = metric / ops.norm(metric, axis=-1, keepdims=True)
+        sources, targets = self._halves(metric)
+        scores = ops.matmul(sources, ops.transpose(targets, (0, 2, 1)))  # (B, S, T)
+        order = ops.argsort(-ops.max(scores, axis=-1), axis=-1)  # (B, S), the most similar first
+        gone, kept = order[:, : self.merged], ops.sort(order[:, self.merged :], axis=-1)
+        target = ops.take_along_axis(ops.argmax(scores, axis=-1), gone, axis=1)  # (B, merged)
+        assignment = ops.one_hot(target, scores.shape[2], axis=1, dtype="float32")  # (B, T, merged)
+
+        def joined(values):
+            """Sum the values (B, N, ·) of merged tokens: (B, N - merged, ·)."""
+            sources, targets = self._halves(values)
+            added = ops.matmul(assignment, ops.take_along_axis(sources, gone[:, :, None], axis=1))  # (B, T, ·)
+            kept_sources = ops.take_along_axis(sources, kept[:, :, None], axis=1)
+            return ops.concatenate([values[:, : self.num_prefix_tokens], kept_sources, targets + added], axis=1)
+
+        sizes = joined(weights)
+        return ops.cast(joined(x * weights) / sizes, tokens.dtype), sizes
+
+    def _halves(self, values):
+        """Every second one of the patch tokens' values (B, N, ·), and the others: (B, S, ·) and (B, T, ·)."""
+        # The official code splits all tokens by even and odd indices and leaves the class token out.
+        first = self.num_prefix_tokens
+        sources = first + first % 2
+        return values[:, sources::2], values[:, first + 1 - first % 2 :: 2]
+
+    def compute_output_spec(self, tokens, key, sizes=None):
+        batch, number, width = tokens.shape
+        return (
+            keras.KerasTensor((batch, number - self.merged, width), tokens.dtype),
+            keras.KerasTensor((batch, number - self.merged, 1), "float32"),
+        )
+
+
+class _PoolMergedTokens(PoolTokens):
+    """The mean of the patches from merged tokens (B, N, D) and their sizes (B, N, 1)."""
+
+    def __init__(self, kind: str, num_prefix_tokens: int, **kwargs):
+        super().__init__(kind, num_prefix_tokens, autocast=False, **kwargs)
+
+    def call(self, tokens, sizes):
+        patches = ops.cast(tokens[:, self.num_prefix_tokens :], "float32")
+        sizes = sizes[:, self.num_prefix_tokens :]
+        mean = ops.cast(ops.sum(patches * sizes, axis=1) / ops.sum(sizes, axis=1), tokens.dtype)  # (B, D)
+        return mean if self.kind == "gap" else ops.concatenate([tokens[:, 0], mean], axis=-1)
+
+    def compute_output_shape(self, tokens_shape, sizes_shape):
+        return super().compute_output_shape(tokens_shape)
