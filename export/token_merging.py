@@ -51,6 +51,7 @@ def calling_with_merged_tokens(model: keras.Model, merged: int, call: Callable) 
         call: calls a layer with its arguments otherwise.
     """
     config = config_of(model)
+    assert isinstance(config, ViTConfig)
     prefix = config.num_prefix_tokens
     residuals = {f"Transformer.encoderblock_{layer}.residual" for layer in range(config.num_layers)}
     state: dict[str, keras.KerasTensor] = {}  # "key": (B, N, D) of the last attention; "sizes": (B, N, 1)

@@ -7,7 +7,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import matplotlib.colors
@@ -35,12 +35,17 @@ def html_report(result: InspectionResult) -> str:
     return _document(f"{result.model}: learned weights and attention", sections)
 
 
-def prediction_page(result: InspectionResult) -> str:
-    """Return a page with each image, its maps and its most likely classes as HTML text."""
+def prediction_page(result: InspectionResult, problems: Mapping[str, str]) -> str:
+    """Return a page with each image, its maps and its most likely classes as HTML text.
+
+    `problems` says of each file that is not among the images why it is not.
+    """
     legend = "".join(f" {_LEGEND[key]}" for key in ("rollout", "relevance") if key in result.arrays)
     maps = f"<p>Brighter colors mean higher values.{legend}</p>" if legend else ""
     model = html.escape(f"{short_name(result.checkpoint)}, a {result.model}")
-    sections = ["<h1>Most likely classes</h1>", _cards(result, "h2"), maps, f"<p>Model: {model}.</p>"]
+    missing = "".join(f"<li>{html.escape(f'{file}: {problem}')}</li>" for file, problem in problems.items())
+    listed = f"<h2>Not classified</h2><ul>{missing}</ul>" if missing else ""
+    sections = ["<h1>Most likely classes</h1>", _cards(result, "h2"), maps, listed, f"<p>Model: {model}.</p>"]
     return _document("Most likely classes", sections)
 
 

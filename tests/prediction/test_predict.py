@@ -1,7 +1,9 @@
 """Classifying image files: the table, the files of results, the page, and the mistakes."""
 
 import csv
+import html
 import json
+import os
 import shutil
 import socket
 import threading
@@ -17,6 +19,7 @@ from keras_vit import UserError, inspection
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import predict as command
+from training.prediction import predict as prediction
 from training.prediction.page import open_page
 from training.prediction.pictures import find_pictures
 from training.prediction.predict import open_classifier
@@ -35,6 +38,7 @@ def _place(tmp_path_factory):
     for name in ("a.png", "b.jpg", "more/c.webp", "more/.hidden.png"):
         PIL.Image.fromarray(rng.integers(0, 256, (20, 31, 3), np.uint8)).save(place / "pictures" / name)
     (place / "pictures" / "notes.txt").write_text("no picture")
+    (place / "folder.csv").mkdir()
     (place / "broken.png").write_bytes((place / "pictures" / "a.png").read_bytes()[:60])
     return place
 
@@ -102,6 +106,27 @@ def test_a_broken_picture_is_named_and_the_others_are_classified(place, argument
     np.testing.assert_allclose([entry["probability"] for entry in good["classes"]], [s for _, s in wanted], atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["csv", "json", "html"])
+def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(form, place, arguments, tmp_path, capsys):
+    shutil.copy(place / "pictures" / "a.png", os.fsencode(tmp_path) + b"/good\xff.png")
+    shutil.copy(place / "broken.png", os.fsencode(tmp_path) + b"/bad\xff<b>.png")
+    with pytest.raises(UserError, match="Some pictures could not be read"):
+        command.main([*arguments, str(tmp_path), "--output", f"odd.{form}"])
+    text = html.unescape((place / f"odd.{form}").read_text(encoding="utf-8"))
+    assert "good?.png" in text
+    assert "bad?<b>.png cannot be read" in text
+    assert "Not classified: " in capsys.readouterr().out.encode("utf-8").decode()  # a terminal can show it
+
+
+def test_pixels_of_classified_pictures_are_not_kept(place, monkeypatch):
+    monkeypatch.chdir(place)
+    kept = []
+    monkeypatch.setattr(prediction, "prediction_page", lambda result, problems: kept.extend(result.images) or "page")
+    command.main(["--run", "model.keras", "pictures", "--output", "kept.html"])
+    assert [image.pixels.nbytes for image in kept] == [3, 3, 3]
+    assert all(image.pixels.base is None for image in kept)  # a view would keep the whole picture
+
+
 def test_results_are_written_as_csv(place, arguments):
     command.main([*arguments, "pictures/a.png", "--output", "found.csv"])
     with (place / "found.csv").open(newline="") as stream:
@@ -162,6 +187,7 @@ def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, ex
         (["pictures/*.gif"], "There is no picture"),
         (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html, but is 'found.txt'"),
         (["pictures", "--output", "gone/found.csv"], "There is no folder 'gone'"),
+        (["pictures", "--output", "folder.csv"], "folder.csv is a folder; --output takes a file"),
         (["pictures", "--threshold", "60"], "--threshold is a probability, 0 to 1, but is 60"),
         (["pictures", "--explain", "rollout"], "needs --output FILE.html"),
         (["pictures", "--output", "x.html", "--explain", "dreams"], "invalid choice 'dreams'"),

@@ -1,6 +1,7 @@
 """Options of `training.predict`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
+import os
 import pathlib
 from typing import Annotated, Literal
 
@@ -45,8 +46,8 @@ class PredictOptions:
             raise UserError("--serve shows its results in the browser; leave --output out.")
         if self.output is not None and pathlib.Path(self.output).suffix not in OUTPUTS:
             raise UserError(f"--output takes a file that ends in {', '.join(OUTPUTS)}, but is {self.output!r}.")
-        if self.output is not None and not pathlib.Path(self.output).absolute().parent.is_dir():
-            raise UserError(f"There is no folder {str(pathlib.Path(self.output).parent)!r} for --output; create it.")
+        if self.output is not None:
+            _check_file(pathlib.Path(self.output))
         if self.explain is not None and not (self.serve or (self.output or "").endswith(".html")):
             raise UserError("--explain draws maps, so it needs --output FILE.html or --serve.")
         if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
@@ -55,3 +56,14 @@ class PredictOptions:
             raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
         if self.labels is not None and not pathlib.Path(self.labels).is_file():
             raise UserError(f"There is no file {self.labels!r}; --labels takes a text file with one class per line.")
+
+
+def _check_file(output: pathlib.Path) -> None:
+    """Raise UserError unless the file can be written."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {str(output.parent)!r} for --output; create it.")
+    if output.is_dir():
+        raise UserError(f"{output} is a folder; --output takes a file.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"The folder {str(output.parent)!r} is not writable; give another --output.")

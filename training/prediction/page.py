@@ -42,7 +42,7 @@ def open_page(classifier: Classifier, port: int, explain: Explanation | None) ->
             name = urllib.parse.unquote(self.headers.get("X-Name", "picture"))
             try:
                 with one_at_a_time:
-                    page = prediction_page(classifier.inspect([inspection.decode(data, name)], explain))
+                    page = prediction_page(classifier.inspect([inspection.decode(data, name)], explain), {})
                 self._answer(200, page)
             except UserError as error:
                 self._answer(422, str(error))

@@ -59,7 +59,8 @@ class Classifier:
 class Prediction:
     """The classes of one file, or why it cannot be read."""
 
-    file: pathlib.Path
+    file: str
+    """Its path, with "?" for bytes that are not UTF-8."""
     classes: tuple[tuple[str, float], ...] = ()
     """Up to five classes with their probabilities, the most likely first; of a multi-label model those that reach the
     threshold."""
@@ -118,13 +119,13 @@ def predict(
         if good:
             result = classifier.inspect(good, explain)
             classes = ((result.classes_of(index), result.is_rejected(index)) for index in range(len(good)))
-            # The page shows the fitted images; those of the files may be large.
-            small = tuple(dataclasses.replace(image, pixels=image.pixels[:1, :1]) for image in good)
-            results.append(dataclasses.replace(result, images=small))
-        predictions += [
-            Prediction(file, problem=problem) if problem else Prediction(file, *next(classes))
-            for file, _, problem in batch
-        ]
+            if output is not None and output.endswith(".html"):
+                # The page shows the fitted images; those of the files may be large.
+                small = tuple(dataclasses.replace(image, pixels=image.pixels[:1, :1].copy()) for image in good)
+                results.append(dataclasses.replace(result, images=small))
+        for file, _, problem in batch:
+            name = _as_utf8(str(file))
+            predictions.append(Prediction(name, problem=problem) if problem else Prediction(name, *next(classes)))
         progress.update(len(batch))
     progress.close()
     print(_table(predictions))
@@ -145,9 +146,14 @@ def _batches(
 
 def _read(file: pathlib.Path) -> tuple[inspection.Image | None, str | None]:
     try:
-        return dataclasses.replace(inspection.read_images(file, 1)[0], name=str(file)), None
+        return dataclasses.replace(inspection.read_images(file, 1)[0], name=_as_utf8(str(file))), None
     except (UserError, OSError) as error:
-        return None, str(error)
+        return None, _as_utf8(str(error))
+
+
+def _as_utf8(text: str) -> str:
+    """The text with "?" for bytes of a path that are not UTF-8, which no text file can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _joined(results: Sequence[inspection.InspectionResult]) -> inspection.InspectionResult:
@@ -198,10 +204,10 @@ def _write(
                         writer.writerow([prediction.file, "", "", "", prediction.problem, ""])
         elif output.suffix == ".json":
             document = [
-                {"picture": str(prediction.file), "problem": prediction.problem}
+                {"picture": prediction.file, "problem": prediction.problem}
                 if prediction.problem
                 else {
-                    "picture": str(prediction.file),
+                    "picture": prediction.file,
                     "rejected": prediction.rejected,
                     "classes": [{"class": name, "probability": share} for name, share in prediction.classes],
                 }
@@ -211,5 +217,6 @@ def _write(
         elif not results:
             raise UserError("No picture could be read, so there is no page to write.")
         else:
-            temporary.write_text(prediction_page(_joined(results)), encoding="utf-8")
+            problems = {prediction.file: prediction.problem for prediction in predictions if prediction.problem}
+            temporary.write_text(prediction_page(_joined(results), problems), encoding="utf-8")
     print(f"Results are in {output}.")
