@@ -94,7 +94,8 @@ def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
 
         def without_made_up_alpha() -> tf.Tensor:
             # A palette of up to 16 colors that names no transparent one gets an alpha of 1, 3 or 15.
-            names_alpha = tf.strings.regex_full_match(data, r"\C*tRNS\C*")
+            # With the length of the chunk, at most 256 bytes, before its name, which a text may contain too.
+            names_alpha = tf.strings.regex_full_match(data, r"\C*\x00\x00[\x00\x01]\CtRNS\C*")
             return tf.cond(names_alpha, lambda: image, lambda: tf.concat([image[..., :3], opaque], axis=-1))
 
         opaque = tf.fill(tf.shape(image[..., 3:]), tf.constant(255, tf.uint8))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from google.protobuf import unknown_fields
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.tools import saved_model_cli
 
@@ -382,6 +382,8 @@ def drawings(number: int) -> dict[str, bytes]:
     soft = rng.integers(0, 256, (height, width, 4), dtype=np.uint8)
     deep = rng.integers(0, 256, (height, width * 8), dtype=np.uint8)
     palette = Image.fromarray(soft[..., :3]).quantize(16)
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Comment", "without a chunk tRNS")
     keyed = rng.integers(0, 4, (height, width), dtype=np.uint8) * 70
     colors = np.stack([keyed, keyed[::-1], 255 - keyed], axis=-1)
     files = {
@@ -393,6 +395,7 @@ def drawings(number: int) -> dict[str, bytes]:
         "nested/palette.png": encoded(palette, "PNG", transparency=3),
         "nested/żółć palette.png": encoded(palette, "PNG", transparency=bytes(range(0, 160, 10))),
         "16 colors.png": encoded(palette, "PNG"),
+        "16 colors and a text.png": encoded(palette, "PNG", pnginfo=text),
         "4 colors.png": encoded(Image.fromarray(soft[..., :3]).quantize(4), "PNG"),
         "2 colors.png": encoded(Image.fromarray(soft[..., :3]).quantize(2), "PNG"),
         "16 colors seen through.png": encoded(Image.fromarray(soft[..., :3]).quantize(15), "PNG", transparency=3),
