@@ -1,12 +1,15 @@
 """Fingerprint of an exported model. It prevents exports of different models in one directory."""
 
+import dataclasses
 import hashlib
+import json
 import pathlib
 from collections.abc import Sequence
 
 import keras
 
-from keras_vit import UserError
+from export.source import Provenance
+from keras_vit import UserError, config_of, preprocessing_of
 from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import LABELS
 
@@ -16,20 +19,22 @@ _FINGERPRINT = "export.sha256"
 _FILES = ("model-*.tflite", "model.onnx", "model.xml", "model.bin")
 
 
-def fingerprint(model: keras.Model, labels: Sequence[str]) -> str:
-    """SHA-256 of the weights and the labels."""
-    digest = hashlib.sha256(labels_text(labels).encode())
+def fingerprint(model: keras.Model, labels: Sequence[str], origin: Provenance) -> str:
+    """SHA-256 of all that the files depend on: weights, configuration, preprocessing, labels, and probabilities."""
+    parts = [dataclasses.asdict(config_of(model)), dataclasses.asdict(preprocessing_of(model))]
+    described = json.dumps([*parts, origin.temperature, origin.multi_label], sort_keys=True)
+    digest = hashlib.sha256(f"{labels_text(labels)}{described}".encode())
     for weight in model.weights:
         digest.update(weight.numpy().tobytes())
     return digest.hexdigest()
 
 
-def claim(output: pathlib.Path, model: keras.Model, labels: Sequence[str]) -> dict[str, str]:
+def claim(output: pathlib.Path, model: keras.Model, labels: Sequence[str], origin: Provenance) -> dict[str, str]:
     """Contents of the fingerprint file and of labels.txt, by file name.
 
     Raises UserError if the output holds exports of another model.
     """
-    texts = {_FINGERPRINT: f"{fingerprint(model, labels)}\n", LABELS: labels_text(labels)}
+    texts = {_FINGERPRINT: f"{fingerprint(model, labels, origin)}\n", LABELS: labels_text(labels)}
     files = (
         [] if (output / _FINGERPRINT).is_file() else sorted(path.name for name in _FILES for path in output.glob(name))
     )

@@ -109,12 +109,22 @@ def decode(data: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
 
 
 def reference(
-    model: keras.Model, preprocessing: Preprocessing, samples: Samples, *, multi_label: bool = False
+    model: keras.Model,
+    preprocessing: Preprocessing,
+    samples: Samples,
+    *,
+    multi_label: bool = False,
+    raw_pixels: bool = False,
 ) -> Reference:
-    """Run the Keras model on the sample images, each of which may have several classes if `multi_label`."""
+    """Run the Keras model on the sample images, each of which may have several classes if `multi_label`.
+
+    With `raw_pixels`, on the rounded pixels that an artifact with uint8 input takes.
+    """
     if not samples.encoded:
         raise UserError("An export is verified on sample images, but there are none.")
-    logits = [model.predict_on_batch(images) for _, images in _batches(samples, preprocessing, False)]
+    batches = (images for _, images in _batches(samples, preprocessing, raw_pixels))
+    inputs = (preprocessing.normalize(images) if raw_pixels else images for images in batches)
+    logits = [model.predict_on_batch(np.asarray(images)) for images in inputs]
     return Reference(samples, preprocessing, np.concatenate(logits), multi_label)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import keras
 
 CONFIG, LABELS, MODEL, SAMPLES = "config.json", "labels.txt", "model.keras", "samples.npz"
+# Field of config.json: `Source.fingerprint` of the data.
+IMAGES = "images_fingerprint"
 # The temperature that `training.evaluate --calibrate` fitted.
 TEMPERATURE = "temperature.json"
 # Training images, for calibration without the evaluation images.

@@ -64,11 +64,13 @@ def export_tflite(
         _check_dense(model, target)
     check_model(model, labels, output)
     model = logits_model(model)
-    texts = fingerprint.claim(output, model, labels)
+    texts = fingerprint.claim(output, model, labels, origin)
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = preprocessing_of(model)
-    expected = parity.reference(in_dtype(model, "float32"), preprocessing, samples, multi_label=origin.multi_label)
+    expected = parity.reference(
+        in_dtype(model, "float32"), preprocessing, samples, multi_label=origin.multi_label, raw_pixels=uint8_input
+    )
     inputs: list[np.ndarray] = []
     even, scaled = model, dict[str, Scaled]()
     if calibration is not None:

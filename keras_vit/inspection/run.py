@@ -46,6 +46,9 @@ def run_inspection(
     model = _load_model(
         run=run, checkpoint=checkpoint, image_size=image_size, num_heads=num_heads, num_groups=num_groups
     )
+    # A run directory is a checkpoint too.
+    place = run if checkpoint is None else find_checkpoint(checkpoint)
+    assert place is not None
     result = inspect(
         model,
         read_images(images, count, class_names, data_dir),
@@ -55,7 +58,8 @@ def run_inspection(
         shown=show,
         layers=layers,
         heads=heads,
-        multi_label=run is not None and run_directory.is_multi_label(run),
+        temperature=run_directory.load_temperature(place),
+        multi_label=run_directory.is_multi_label(place),
     )
     names = write(result, output)
     for sentence in summary(result):

@@ -20,6 +20,7 @@ from export import parity
 from export.saved_model import __main__ as saved_model
 from export.saved_model import export as saved_model_export
 from export.saved_model import model_card
+from export.source import Provenance
 from export.tflite import __main__ as tflite
 from export.tflite import export as tflite_export
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
@@ -372,9 +373,13 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
 
     other = build()
     other.get_layer("head").set_weights([2 * weight for weight in other.get_layer("head").get_weights()])
-    for other_model, labels in ((other, LABELS), (model, LABELS[::-1])):
+    config, preprocessing = keras_vit.config_of(model), keras_vit.preprocessing_of(model)
+    padded = keras_vit.build(config, preprocessing=dataclasses.replace(preprocessing, resize="pad"), num_classes=7)
+    padded.set_weights(model.get_weights())
+    warm = Provenance(temperature=2.0)
+    for given in ((other, LABELS), (model, LABELS[::-1]), (padded, LABELS), (model, LABELS, warm)):
         with pytest.raises(UserError, match="phone already holds the export of another model .export.sha256"):
-            tflite_export.export_tflite(other_model, labels, samples, phone, ["float32"])
+            tflite_export.export_tflite(*given[:2], samples, phone, ["float32"], origin=(*given, None)[2])
     assert {path.name: path.read_bytes() for path in phone.iterdir()} == before
 
     tflite_export.export_tflite(build(), LABELS, samples, phone, ["float32", "int8-dynamic"])

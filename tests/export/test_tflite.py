@@ -29,10 +29,12 @@ CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3,
 FORMATS = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8")
 
 
-def pictures(seed: int, number: int, channels: int = 3) -> Samples:
+def pictures(seed: int, number: int, channels: int = 3, zoom: int = 1) -> Samples:
     rng = np.random.default_rng(seed)
     shades = rng.integers(0, 256, (number, 3, 5, channels))
-    encoded = [tf.io.encode_png(np.kron(shade, np.ones((4, 6, 1))).astype(np.uint8)).numpy() for shade in shades]
+    encoded = [
+        tf.io.encode_png(np.kron(shade, np.ones((4 * zoom, 6 * zoom, 1))).astype(np.uint8)).numpy() for shade in shades
+    ]
     return Samples(tuple(encoded), rng.integers(0, 5, number))
 
 
@@ -245,10 +247,11 @@ def test_the_recommended_format_is_the_fastest_accurate_one():
     )
 
 
-def test_pixels_can_be_the_input_of_every_format(tmp_path):
-    """A picture of the model's own size goes in as it is."""
-    kinds = ("float32", "int8-dynamic", "int8")
-    exact = pictures(3, 12)
+@pytest.mark.parametrize("size", ["of the model", "resized"])
+def test_pixels_can_be_the_input_of_every_format(tmp_path, size):
+    """They are rounded after resizing, and the model is compared on the same pixels."""
+    kinds = ("float32", "int8-dynamic", "int8") if size == "of the model" else ("float32",)
+    exact = pictures(3, 12, zoom=1 if size == "of the model" else 2)
     written = tflite_export.export_tflite(
         build(), LABELS, exact, tmp_path, kinds, calibration=exact, uint8_input=True, max_disagreement=0.1
     )

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -592,11 +593,50 @@ def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(
     assert source.held_out
     stored = {"source": data.settings(), "images": dict(zip(("train", "evaluation"), counts, strict=True))}
     (run / "config.json").write_text(json.dumps({"settings": stored}))
-    check_images(str(run), data, *counts)
-    check_images(str(run), DataOptions("folder:others"), 1, 1)
+    check_images(str(run), data, *counts, source.fingerprint)
+    check_images(str(run), DataOptions("folder:others"), 1, 1, 0)
     words = f"had {sum(counts)} images, of which {counts[1]} were .* it has {sum(counts) + 1}"
     with pytest.raises(UserError, match=words):
-        check_images(str(run), data, counts[0] + 1, counts[1])
+        check_images(str(run), data, counts[0] + 1, counts[1], source.fingerprint)
+    (run / "config.json").write_text(json.dumps({"settings": stored, "images_fingerprint": source.fingerprint}))
+    check_images(str(run), data, *counts, source.fingerprint)
+    with pytest.raises(UserError, match="had other images, or the same under other names"):
+        check_images(str(run), data, *counts, source.fingerprint + 1)
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(kind, tmp_path, capsys):
+    for split in ("train", "test"):
+        for number, name in enumerate(("ant", "bee")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for index in range(2):
+                write_image(tmp_path / split / name / f"{index}.png", 9 * (split == "test") + 2 * number + index)
+    lines = [f"{split}/{name}/{index}.png,{name},{split}" for split in ("train", "test") for name in ("ant", "bee")
+             for index in (0, 1)]  # fmt: skip
+    data = f"folder:{tmp_path}" if kind == "folder" else csv_file(tmp_path, "path,label,split", *lines).data
+    before = open_source(DataOptions(data)).fingerprint
+    assert "remove the copies" not in capsys.readouterr().out
+    shutil.copy(tmp_path / "train" / "ant" / "0.png", tmp_path / "train" / "bee" / "1.png")
+    shutil.copy(tmp_path / "train" / "ant" / "1.png", tmp_path / "test" / "ant" / "0.png")
+    assert open_source(DataOptions(data)).fingerprint != before
+    printed = capsys.readouterr().out
+    again = f"1 of the images are there again under another label, such as {tmp_path}/train/ant/0.png and"
+    assert f"Warning: {again} {tmp_path}/train/bee/1.png; keep each under" in printed
+    known = f"1 of the 4 evaluation images are also training images, such as {tmp_path}/test/ant/0.png and"
+    assert f"Warning: {known} {tmp_path}/train/ant/1.png, so the accuracy" in printed
+
+
+def test_two_images_that_changed_places_are_other_images(tmp_path):
+    for number, name in enumerate(("ant", "bee")):
+        (tmp_path / name).mkdir()
+        for index in range(2):
+            write_image(tmp_path / name / f"{index}.png", 2 * number + index)
+    before = open_source(DataOptions(f"folder:{tmp_path}")).fingerprint
+    first, second = (tmp_path / name / "1.png" for name in ("ant", "bee"))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    assert open_source(DataOptions(f"folder:{tmp_path}")).fingerprint != before
 
 
 def test_pictures_and_folders_that_are_not_used_are_named(tmp_path, capsys):

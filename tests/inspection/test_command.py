@@ -24,6 +24,7 @@ import training.samples
 from keras_vit import UserError, inspection
 from keras_vit.files.image_formats import format_list
 from keras_vit.inspection import __main__ as command
+from keras_vit.inspection import run as work
 from keras_vit.inspection.html_report import html_report
 from keras_vit.run_directory import Samples
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
@@ -249,6 +250,21 @@ def test_run_is_inspected_with_its_samples(run, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "Attention rollout over 5 images" in printed
     assert printed.endswith(f"5 files in {output}; open {output / 'index.html'}.\n")
+
+
+@pytest.mark.parametrize("option", ["--run", "--checkpoint"])
+def test_a_calibrated_run_has_calibrated_probabilities(option, run, tmp_path, monkeypatch):
+    calibrated = tmp_path / "calibrated"
+    shutil.copytree(run, calibrated)
+    (calibrated / "temperature.json").write_text('{"temperature": 4.0}')
+    shares = []
+    monkeypatch.setattr(work, "write", lambda result, output: shares.append(dict(result.predictions[0])) or [])
+    labels = [] if option == "--run" else ["--labels", str(run / "labels.txt")]
+    for place in (run, calibrated):
+        images = [] if option == "--run" else ["--images", str(run / "samples.npz")]
+        command.main(["--output", str(tmp_path / "out"), option, str(place), "--figures", "rollout", *labels, *images])
+    before, after = (np.array([found[name] for name in sorted(found)]) for found in shares)
+    np.testing.assert_allclose(np.diff(np.log(after)), np.diff(np.log(before)) / 4.0, rtol=1e-4)
 
 
 def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch):

@@ -67,7 +67,8 @@ def evaluate(
     dataset = open_source(source, multi_label=True)
     names = class_names(classifier, dataset)
     if dataset.held_out:
-        check_images(run, source, dataset.train.num_examples, dataset.evaluation.num_examples)
+        counts = dataset.train.num_examples, dataset.evaluation.num_examples
+        check_images(run, source, *counts, dataset.fingerprint)
     _check_multi_label(run, classifier.multi_label, dataset, real_labels is not None, calibrate)
     accepted = None
     if real_labels is not None:

@@ -1,33 +1,26 @@
 """Class folders or a CSV file as a data set: which files are images, which classes and which split each is of."""
 
 import collections
-import csv
 import dataclasses
 import hashlib
-import io
-import math
 import os
 import pathlib
-import unicodedata
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.image_formats import format_list, is_picture_name
 from keras_vit.files.remote import is_remote
 from training.input.dataset import Oddities, Source, Split, decoding_problem, listed, problems_of, reason
 from training.options.common import EVALUATION_NAMES, OnBadImage
+from training.options.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 _HOLD_OUT = 10
-# Columns of a CSV file for one class, for any number of classes, and for a share of each class.
-_ONE, _SEVERAL, _SHARES = "label", "labels", "probabilities"
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
-# How far from 1 the sum of an image's shares may be; they are then divided by it.
-_ROUNDING = 0.02
 
 
 def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
@@ -36,19 +29,34 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None 
     With train and test (or val, valid, validation) above the classes these are the splits, and must hold the same
     classes; else a tenth of each class is kept for evaluation, as `_held_out` says.
     """
-    splits = split_folders(path)
+    splits, check = split_folders(path), _FileCheck(on_bad_image)
     if splits:
         _refuse_seed(split_seed, path)
-        train, test = (_class_files(split, on_bad_image) for split in splits)
+        train, test = (_class_files(split, check) for split in splits)
         if train.keys() != test.keys():
             raise UserError(
                 f"The classes of {splits[0]} and {splits[1]} must be the same, but "
                 f"{', '.join(sorted(train.keys() ^ test.keys()))} are only in one of them."
             )
     else:
-        train, test = _held_out(_class_files(path, on_bad_image), path, split_seed)
-    names = tuple(train)
-    return Source(names, _file_split(train), _file_split(test), held_out=not splits)
+        train, test = _held_out(_class_files(path, check), path, split_seed)
+    return _source_of_classes(train, test, check.contents, held_out=not splits)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FileCheck:
+    """Reads every file once: which are readable images, and what they contain."""
+
+    on_bad_image: OnBadImage
+    contents: FileContents = dataclasses.field(default_factory=FileContents)
+
+
+def _source_of_classes(
+    train: dict[str, list[str]], test: dict[str, list[str]], contents: FileContents, *, held_out: bool
+) -> Source:
+    """The files of each class to train on, and to evaluate on, as a source."""
+    contents.warn(*({file: name for name, files in split.items() for file in files} for split in (train, test)))
+    return Source(tuple(train), _file_split(train, contents), _file_split(test, contents), held_out=held_out)
 
 
 def _held_out(
@@ -89,28 +97,25 @@ def _refuse_seed(split_seed: int | None, path: pathlib.Path) -> None:
 def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
     """Image files with their classes from a CSV file with the columns path and label; classes in name order.
 
-    In place of label, the column labels lists any number of classes such as "cat|dog", or none; and the column
-    probabilities has shares of classes that sum to 1, such as "cat=0.7|dog=0.3".
-
-    Paths are relative to the folder of the CSV file. A further column split says train, or test (val, valid,
-    validation); without it a tenth of each class is kept for evaluation, as `_held_out` says. Other columns are
-    ignored.
+    What the file holds says `training.options.csv_file`. Without a column split a tenth of each class is kept for
+    evaluation, as `_held_out` says.
     """
-    column, listed_files = _listed_files(path)
-    if column != _ONE:
-        return _with_targets(path, column, listed_files, on_bad_image, split_seed)
-    if unusual := [label for files in listed_files.values() for label in files.values() if "|" in label]:
+    column, value_of = listed_files(path)
+    check = _FileCheck(on_bad_image)
+    if column != ONE_CLASS:
+        return _with_targets(path, column, value_of, check, split_seed)
+    if unusual := [label for files in value_of.values() for label in files.values() if "|" in label]:
         print(f"{unusual[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
-    found = {split: _by_class(files) for split, files in listed_files.items()}
+    found = {split: _by_class(files) for split, files in value_of.items()}
     if set(found) == {""}:
-        train, test = _held_out(_readable(found[""], str(path), on_bad_image), path.parent, split_seed)
+        train, test = _held_out(_readable(found[""], str(path), check), path.parent, split_seed)
     else:
         _refuse_seed(split_seed, path)
-        train, test = (_readable(found[split], f"{path} ({split})", on_bad_image) for split in ("train", "test"))
+        train, test = (_readable(found[split], f"{path} ({split})", check) for split in ("train", "test"))
         if train.keys() != test.keys():
             only = ", ".join(sorted(train.keys() ^ test.keys()))
             raise UserError(f"Both splits of {path} must have the same classes, but {only} are only in one of them.")
-    return Source(tuple(train), _file_split(train), _file_split(test), held_out=set(found) == {""})
+    return _source_of_classes(train, test, check.contents, held_out=set(found) == {""})
 
 
 def _by_class(label_of: dict[str, str]) -> dict[str, list[str]]:
@@ -121,103 +126,19 @@ def _by_class(label_of: dict[str, str]) -> dict[str, list[str]]:
     return classes
 
 
-def _listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
-    """The column of the classes; and split ("train" and "test", or "" alone) -> file -> what the column says of it.
-
-    Raises UserError for the first wrong row.
-    """
-    if not path.is_file():
-        raise UserError(f"There is no file {str(path)!r}; --data csv:FILE takes one with the columns path and label.")
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-        # Line breaks stay, since those in quotes belong to a value.
-        rows = csv.DictReader(io.StringIO(content, newline=""), strict=True)
-        rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
-        table = [(rows.line_num, row) for row in rows]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file in UTF-8 ({str(error)[:100]}); write it again.") from error
-    of_classes = [name for name in columns if name in (_ONE, _SEVERAL, _SHARES)]
-    if columns.count("path") != 1 or columns.count("split") > 1 or len(of_classes) != 1:
-        raise UserError(
-            f"The first line of {path} must name the columns path and one of label, labels and probabilities, but is "
-            f"{','.join(columns)!r}."
-        )
-    [column] = of_classes
-    splits = ("train", "test") if "split" in columns else ("",)
-    found: dict[str, dict[str, str]] = {split: {} for split in splits}
-    seen: dict[str, int] = {}
-    for number, row in table:
-        image, label = row["path"] or "", unicodedata.normalize("NFC", (row[column] or "").strip())
-        if None in row:
-            raise UserError(
-                f"Line {number} of {path} has more values than there are columns; put a value with commas in quotes, "
-                "and | between several classes."
-            )
-        if not image or not (label or column == _SEVERAL) or not label.isprintable():
-            raise UserError(
-                f"Line {number} of {path} needs a path and a value of printable characters in the column {column}; "
-                "complete it."
-            )
-        file = str(path.parent / image)
-        if file in seen:
-            advice = "an image has one label" if column == _ONE else "an image has one line"
-            raise UserError(f"Lines {seen[file]} and {number} of {path} are of the same image {image!r}; {advice}.")
-        if column != _ONE:
-            _parsed(label, column, f"Line {number} of {path}")
-        seen[file] = number
-        split = (row.get("split") or "").strip().lower()
-        split = "test" if split in EVALUATION_NAMES else split
-        if split not in found:
-            raise UserError(
-                f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
-            )
-        found[split][file] = label
-    texts = {label for files in found.values() for label in files.values()}
-    if len(texts if column == _ONE else {name for text in texts for name in _parsed(text, column)}) < 2:
-        raise UserError(f"{path} must list images of at least two classes.")
-    return column, found
-
-
-def _parsed(text: str, column: str, where: str = "") -> dict[str, float]:
-    """Class name -> share: 1 for each of "cat|dog", or the shares of "cat=0.7|dog=0.3", which sum to 1.
-
-    Raises UserError, which begins with `where`, for anything else.
-    """
-    parts = [part.strip() for part in text.split("|")] if text else []
-    if column == _SEVERAL:
-        shares = dict.fromkeys(parts, 1.0)
-        if len(shares) != len(parts) or "" in shares:
-            raise UserError(f"{where} has the labels {text!r}; give different classes with | between them.")
-        return shares
-    shares = {}
-    for part in parts:
-        name, _, share = part.rpartition("=")
-        try:
-            value = float(share)
-        except ValueError:
-            value = math.nan
-        if not name.strip() or name.strip() in shares or not 0.0 <= value <= 1.0:
-            raise UserError(f"{where} has the probabilities {text!r}; give them as cat=0.7|dog=0.3, each class once.")
-        shares[name.strip()] = value
-    total = sum(shares.values())
-    if abs(total - 1.0) > _ROUNDING:
-        raise UserError(f"{where} has probabilities that sum to {total:.6g}, not to 1; correct them.")
-    return {name: value / total for name, value in shares.items()}
-
-
 def _with_targets(
     path: pathlib.Path,
     column: str,
-    listed_files: dict[str, dict[str, str]],
-    on_bad_image: OnBadImage,
+    value_of: dict[str, dict[str, str]],
+    check: _FileCheck,
     split_seed: int | None,
 ) -> Source:
     """A source of images with several classes each, or with a share of each class."""
-    shares = {file: _parsed(text, column) for files in listed_files.values() for file, text in files.items()}
+    shares = {file: class_shares(text, column) for files in value_of.values() for file, text in files.items()}
     names = tuple(sorted({name for found in shares.values() for name in found}))
     parts = {
-        split: _good_files(sorted(files), f"{path} ({split})" if split else str(path), on_bad_image)
-        for split, files in listed_files.items()
+        split: _good_files(sorted(files), f"{path} ({split})" if split else str(path), check)
+        for split, files in value_of.items()
     }
     if set(parts) == {""}:
         parts = _spread_tenth({file: shares[file] for file in parts[""]}, path.parent, split_seed)
@@ -231,8 +152,10 @@ def _with_targets(
             raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; {advice}.")
         if missing:
             print(f"No image to evaluate on has the class {', '.join(missing)}.")
-    train, test = (_target_split(parts[split], shares, names, column == _SEVERAL) for split in ("train", "test"))
-    return Source(names, train, test, held_out=set(listed_files) == {""})
+    known = [{file: shares[file] for file in parts[split]} for split in ("train", "test")]
+    check.contents.warn(*known)
+    train, test = (_target_split(split, names, column == SEVERAL_CLASSES, check.contents) for split in known)
+    return Source(names, train, test, held_out=set(value_of) == {""})
 
 
 def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed: int | None) -> dict[str, list[str]]:
@@ -276,7 +199,7 @@ def _directories(path: pathlib.Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list[str]]:
+def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
     """Class name -> its image files in the order of their paths, all of them seen to be readable."""
     classes = _directories(path)
     if len(classes) < 2:
@@ -288,12 +211,12 @@ def _class_files(path: pathlib.Path, on_bad_image: OnBadImage) -> dict[str, list
     for name in classes:
         if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
             raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
-    return _readable({name: _entries(path / name) for name in classes}, str(path), on_bad_image)
+    return _readable({name: _entries(path / name) for name in classes}, str(path), check)
 
 
-def _readable(found: dict[str, list[str]], where: str, on_bad_image: OnBadImage) -> dict[str, list[str]]:
+def _readable(found: dict[str, list[str]], where: str, check: _FileCheck) -> dict[str, list[str]]:
     """The files of each class that are readable images; a UserError names the others, unless they are skipped."""
-    good = set(_good_files([file for files in found.values() for file in files], where, on_bad_image))
+    good = set(_good_files([file for files in found.values() for file in files], where, check))
     images = {name: [file for file in files if file in good] for name, files in found.items()}
     for name, files in images.items():
         if not files:
@@ -301,14 +224,14 @@ def _readable(found: dict[str, list[str]], where: str, on_bad_image: OnBadImage)
     return images
 
 
-def _good_files(files: Sequence[str], where: str, on_bad_image: OnBadImage) -> list[str]:
+def _good_files(files: Sequence[str], where: str, check: _FileCheck) -> list[str]:
     """The files that are readable images; a UserError names the others, unless they are skipped."""
     oddities = Oddities()
-    bad = problems_of(files, lambda file: _file_problem(file, oddities))
+    bad = problems_of(files, lambda file: _file_problem(file, oddities, check.contents))
     if bad:
-        named = listed({_shown(file): why for file, why in bad.items()})
+        named = listed({shown(file): why for file, why in bad.items()})
         count = f"{len(bad)} of {len(files)} files in {where} are no readable images: {named}"
-        if on_bad_image == "stop":
+        if check.on_bad_image == "stop":
             raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
         print(f"Skipped: {count}.")
     good = [file for file in files if file not in bad]
@@ -326,29 +249,26 @@ def _entries(folder: pathlib.Path) -> list[str]:
     )
 
 
-def _file_problem(file: str, oddities: Oddities) -> str | None:
-    """Why a file cannot be decoded, or None; `oddities` notes what else is odd about it."""
+def _file_problem(file: str, oddities: Oddities, contents: FileContents) -> str | None:
+    """Why a file cannot be decoded, or None; `oddities` notes what else is odd about it, `contents` what is in it."""
     if os.path.isdir(file):
         return "a link to a folder, which is not followed"
     if not is_remote(file) and not os.path.isfile(file):
         return "no file, or a link to none"
     try:
-        return decoding_problem(tf.io.read_file(os.fsencode(file)), oddities, _shown(file))
+        data = tf.io.read_file(os.fsencode(file))
+        contents.note(file, data.numpy())
+        return decoding_problem(data, oddities, shown(file))
     except tf.errors.OpError as error:
         return reason(error)
 
 
-def _shown(file: str) -> str:
-    """A path as a terminal can show it, whatever its bytes."""
-    return os.fsencode(file).decode(errors="backslashreplace")
-
-
-def _file_split(classes: dict[str, list[str]]) -> Split:
+def _file_split(classes: dict[str, list[str]], contents: FileContents) -> Split:
     paths = [file for files in classes.values() for file in files]
     known = np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()])
-    names = "\0".join(os.path.join(name, os.path.basename(file)) for name, files in classes.items() for file in files)
     # Without the path of the folder, which may differ between workers.
-    return _split_of_files(paths, known, zlib.crc32(os.fsencode(names)))
+    names = [os.path.join(name, os.path.basename(file)) for name, files in classes.items() for file in files]
+    return _split_of_files(paths, known, contents.fingerprint(paths, names))
 
 
 def _split_of_files(paths: Sequence[str], known: np.ndarray, fingerprint: int) -> Split:
@@ -358,16 +278,16 @@ def _split_of_files(paths: Sequence[str], known: np.ndarray, fingerprint: int) -
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.io.read_file(files[index]), labels[index]
 
-    return Split(len(paths), read, lambda index: _shown(paths[index]), fingerprint=fingerprint, labels=known)
+    return Split(len(paths), read, lambda index: shown(paths[index]), fingerprint=fingerprint, labels=known)
 
 
 def _target_split(
-    paths: Sequence[str], shares: dict[str, dict[str, float]], names: tuple[str, ...], multi_label: bool
+    shares: dict[str, dict[str, float]], names: tuple[str, ...], multi_label: bool, contents: FileContents
 ) -> Split:
     """The files with their shares of the classes; the label is -1, or the first of those with the largest share."""
-    number_of = {name: index for index, name in enumerate(names)}
-    classes = [[number_of[name] for name in shares[path]] for path in paths]
-    values = [list(shares[path].values()) for path in paths]
+    number_of, paths = {name: index for index, name in enumerate(names)}, list(shares)
+    classes = [[number_of[name] for name in found] for found in shares.values()]
+    values = [list(found.values()) for found in shares.values()]
     # Rows of different lengths, since a whole matrix would be large with many classes.
     ends = tf.constant(np.cumsum([0, *map(len, classes)]), tf.int64)
     all_classes = tf.constant([number for row in classes for number in row], tf.int32)
@@ -377,9 +297,9 @@ def _target_split(
         begin, end = ends[index], ends[index + 1]
         return tf.linalg.matvec(tf.one_hot(all_classes[begin:end], len(names)), all_values[begin:end], transpose_a=True)
 
-    lines = "\0".join(f"{os.path.basename(path)} {sorted(shares[path].items())}" for path in paths)
+    lines = [f"{os.path.basename(path)} {sorted(found.items())}" for path, found in shares.items()]
     known = [-1 if multi_label else _first_largest(row, share) for row, share in zip(classes, values, strict=True)]
-    split = _split_of_files(paths, np.array(known), zlib.crc32(os.fsencode(lines)))
+    split = _split_of_files(paths, np.array(known), contents.fingerprint(paths, lines))
     return dataclasses.replace(
         split, target=target, multi_label=multi_label, labels=None if multi_label else split.labels
     )

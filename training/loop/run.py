@@ -21,6 +21,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -65,26 +66,30 @@ class Run:
     def checkpoints_folder(self) -> pathlib.Path:
         return self.path / "checkpoints"
 
-    def start(self, settings: dict, labels: tuple[str, ...], weights: dict | None = None) -> None:
+    def start(
+        self, settings: dict, labels: tuple[str, ...], weights: dict | None = None, *, images: int | None = None
+    ) -> None:
         """Create the directory, or check that it holds the same run. Raises UserError if it holds anything else.
 
         Args:
             settings: everything that changes the result of the run, as JSON values.
             labels: names of the classes.
             weights: name and license of the checkpoint at the start, for config.json; None if there is none.
+            images: `Source.fingerprint` of the data; None where it has none.
         """
         settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
         unfinished = self._unfinished()
         if self.config_file.is_file():
-            self._check_same(settings, labels)
+            self._check_same(settings, labels, images)
         elif self.path.exists() and not (self.path.is_dir() and self._holds_only(unfinished)):
             raise UserError(f"{self.path} exists and is not a run directory; give a new or empty --workdir.")
         for file in unfinished:
             file.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
-            config = {"id": uuid.uuid4().hex, "settings": settings, "environment": environment()}
+            config: dict[str, Any] = {"id": uuid.uuid4().hex, "settings": settings, "environment": environment()}
             config |= {} if weights is None else {"weights": weights}
+            config |= {} if images is None else {run_directory.IMAGES: images}
             write_text(self.config_file, json.dumps(config, indent=2) + "\n")
         if not self.labels_file.is_file():
             write_text(self.labels_file, labels_text(labels))
@@ -98,10 +103,11 @@ class Run:
         folders = [folder for folder in (self.path, self.checkpoints_folder) if folder.is_dir()]
         return [file for folder in folders for file in folder.iterdir() if is_temporary(file)]
 
-    def _check_same(self, settings: dict, labels: tuple[str, ...]) -> None:
-        """Raises UserError if the directory holds a run with other settings or classes."""
+    def _check_same(self, settings: dict, labels: tuple[str, ...], images: int | None) -> None:
+        """Raises UserError if the directory holds a run with other settings, classes or images."""
         try:
-            saved = json.loads(self.config_file.read_text(encoding="utf-8"))["settings"]
+            config = json.loads(self.config_file.read_text(encoding="utf-8"))
+            saved, saved_images = config["settings"], config.get(run_directory.IMAGES, images)
         except (ValueError, KeyError, TypeError):
             raise UserError(
                 f"{self.config_file} is damaged or not written by this program; give another --workdir, or remove it."
@@ -118,6 +124,11 @@ class Run:
             raise UserError(
                 f"{self.path} already holds another run, which differs in {differences(saved, settings)}; "
                 "give another --workdir, or remove that one."
+            )
+        if saved_images != images:
+            raise UserError(
+                f"{self.path} was started with other images than the data hold now: files were changed, renamed or "
+                "moved to another class; give the images as they were, or another --workdir."
             )
 
     def save_model(self, model: keras.Model) -> None:

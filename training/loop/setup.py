@@ -144,7 +144,7 @@ def _train_locked(
         },
     )
     if run.model_file.is_file():
-        run.start(settings, source.labels)
+        run.start(settings, source.labels, images=setup.source.fingerprint)
         print(f"{run.path} is finished: nothing to do.")
         return run
 
@@ -163,7 +163,7 @@ def _train_locked(
         deterministic=options.deterministic,
     )
     if is_chief(strategy):
-        run.start(settings, source.labels, weights)
+        run.start(settings, source.labels, weights, images=setup.source.fingerprint)
         print(
             f"{settings['recipe_name']}: {trainer.network.count_params():,} parameters, "
             f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "

@@ -9,6 +9,7 @@ from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import nearest
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import EVALUATION_NAMES, DataOptions
+from training.options.csv_file import listed_files
 
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
@@ -35,8 +36,8 @@ def check_data(source: DataOptions) -> None:
             raise UserError(f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.")
     if kind == "folder":
         _check_folder(rest)
-    if kind == "csv" and not to_path(rest).is_file():
-        raise UserError(f"There is no file {rest!r}; --data csv:FILE takes one with the columns path and label.")
+    if kind == "csv" and not is_remote(rest):
+        listed_files(to_path(rest))
     if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
         raise UserError(f"No file matches {rest!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'.")
 
@@ -77,18 +78,25 @@ def check_output(model: str, output: str | None) -> None:
         raise UserError(OUTPUT_NEEDED.format(model))
 
 
-def check_images(run: str, source: DataOptions, train: int, evaluation: int) -> None:
-    """Raise UserError if a run was trained on another number of images of the same folder or list.
+def check_images(run: str, source: DataOptions, train: int, evaluation: int, fingerprint: int) -> None:
+    """Raise UserError if a run was trained on other images of the same folder or list.
 
     For a split that a rule makes: with other images it is another one, and the run may know images that would test it.
     """
     try:
-        stored = json.loads((to_path(run) / run_directory.CONFIG).read_text(encoding="utf-8"))["settings"]
-        data, images = stored["source"]["data"], stored["images"]
+        config = json.loads((to_path(run) / run_directory.CONFIG).read_text(encoding="utf-8"))
+        data, images = config["settings"]["source"]["data"], config["settings"]["images"]
         before = (images["train"], images["evaluation"])
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if _place(data) == _place(source.data) and before != (train, evaluation):
+    if _place(data) != _place(source.data):
+        return
+    if before == (train, evaluation) and config.get(run_directory.IMAGES, fingerprint) != fingerprint:
+        raise UserError(
+            f"{run} was trained when {data} had other images, or the same under other names or classes, so that others "
+            "are kept for evaluation now, and the run may know them; evaluate on images of another folder."
+        )
+    if before != (train, evaluation):
         raise UserError(
             f"{run} was trained when {data} had {sum(before):,} images, of which {before[1]:,} were kept for "
             f"evaluation; now it has {train + evaluation:,}, so that others are kept, and the run may know them; "

@@ -85,16 +85,26 @@ iframe { width: 100%; border: 0; }
 <p role="status" id="status"></p>
 <iframe id="result" title="Classes of the picture" hidden></iframe>
 <script>
+const LARGEST = {largest};
 const drop = document.getElementById("drop"), status = document.getElementById("status");
 const result = document.getElementById("result");
 async function classify(file) {
   if (!file) return;
+  result.hidden = true;
+  if (file.size > LARGEST) {
+    status.textContent = file.name + " is too large: a picture has at most " + LARGEST / 2**20 + " MB.";
+    return;
+  }
   status.textContent = "Classifying " + file.name + " …";
-  const answer = await fetch("/", {method: "POST", body: file, headers: {"X-Name": encodeURIComponent(file.name)}});
-  const text = await answer.text();
-  status.textContent = answer.ok ? "" : text;
-  result.hidden = !answer.ok;
-  if (answer.ok) result.srcdoc = text;
+  try {
+    const answer = await fetch("/", {method: "POST", body: file, headers: {"X-Name": encodeURIComponent(file.name)}});
+    const text = await answer.text();
+    status.textContent = answer.ok ? "" : text;
+    result.hidden = !answer.ok;
+    if (answer.ok) result.srcdoc = text;
+  } catch (error) {
+    status.textContent = "The program behind this page does not answer; start it again.";
+  }
 }
 // The frame is as high as its content, so that the page has one scroll bar.
 function fit() {
@@ -110,4 +120,4 @@ drop.addEventListener("drop", event => {
 });
 </script>
 </html>
-"""
+""".replace("{largest}", str(_LARGEST))

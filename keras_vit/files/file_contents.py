@@ -1,0 +1,60 @@
+"""What the files of a data set contain: a fingerprint of them, and files of equal content."""
+
+import collections
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+
+_DIGEST_BYTES = 8
+
+
+class FileContents:
+    """Digests of the contents of files, noted while each file is read anyway."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, int] = {}
+
+    def note(self, file: str, content: bytes) -> None:
+        """Remember the content of a file."""
+        digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+        self._digests[file] = int.from_bytes(digest, "big")  # takes half the memory of bytes
+
+    def fingerprint(self, files: Iterable[str], lines: Iterable[str]) -> int:
+        """A checksum of the contents of files in their order, and of a line of text for each."""
+        checksum = zlib.crc32(os.fsencode("\0".join(lines)))
+        for file in files:
+            checksum = zlib.crc32(self._digests[file].to_bytes(_DIGEST_BYTES, "big"), checksum)
+        return checksum
+
+    def warn(self, train: Mapping[str, object], test: Mapping[str, object]) -> None:
+        """Print a sentence about files of equal content under different labels, and one about those in both splits.
+
+        Args:
+            train: the files to train on, each with its label.
+            test: the files to evaluate on, each with its label.
+        """
+        groups: dict[int, list[str]] = collections.defaultdict(list)
+        for file in (*train, *test):
+            groups[self._digests[file]].append(file)
+        equal = [files for files in groups.values() if len(files) > 1]
+        labels = {**train, **test}
+        others = [(files[0], file) for files in equal for file in files if labels[file] != labels[files[0]]]
+        copies = [(file, files[0]) for files in equal if files[0] in train for file in files if file in test]
+        if others:
+            first, other = map(shown, others[0])
+            print(
+                f"Warning: {len(dict(others)):,} of the images are there again under another label, such as "
+                f"{first} and {other}; keep each under its right label."
+            )
+        if copies:
+            copy, original = map(shown, copies[0])
+            print(
+                f"Warning: {len(copies):,} of the {len(test):,} evaluation images are also training images, such as "
+                f"{copy} and {original}, so the accuracy will be too high; remove the copies."
+            )
+
+
+def shown(file: str) -> str:
+    """A path as a terminal can show it, whatever its bytes."""
+    return os.fsencode(file).decode(errors="backslashreplace")

@@ -1,0 +1,104 @@
+"""Read a CSV file of images and their classes. Imports neither TensorFlow nor Keras.
+
+The column path names the files, relative to the folder of the CSV file. One of the columns label (a class), labels (any
+number of classes such as "cat|dog", or none) and probabilities (shares that sum to 1, such as "cat=0.7|dog=0.3") says
+what they show. A further column split says train, or test (val, valid, validation). Other columns are ignored.
+"""
+
+import csv
+import io
+import math
+import pathlib
+import unicodedata
+
+from keras_vit.errors import UserError
+from training.options.common import EVALUATION_NAMES
+
+# Columns for one class, for any number of classes, and for a share of each class.
+ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
+# How far from 1 the sum of an image's shares may be; they are then divided by it.
+_ROUNDING = 0.02
+
+
+def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
+    """The column of the classes; and split ("train" and "test", or "" alone) -> file -> what the column says of it.
+
+    Raises UserError for the first wrong row.
+    """
+    if not path.is_file():
+        raise UserError(f"There is no file {str(path)!r}; --data csv:FILE takes one with the columns path and label.")
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
+        # Line breaks stay, since those in quotes belong to a value.
+        rows = csv.DictReader(io.StringIO(content, newline=""), strict=True)
+        rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
+        table = [(rows.line_num, row) for row in rows]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is no CSV file in UTF-8 ({str(error)[:100]}); write it again.") from error
+    of_classes = [name for name in columns if name in (ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES)]
+    if columns.count("path") != 1 or columns.count("split") > 1 or len(of_classes) != 1:
+        raise UserError(
+            f"The first line of {path} must name the columns path and one of label, labels and probabilities, but is "
+            f"{','.join(columns)!r}."
+        )
+    [column] = of_classes
+    splits = ("train", "test") if "split" in columns else ("",)
+    found: dict[str, dict[str, str]] = {split: {} for split in splits}
+    seen: dict[str, int] = {}
+    for number, row in table:
+        image, label = row["path"] or "", unicodedata.normalize("NFC", (row[column] or "").strip())
+        if None in row:
+            raise UserError(
+                f"Line {number} of {path} has more values than there are columns; put a value with commas in quotes, "
+                "and | between several classes."
+            )
+        if not image or not (label or column == SEVERAL_CLASSES) or not label.isprintable():
+            raise UserError(
+                f"Line {number} of {path} needs a path and a value of printable characters in the column {column}; "
+                "complete it."
+            )
+        file = str(path.parent / image)
+        if file in seen:
+            advice = "an image has one label" if column == ONE_CLASS else "an image has one line"
+            raise UserError(f"Lines {seen[file]} and {number} of {path} are of the same image {image!r}; {advice}.")
+        if column != ONE_CLASS:
+            class_shares(label, column, f"Line {number} of {path}")
+        seen[file] = number
+        split = (row.get("split") or "").strip().lower()
+        split = "test" if split in EVALUATION_NAMES else split
+        if split not in found:
+            raise UserError(
+                f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
+            )
+        found[split][file] = label
+    texts = {label for files in found.values() for label in files.values()}
+    if len(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}) < 2:
+        raise UserError(f"{path} must list images of at least two classes.")
+    return column, found
+
+
+def class_shares(text: str, column: str, where: str = "") -> dict[str, float]:
+    """Class name -> share: 1 for each of "cat|dog", or the shares of "cat=0.7|dog=0.3", which sum to 1.
+
+    Raises UserError, which begins with `where`, for anything else.
+    """
+    parts = [part.strip() for part in text.split("|")] if text else []
+    if column == SEVERAL_CLASSES:
+        shares = dict.fromkeys(parts, 1.0)
+        if len(shares) != len(parts) or "" in shares:
+            raise UserError(f"{where} has the labels {text!r}; give different classes with | between them.")
+        return shares
+    shares = {}
+    for part in parts:
+        name, _, share = part.rpartition("=")
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if not name.strip() or name.strip() in shares or not 0.0 <= value <= 1.0:
+            raise UserError(f"{where} has the probabilities {text!r}; give them as cat=0.7|dog=0.3, each class once.")
+        shares[name.strip()] = value
+    total = sum(shares.values())
+    if abs(total - 1.0) > _ROUNDING:
+        raise UserError(f"{where} has probabilities that sum to {total:.6g}, not to 1; correct them.")
+    return {name: value / total for name, value in shares.items()}
