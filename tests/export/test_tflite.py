@@ -13,6 +13,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 import keras_vit
 from export import parity
+from export.source import random_images
 from export.tflite import export as tflite_export
 from export.tflite import quantize, tflite_file
 from export.tflite.graph import Graph
@@ -29,12 +30,10 @@ CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3,
 FORMATS = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8")
 
 
-def pictures(seed: int, number: int, channels: int = 3, zoom: int = 1) -> Samples:
+def pictures(seed: int, number: int, channels: int = 3) -> Samples:
     rng = np.random.default_rng(seed)
     shades = rng.integers(0, 256, (number, 3, 5, channels))
-    encoded = [
-        tf.io.encode_png(np.kron(shade, np.ones((4 * zoom, 6 * zoom, 1))).astype(np.uint8)).numpy() for shade in shades
-    ]
+    encoded = [tf.io.encode_png(np.kron(shade, np.ones((4, 6, 1))).astype(np.uint8)).numpy() for shade in shades]
     return Samples(tuple(encoded), rng.integers(0, 5, number))
 
 
@@ -251,7 +250,7 @@ def test_the_recommended_format_is_the_fastest_accurate_one():
 def test_pixels_can_be_the_input_of_every_format(tmp_path, size):
     """They are rounded after resizing, and the model is compared on the same pixels."""
     kinds = ("float32", "int8-dynamic", "int8") if size == "of the model" else ("float32",)
-    exact = pictures(3, 12, zoom=1 if size == "of the model" else 2)
+    exact = pictures(3, 12) if size == "of the model" else random_images(Preprocessing(SIZE))
     written = tflite_export.export_tflite(
         build(), LABELS, exact, tmp_path, kinds, calibration=exact, uint8_input=True, max_disagreement=0.1
     )
