@@ -164,6 +164,8 @@ def from_checkpoint(
     _refuse_inapplicable(checkpoint, config, vit_settings, other_settings)
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **rates)
+        if wanted is not None and wanted != file_config.image_size:
+            config.check_image_size(wanted)
     grid = stored_grid or file_config_grid(checkpoint, config)
     if image_size is None:
         image_size = known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
@@ -262,7 +264,9 @@ def _adapted(
         weights[key] = Weight(array, array.shape, np.asarray)
     grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
     if image_size is not None:
-        preprocessing = resized_preprocessing(preprocessing, image_size)
+        size, preprocessing = preprocessing.image_size, resized_preprocessing(preprocessing, image_size)
+        if isinstance(config, ViTConfig) and preprocessing.image_size != size:
+            config.check_image_size(preprocessing.image_size)
     return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, how_built)
 
 
@@ -346,6 +350,7 @@ def build_and_fill(
         if not isinstance(config, ViTConfig):
             raise UserError("patch_size does not apply to a ResNet, which has no patches; leave it out.")
         config = dataclasses.replace(config, patch_size=changes.patch_size)
+        config.check_image_size(preprocessing.image_size)
         weights = _with_patch(weights, config.patch)
     if changes.channels is not None:
         if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):

@@ -335,8 +335,8 @@ def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
     if size is None or isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return None
     num_tokens = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions
-    stride = (1, 1) if config.stem is not None else config.patch
-    if size[0] % stride[0] == 0 == size[1] % stride[1] and math.prod(grid := config.grid(size)) == num_tokens:
+    holds_a_patch = config.stem is not None or (size[0] >= config.patch[0] and size[1] >= config.patch[1])
+    if holds_a_patch and math.prod(grid := config.grid(size)) == num_tokens:
         return grid
     if file_config.image_size_is_exact:
         raise UserError(
@@ -358,6 +358,8 @@ def known_image_size(
     grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
     if grid is None:
         return None
+    if checkpoint.file_config.image_size is not None and grid == file_config_grid(checkpoint, config):
+        return checkpoint.file_config.image_size  # whose last pixels may fill no patch
     stride = 1 if config.stem is None else config.stem.total_stride
     return grid[0] * config.patch[0] * stride, grid[1] * config.patch[1] * stride
 

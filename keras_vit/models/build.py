@@ -44,8 +44,9 @@ def build(
         image_size: side of the images in pixels, or (height, width). Must be a multiple of the patch size.
         num_classes: number of classes; with 0 or None the model outputs features (pre_logits) instead of logits.
         channels: channels of the images, 3 for RGB, 1 for grayscale.
-        preprocessing: the preprocessing to save in the model. It overrides image_size and channels. Defaults to a
-            bilinear resize and the range [-1, 1], as in vit_jax.
+        preprocessing: the preprocessing to save in the model. It overrides image_size and channels. Of images that are
+            no multiple of the patch size, the rest is dropped. Defaults to a bilinear resize and the range [-1, 1], as
+            in vit_jax.
         dropout_rate, attention_dropout_rate, stochastic_depth_rate: of a Vision Transformer, in [0, 1). Default: those
             of the configuration.
         classifier_activation: "softmax" or "sigmoid" for probabilities; None for logits.
@@ -64,6 +65,8 @@ def build(
     config = _with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
     if preprocessing is None:
         preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
+        if isinstance(config, ViTConfig):
+            config.check_image_size(preprocessing.image_size)
     num_classes = plain_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
     if classifier_activation not in (None, *_ACTIVATIONS):

@@ -342,9 +342,21 @@ class ViTConfig:
         return self.num_class_tokens if self.prefix_positions else 0
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of patches in an image of `image_size` (height, width) pixels."""
+        """Rows and columns of patches in an image of `image_size` (height, width) pixels.
+
+        As in the original codes, the last pixels that fill no patch are dropped: SigLIP So400m/14 has 27 x 27 of 384.
+        """
         if self.stem is not None:
             return self._stem_grid(image_size, self.stem)
+        if image_size[0] < self.patch[0] or image_size[1] < self.patch[1]:
+            self.check_image_size(image_size)
+        return image_size[0] // self.patch[0], image_size[1] // self.patch[1]
+
+    def check_image_size(self, image_size: tuple[int, int]) -> None:
+        """Raise UserError unless the patches cover the image; for sizes that no checkpoint sets."""
+        if self.stem is not None:
+            self.grid(image_size)
+            return
         for side, image, patch in zip(("height", "width"), image_size, self.patch, strict=True):
             if image < patch or image % patch:
                 below, above = image // patch * patch, (image // patch + 1) * patch
@@ -352,7 +364,6 @@ class ViTConfig:
                 raise UserError(
                     f"The image {side} must be a multiple of the patch {side} {patch}, but is {image}; take {sizes}."
                 )
-        return image_size[0] // self.patch[0], image_size[1] // self.patch[1]
 
     def _stem_grid(
         self, image_size: tuple[int, int], stem: "ResNetConfig | ConvStem | ShiftedPatches"

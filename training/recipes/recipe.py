@@ -257,9 +257,11 @@ class PretrainRecipe(Recipe):
             self._check_masked()
         if self.decoder_layers and self.target in ("classes", "self-distillation"):
             raise UserError("A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out.")
+        if isinstance(self.model, ViTConfig):
+            self.model.check_image_size(self.image_size)
         for size in self.patch_sizes:
             if isinstance(self.model, ViTConfig):
-                dataclasses.replace(self.model, patch_size=size).grid(self.image_size)  # raises if it does not divide
+                dataclasses.replace(self.model, patch_size=size).check_image_size(self.image_size)
         if self.channels not in (1, 3):
             raise UserError(f"The recipe's channels must be 1 for grayscale or 3 for RGB, but are {self.channels}.")
         if isinstance(self.model, ViTConfig) and self.model.classifier in ("none", "unpooled"):
@@ -312,7 +314,7 @@ class PretrainRecipe(Recipe):
                     f"The recipe's local_size must be at most the image_size, {self.image_size}, but is "
                     f"{self.local_size}."
                 )
-            self.model.grid((self.local_size, self.local_size))  # raises if it does not divide
+            self.model.check_image_size((self.local_size, self.local_size))
 
     def _check_decoder(self, model: ViTConfig) -> None:
         if self.decoder_layers < 0 or self.decoder_width < 32 or self.decoder_width % 32:
