@@ -11,12 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
-from keras_vit.checkpoints.describe import license_of
+from keras_vit.checkpoints.describe import class_names_of, license_of
 from keras_vit.files.image_formats import format_list, image_files
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
-from keras_vit.run_directory import Samples
+from keras_vit.run_directory import Samples, is_keras_model
 
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)
@@ -145,7 +145,9 @@ def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | Non
     path = find_checkpoint(checkpoint)
     model = from_checkpoint(path, **config)
     check_classifier(model)
-    labels = checkpoint_labels(labels_file or _labels_of_run(path), model.output_shape[1])
+    labels = () if labels_file or is_keras_model(path) else class_names_of(path)
+    if len(labels) != model.output_shape[1]:
+        labels = checkpoint_labels(labels_file or _labels_of_run(path), model.output_shape[1])
     if images is None:
         samples = random_images(preprocessing_of(model))
         seen = f"{_NUM_RANDOM} random images"

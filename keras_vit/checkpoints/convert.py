@@ -8,7 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit import run_directory
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.formats import HEADS, LAYOUTS, layout_of
 from keras_vit.checkpoints.from_checkpoint import from_checkpoint
@@ -54,7 +56,8 @@ def convert(
     model, checkpoint = _read(
         source, image_size, num_classes, {"num_heads": num_heads, "gelu": gelu, "num_groups": num_groups}
     )
-    save_checkpoint(model, target, layout=layout)
+    labels = _labels(source) if num_classes is None else ()
+    save_checkpoint(model, target, layout=layout, labels=labels if len(labels) == model.output_shape[-1] else ())
     written = open_checkpoint(target)
     old_weights = {} if checkpoint is None else checkpoint.weights
     changed = []
@@ -75,6 +78,20 @@ def convert(
     print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
     _report_settings(model, layout, has_config=target.is_dir())
     _report_preprocessing(model, written)
+    if layout == "huggingface" and preprocessing_of(model).resize == "resize-small":
+        print(
+            "preprocessor_config.json asks for the interpolation box, which transformers has in one backend: load it "
+            "by AutoImageProcessor.from_pretrained(…, backend='pil')."
+        )
+
+
+def _labels(source: str | os.PathLike) -> tuple[str, ...]:
+    """The class names of a run directory or of the config.json of a checkpoint."""
+    path = find_checkpoint(source)
+    if not is_keras_model(path):
+        return class_names_of(path)
+    folder = path if path.is_dir() else path.parent
+    return run_directory.load_labels(folder) if (folder / run_directory.LABELS).is_file() else ()
 
 
 def _read(

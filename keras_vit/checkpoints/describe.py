@@ -23,6 +23,7 @@ from keras_vit.checkpoints.infer_config import (
 )
 from keras_vit.errors import check_integers
 from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.safetensors import read_json
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.models.named_models import MODELS
 from keras_vit.run_directory import is_keras_model, load_model
@@ -239,6 +240,27 @@ def license_of(checkpoint: str | os.PathLike) -> str | None:
         path = to_path(name)
         return _license_in(path if path.is_dir() else path.parent) if path.is_dir() or path.name in _IN_FOLDER else None
     return next((text for pattern, text in _OFFICIAL_LICENSES.items() if re.match(pattern, name)), None)
+
+
+def class_names_of(checkpoint: str | os.PathLike) -> tuple[str, ...]:
+    """The class names beside the weights of transformers (id2label) or timm (label_names), in the order of the logits.
+
+    Empty if there are none, or only the placeholders LABEL_0, LABEL_1, ….
+
+    Args:
+        checkpoint: as `find_checkpoint` takes it; downloaded if it is not.
+    """
+    path = find_checkpoint(checkpoint)
+    config_file = (path if path.is_dir() else path.parent) / "config.json"
+    if not (path.is_dir() or path.name in _IN_FOLDER) or not config_file.is_file():
+        return ()
+    config = read_json(config_file)
+    names = config.get("id2label") or config.get("label_names")
+    if isinstance(names, dict):
+        names = [names.get(str(index)) for index in range(len(names))]
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+        return ()
+    return () if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else tuple(names)
 
 
 def _license_in(folder: pathlib.Path) -> str | None:

@@ -19,7 +19,6 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.formats import HEADS, num_classes_of
-from keras_vit.checkpoints.huggingface.image_processor import INTERPOLATION
 from keras_vit.checkpoints.infer_config import (
     file_config_grid,
     infer_config,
@@ -170,14 +169,8 @@ def from_checkpoint(
     if image_size is None:
         image_size = known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
     channels_now = stored_channels(checkpoint)
-    if checkpoint.file_config.other_resize:
-        warnings.warn(
-            f"The original of {os.fspath(path)} resizes images with {checkpoint.file_config.other_resize}; the "
-            f"preprocessing here is {checkpoint.file_config.resize!r} with "
-            f"{INTERPOLATION[checkpoint.file_config.resize]} interpolation, so that predictions for the same image may "
-            "differ. Weights, mean and deviation are the original's.",
-            stacklevel=2,
-        )
+    for sentence in checkpoint.file_config.differences(None if wanted else typing.cast(tuple[int, int], image_size)):
+        warnings.warn(f"The original of {os.fspath(path)} {sentence}", stacklevel=2)
     preprocessing = Preprocessing(
         checkpoint.file_config.processed_size or typing.cast(tuple[int, int], image_size),  # or an int
         channels_now,

@@ -1,4 +1,4 @@
-"""Read the config.json and preprocessor_config.json of transformers and timm."""
+"""Read the config.json and the image processor's file of transformers and timm."""
 
 import dataclasses
 import pathlib
@@ -15,6 +15,10 @@ from keras_vit.checkpoints.huggingface.config_json import (
     vision_config,
 )
 from keras_vit.checkpoints.huggingface.image_processor import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    INTERPOLATION,
+    PROCESSOR_FILES,
     ValueRange,
     completed_processor,
     other_filter,
@@ -69,6 +73,8 @@ _BIT_DEFAULTS: dict[str, Any] = {
 }
 # Required fields that the arrays do not contain; without a model_type they have no defaults.
 _NOT_IN_ARRAYS = ("num_attention_heads", "hidden_act", "layer_norm_eps")
+# Defaults of timm's transforms for fields missing in pretrained_cfg.
+_TIMM_RESIZING = {"interpolation": "bicubic", "crop_mode": "center", "crop_pct": 0.875}
 # Sizes that are also in the arrays: ViTConfig field -> name in transformers, in timm.
 _SIZES = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size"}
 _TIMM_SIZES = {"hidden_size": "embed_dim", "num_layers": "depth"}
@@ -104,6 +110,30 @@ class FileConfig:
     names_model: bool = False
     """Whether it names the architecture, which determines all settings."""
 
+    def differences(self, image_size: tuple[int, int] | None) -> list[str]:
+        """How the original preprocesses images in another way, after its name.
+
+        image_size: height and width of the model's images, if they are those that the file says.
+        """
+        sentences = []
+        if self.other_resize:
+            sentences.append(
+                f"resizes images with {self.other_resize}; the preprocessing here is {self.resize!r} with "
+                f"{INTERPOLATION[self.resize]} interpolation, so that predictions for the same image may differ. "
+                "Weights, mean and deviation are the original's."
+            )
+        if self.processed_size is not None and image_size not in (None, self.processed_size):
+            sentences.append(
+                f"gives its model images of {_pixels(self.processed_size)}, although the position embeddings are for "
+                f"{_pixels(image_size)}, which the model here takes; pass image_size={max(self.processed_size)} for "
+                "its predictions."
+            )
+        return sentences
+
+
+def _pixels(size: tuple[int, int] | None) -> str:
+    return "x".join(map(str, size or ())) + " pixels"
+
 
 def read_file_config(path: pathlib.Path, layout: str, model_types: tuple[str, ...] = ()) -> FileConfig:
     """Read the configs beside the weights; `path` is the folder or the file of weights in it.
@@ -126,8 +156,14 @@ def read_file_config(path: pathlib.Path, layout: str, model_types: tuple[str, ..
             f"config.json says model_type={kind!r:.80}, but the arrays are those of {' or '.join(model_types)}; "
             "replace it by the one that belongs to them."
         )
-    processor = folder / "preprocessor_config.json"
-    return _transformers(config, read_json(processor) if processor.is_file() else {}, layout)
+    return _transformers(config, _image_processor(folder), layout)
+
+
+def _image_processor(folder: pathlib.Path) -> dict:
+    """The fields of the image processor: those in processor_config.json, which transformers 5 writes, go first."""
+    nested, own = (read_json(path) if (path := folder / name).is_file() else {} for name in PROCESSOR_FILES)
+    fields = nested.get("image_processor")
+    return fields if isinstance(fields, dict) else own
 
 
 def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
@@ -239,7 +275,7 @@ def _timm(config: dict) -> FileConfig:
         layer_scale=number(arguments, "init_values", float),
         image_size=size or pair(pretrained, "input_size"),
         image_size_is_exact=size is not None,  # after fine-tuning, input_size is still that of pretraining
-        value_range=value_range_of(pretrained.get("mean"), pretrained.get("std")),
+        value_range=value_range_of(pretrained.get("mean") or IMAGENET_MEAN, pretrained.get("std") or IMAGENET_STD),
         other_resize=_timm_resize(pretrained),
         sizes=_sizes(arguments, _TIMM_SIZES) | _timm_settings(arguments),
         names_model=True,
@@ -259,10 +295,11 @@ def _timm_settings(arguments: dict) -> dict[str, tuple[str, object]]:
 
 def _timm_resize(pretrained: dict) -> str | None:
     """What timm does to images besides stretching them with bilinear interpolation, as is done here."""
-    filter_, crop = pretrained.get("interpolation", "bilinear"), pretrained.get("crop_mode", "squash")
+    given = {name: value for name, value in pretrained.items() if value}
+    filter_, crop, share = (given.get(name, default) for name, default in _TIMM_RESIZING.items())
     ways = [] if filter_ == "bilinear" else [f"{filter_!s:.80} interpolation"]
-    if crop != "squash":
-        ways.append(f"crop_mode={crop!r:.80} and crop_pct={pretrained.get('crop_pct')!r:.80}")
+    if crop != "squash" or share != 1.0:
+        ways.append(f"crop_mode={crop!r:.80} and crop_pct={share!r:.80}")
     return " and ".join(ways) or None
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -25,7 +26,7 @@ from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.preprocessing import Preprocessing
 
 
-def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str) -> None:
+def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str, labels: Sequence[str] = ()) -> None:
     """Save the weights of a model in the layout of another code.
 
     Args:
@@ -34,6 +35,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
             with the config.json that `timm.create_model("local-dir:…", pretrained=True)` reads.
         layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
             For big_vision, the position embedding of the class token is added to the token.
+        labels: class names, for the config.json of "huggingface" and "timm".
 
     Raises UserError for a model that the layout cannot express.
     """
@@ -42,6 +44,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
         raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
     num_classes = num_classes_of(weights)
+    if labels and len(labels) != num_classes:
+        raise UserError(f"The model has {num_classes} classes, but labels names {len(labels)}; name each class once.")
     if isinstance(config, ViTConfig):
         weights = _with_positions_of(layout, weights, config)
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
@@ -57,12 +61,13 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str)
         arrays |= unused_mask_token(config, num_classes)
     preprocessing = preprocessing_of(model)
     if layout == "huggingface":
-        fields = _huggingface_config(config, preprocessing, num_classes)
+        fields = _huggingface_config(config, preprocessing, num_classes, labels)
         _write_folder(
             path, arrays, {"config.json": fields, "preprocessor_config.json": _preprocessor_config(preprocessing)}
         )
     elif as_folder:
-        _write_folder(path, arrays, {"config.json": timm_config(config, preprocessing, num_classes)})
+        named = {"label_names": list(labels)} if labels else {}
+        _write_folder(path, arrays, {"config.json": timm_config(config, preprocessing, num_classes) | named})
     elif layout in ("timm", "torchvision"):
         write_safetensors(path, arrays)
     else:
@@ -101,11 +106,14 @@ def _with_positions_of(layout: str, weights: dict[str, np.ndarray], config: ViTC
     return weights | {"cls": weights["cls"] + table[:, :1], POSITIONS: table[:, 1:]}
 
 
-def _huggingface_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: int) -> dict:
+def _huggingface_config(
+    config: ModelConfig, preprocessing: Preprocessing, num_classes: int, labels: Sequence[str]
+) -> dict:
     """The content of config.json for transformers."""
     fields: dict[str, Any] = {"dtype": "float32", "num_channels": preprocessing.channels}
     if num_classes:
-        fields["id2label"] = {str(index): f"LABEL_{index}" for index in range(num_classes)}
+        names = labels or [f"LABEL_{index}" for index in range(num_classes)]
+        fields["id2label"] = {str(index): name for index, name in enumerate(names)}
         fields["label2id"] = {label: int(index) for index, label in fields["id2label"].items()}
     if isinstance(config, ResNetConfig):
         return {

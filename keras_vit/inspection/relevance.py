@@ -11,8 +11,9 @@ from keras_vit.models.config import ResNetConfig, ViTConfig
 
 
 def classifies(model: keras.Model) -> bool:
-    """Whether the model outputs one vector of logits per image."""
-    return len(model.output_shape) == 2 and any(layer.name in ("head", "resnet.head.conv2d") for layer in model.layers)
+    """Whether the model outputs one vector of logits per image; the projection of CLIP, without a bias, gives none."""
+    head = next((layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d")), None)
+    return len(model.output_shape) == 2 and head is not None and head.use_bias
 
 
 def features_and_gradients(

@@ -285,6 +285,7 @@ def test_images_are_normalized_as_in_the_layout(tmp_path):
     np.testing.assert_array_equal(keras_vit.preprocessing_of(timm)(white), 1.0)
     (tmp_path / "model.safetensors").write_bytes((FIXTURES / "timm_vit.safetensors").read_bytes())
     pretrained = {"input_size": [3, 32, 32], "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.5, 0.5]}
+    pretrained |= {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}  # as here
     config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}, "pretrained_cfg": pretrained}
     write_json(tmp_path / "config.json", config)
     file_config = keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path))

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import re
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -11,10 +12,15 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import ConvStem, UserError
+from keras_vit.checkpoints.convert import convert
+from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.timm_models import timm_model
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, TINY_STEM, randomize
+
+# Minimal configs are those of images that the original resizes in another way; tests of the warning look at it.
+pytestmark = pytest.mark.filterwarnings("ignore:The original of")
 
 
 def with_config(folder: pathlib.Path, name: str = "config.json", fixture: str = "hf_vit", **change) -> pathlib.Path:
@@ -115,10 +121,118 @@ def test_the_value_range_is_that_of_the_processor(processor, expected, tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("kind", "mean", "std"),
+    [
+        ("ViTImageProcessor", [0.5] * 3, [0.5] * 3),
+        ("DINOv3ViTImageProcessorFast", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ("SiglipImageProcessor", [0.5] * 3, [0.5] * 3),
+        ("CLIPImageProcessor", [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]),
+    ],
+)
+@pytest.mark.parametrize("given", [{}, {"image_mean": [0.1, 0.2, 0.3]}, {"image_std": [0.3, 0.2, 0.1]}], ids=str)
+def test_a_missing_mean_or_deviation_is_that_of_the_processors_class(kind, mean, std, given, tmp_path):
+    folder = with_config(tmp_path, "preprocessor_config.json", image_processor_type=kind, **given)
+    black = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder)).channel_ranges()[0]
+    mean, std = given.get("image_mean", mean), given.get("image_std", std)
+    np.testing.assert_allclose(black, -np.array(mean) / np.array(std), rtol=1e-12)
+
+
+def test_the_processor_inside_processor_config_goes_first(tmp_path):
+    inside = {"image_processor_type": "CLIPImageProcessor", "image_mean": [0.25] * 3, "image_std": [0.25] * 3}
+    folder = with_config(tmp_path, "preprocessor_config.json", image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    write_json(folder / "processor_config.json", {"processor_class": "CLIPProcessor"})
+    assert keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder)).value_range == (-1.0, 1.0)
+    (folder / "processor_config.json").unlink()
+    write_json(folder / "processor_config.json", {"processor_class": "CLIPProcessor", "image_processor": inside})
+    assert keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder)).value_range == (-1.0, 3.0)
+
+
+def test_images_that_the_processor_gives_in_another_size_are_said(tmp_path):
+    folder = with_config(tmp_path, "preprocessor_config.json", size={"height": 48, "width": 48}, resample=2)
+    with pytest.warns(UserWarning, match="gives its model images of 48x48 pixels, although .* pass image_size=48"):
+        keras_vit.from_checkpoint(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_vit.from_checkpoint(folder, image_size=48)
+
+
+def timm_vit(folder: pathlib.Path, **pretrained) -> pathlib.Path:
+    """A folder of timm whose config.json has these fields in its pretrained_cfg."""
+    arguments = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}}
+    return timm_folder(folder, **arguments, pretrained_cfg=pretrained)
+
+
+_TIMM = {"input_size": [3, 32, 32], "interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"crop_pct": 0.8}, "crop_mode='squash' and crop_pct=0.8"),
+        ({"crop_pct": None}, "crop_pct=0.875"),
+        ({"interpolation": None}, "bicubic interpolation"),
+        ({"crop_mode": None}, "crop_mode='center'"),
+        ({}, None),
+    ],
+)
+def test_resizing_of_timm_is_that_of_its_defaults_where_the_file_is_silent(change, words, tmp_path):
+    folder = timm_vit(tmp_path, **_TIMM | change)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        keras_vit.from_checkpoint(folder)
+    said = [str(warning.message) for warning in caught if "The original of" in str(warning.message)]
+    assert len(said) == (words is not None)
+    assert words is None or words in said[0]
+
+
+@pytest.mark.parametrize("given", [{}, {"mean": None, "std": [0.5] * 3}, {"mean": [0.5] * 3}], ids=str)
+def test_a_missing_mean_or_deviation_of_timm_is_that_of_imagenet(given, tmp_path):
+    model = keras_vit.from_checkpoint(timm_vit(tmp_path, **_TIMM, **given))
+    mean, std = given.get("mean") or [0.485, 0.456, 0.406], given.get("std") or [0.229, 0.224, 0.225]
+    black = keras_vit.preprocessing_of(model).channel_ranges()[0]
+    np.testing.assert_allclose(black, -np.array(mean) / np.array(std), rtol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["huggingface", "timm"])
+def test_an_image_that_is_no_multiple_of_the_patch_loses_its_last_pixels(layout, tmp_path):
+    """As in the original codes: of 35 pixels, patches of 8 cover 32."""
+    if layout == "timm":
+        folder = timm_vit(tmp_path, **_TIMM | {"input_size": [3, 35, 35]})
+    else:
+        folder = with_config(tmp_path, image_size=35)
+    exact = keras_vit.from_checkpoint(
+        FIXTURES / {"timm": "timm_vit.safetensors", "huggingface": "hf_vit"}[layout], num_heads=4
+    )
+    model = keras_vit.from_checkpoint(folder)
+    assert model.input_shape == (None, 35, 35, 3)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 35, 35, 3)).astype(np.float32)
+    np.testing.assert_allclose(model(images), exact(images[:, :32, :32]), rtol=1e-5, atol=1e-6)
+    assert keras_vit.from_checkpoint(folder, image_size=35).input_shape == model.input_shape
+    assert keras_vit.adapt(model, num_classes=3).input_shape == model.input_shape
+    for change in (keras_vit.from_checkpoint, lambda _, **size: keras_vit.adapt(model, **size)):
+        with pytest.raises(UserError, match="must be a multiple of the patch height 8, but is 36"):
+            change(folder, image_size=36)
+
+
+@pytest.mark.parametrize("layout", ["huggingface", "timm"])
+def test_class_names_go_through_a_conversion(layout, tmp_path):
+    named = tmp_path / "named"
+    named.mkdir()
+    names = ["cat", "dog", 'ü, "x"', "4", "5", "6", "7"]
+    if layout == "timm":
+        folder = timm_folder(named, architecture="vit_base_patch16_224", model_args={"num_heads": 4}, label_names=names)
+    else:
+        folder = with_config(named, id2label={str(index): name for index, name in enumerate(names)})
+    assert class_names_of(folder) == tuple(names)
+    convert(folder, tmp_path / "written", layout)
+    assert class_names_of(tmp_path / "written") == tuple(names)
+    assert class_names_of(FIXTURES / "hf_vit") == ()
+
+
+@pytest.mark.parametrize(
     ("processor", "sentence"),
     [
         ({"do_normalize": "no"}, "true or false for 'do_normalize', but gives 'no'"),
-        ({"do_rescale": False}, "should give image_mean and image_std beside its own rescaling"),
     ],
 )
 def test_an_invalid_processor_is_refused(processor, sentence, tmp_path):
@@ -565,7 +679,7 @@ def test_another_interpolation_is_warned_of_and_mean_and_deviation_stay(
     folder = with_config(tmp_path, "preprocessor_config.json", **mean_and_deviation, **processor)
     with pytest.warns(UserWarning, match=f"resizes images with {interpolation} interpolation") as caught:
         found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
-    assert len(caught) == 1
+    assert sum("resizes images" in str(warning.message) for warning in caught) == 1
     assert (found.resize, found.crop_from, found.value_range) == (resize, crop_from, (-2.0, 2.0))
     line = f"resize {interpolation} interpolation in the original; another one here"
     assert line in lines_of(keras_vit.describe(folder))
@@ -574,8 +688,8 @@ def test_another_interpolation_is_warned_of_and_mean_and_deviation_stay(
 @pytest.mark.parametrize(
     ("pretrained", "ways"),
     [
-        ({"interpolation": "bilinear", "crop_mode": "squash"}, None),
-        ({"interpolation": "bicubic"}, "bicubic interpolation"),
+        ({"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}, None),
+        ({"interpolation": "bicubic", "crop_mode": "squash", "crop_pct": 1.0}, "bicubic interpolation"),
         ({"interpolation": "bilinear", "crop_mode": "center", "crop_pct": 0.9}, "crop_mode='center' and crop_pct=0.9"),
     ],
 )
@@ -585,7 +699,9 @@ def test_another_resize_of_timm_is_warned_of(pretrained, ways, tmp_path):
     write_json(tmp_path / "config.json", config)
     assert keras_vit.describe(tmp_path).other_resize == ways
     if ways is None:
-        keras_vit.from_checkpoint(tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            keras_vit.from_checkpoint(tmp_path)
         return
     with pytest.warns(UserWarning, match=f"resizes images with {ways}"):
         keras_vit.from_checkpoint(tmp_path)

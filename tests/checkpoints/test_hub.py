@@ -21,6 +21,7 @@ SHARDS = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00
 REPOSITORIES = {
     "google/vit": VIT | {"preprocessor_config.json": b"{}"},
     "timm/vit_tiny.augreg": VIT,
+    "openai/clip": VIT | {"processor_config.json": b"{}"},
     "facebook/sharded": {
         "config.json": b"{}",
         "model.safetensors.index.json": json.dumps(SHARDS).encode(),
@@ -140,6 +141,11 @@ def test_a_repository_without_a_processor_is_complete_offline_too(hub, tmp_path)
     files = 'config.json={"model_type": "vit"}\nmodel.safetensors=weights\n'
     assert fetch("timm/vit_tiny.augreg", tmp_path, hub) == files
     assert fetch("timm/vit_tiny.augreg", tmp_path, hub, HF_HUB_OFFLINE="1") == files
+
+
+def test_a_processor_of_transformers_5_is_downloaded_too(hub, tmp_path):
+    files = 'config.json={"model_type": "vit"}\nmodel.safetensors=weights\nprocessor_config.json={}\n'
+    assert fetch("hf:openai/clip", tmp_path, hub) == files
 
 
 def test_shards_are_found_by_their_index(hub, tmp_path):

@@ -1,6 +1,7 @@
 """Classifying image files: the table, the files of results, the page, and the mistakes."""
 
 import csv
+import dataclasses
 import html
 import json
 import os
@@ -125,6 +126,23 @@ def test_pixels_of_classified_pictures_are_not_kept(place, monkeypatch):
     command.main(["--run", "model.keras", "pictures", "--output", "kept.html"])
     assert [image.pixels.nbytes for image in kept] == [3, 3, 3]
     assert all(image.pixels.base is None for image in kept)  # a view would keep the whole picture
+
+
+def test_class_names_are_those_of_the_config_beside_a_checkpoint(place, tmp_path):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    keras_vit.save_checkpoint(model, tmp_path / "named", layout="huggingface", labels=NAMES)
+    assert open_classifier(str(tmp_path / "named"), None).labels == NAMES
+    keras_vit.save_checkpoint(model, tmp_path / "numbers", layout="huggingface")
+    assert open_classifier(str(tmp_path / "numbers"), None).labels == ()
+    with pytest.raises(UserError, match="has 7 classes, but labels names 2"):
+        keras_vit.save_checkpoint(model, tmp_path / "few", layout="huggingface", labels=("ant", "bee"))
+
+
+def test_the_projection_of_clip_is_no_classifier(place, tmp_path):
+    projecting = dataclasses.replace(TINY, pre_norm=True, head_bias=False)
+    keras_vit.build(projecting, image_size=TINY_IMAGE, num_classes=7).save(tmp_path / "model.keras")
+    with pytest.raises(UserError, match="has no head that classifies images"):
+        open_classifier(str(tmp_path / "model.keras"), None)
 
 
 def test_results_are_written_as_csv(place, arguments):

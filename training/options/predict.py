@@ -22,7 +22,8 @@ class PredictOptions:
     run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     labels: str | None = None
-    """Text file with one class name per line; default the run's labels.txt, else the class numbers."""
+    """Text file with one class name per line; default the run's labels.txt or the names in a config.json, else class
+    numbers."""
     output: str | None = None
     """File for the results, which ends in .csv, .json or .html."""
     threshold: float | None = None

@@ -11,10 +11,13 @@ import numpy as np
 import tqdm
 
 from keras_vit import UserError, inspection, run_directory
+from keras_vit.checkpoints.describe import class_names_of
+from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import read_labels
 from keras_vit.files.tables import markdown_table
 from keras_vit.inspection.html_report import prediction_page
+from keras_vit.run_directory import is_keras_model
 from training.evaluation.classifiers import load_model, names_beside
 from training.options.predict import Explanation
 
@@ -83,6 +86,8 @@ def open_classifier(
     """
     model = load_model(run, image_size=image_size, num_heads=num_heads)
     own = names_beside(run) or ()
+    stored = () if own or is_keras_model(find_checkpoint(run)) else class_names_of(run)
+    own = own or (stored if len(stored) == model.output_shape[-1] else ())
     names = own if labels is None else read_labels(labels)
     if labels is not None:
         if len(set(names)) < len(names):

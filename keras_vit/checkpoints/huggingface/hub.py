@@ -1,6 +1,6 @@
 """Checkpoints of the Hugging Face hub by name, through huggingface_hub: its cache, tokens and offline mode.
 
-Only the weights as .safetensors and two configs are downloaded, never a pickle. Environment variables such as HF_HOME,
+Only the weights as .safetensors and the configs are downloaded, never a pickle. Environment variables such as HF_HOME,
 HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub.
 """
 
@@ -15,7 +15,6 @@ from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_CONFIGS = ("config.json", "preprocessor_config.json")
 # hf:owner/name@revision, timm/name, and the address of the file of weights.
 _NAME = re.compile(r"(?:hf:|(?=timm/))(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^@\s]+))?")
 _ADDRESS = re.compile(
@@ -57,8 +56,10 @@ def download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
     folder = _weights(name, cache)
     # The commit, so that weights and configs belong together even if somebody pushes meanwhile.
     pinned = HubName(name.repository, folder.name)
-    for config in _CONFIGS:
-        _file(pinned, config, cache)
+    _file(pinned, "config.json", cache)
+    # Repositories of transformers 5 have only the other one; those of timm have neither.
+    if _file(pinned, "preprocessor_config.json", cache) is None and not name.repository.startswith("timm/"):
+        _file(pinned, "processor_config.json", cache)
     return folder
 
 

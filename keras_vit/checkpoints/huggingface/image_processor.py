@@ -1,4 +1,4 @@
-"""Read transformers' preprocessor_config.json: how its image processor resizes and normalizes."""
+"""Read the image processor of transformers: how it resizes and normalizes."""
 
 import re
 from collections.abc import Mapping
@@ -8,6 +8,9 @@ from keras_vit.checkpoints.huggingface.config_json import is_side, number
 from keras_vit.errors import UserError
 from keras_vit.models.config import Resize
 
+# The first has the fields of the image processor under "image_processor".
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 # The closest filters in PIL: bilinear (2) and box (4). No config.json of transformers asks for "pad".
 RESAMPLE: Mapping[Resize, int] = {"stretch": 2, "crop": 2, "resize-small": 4}
 INTERPOLATION: Mapping[Resize, str] = {"stretch": "bilinear", "crop": "bilinear", "resize-small": "box"}
@@ -20,11 +23,14 @@ _STRETCHED: dict[str, Any] = {
     "resample": 2,
     "do_center_crop": False,
     "crop_size": None,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
 }
 _CROPPED: dict[str, Any] = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
 _CROPPED |= {"crop_size": _SQUARE, "image_mean": [0.48145466, 0.4578275, 0.40821073]}
 _CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
-_PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "DINOv3ViT": _STRETCHED}
+_PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED}
+_PROCESSORS |= {"DINOv3ViT": _STRETCHED | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
 _PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
 # Images are stretched to a square of this size, whose center is taken; DeiT's own code keeps their aspect.
 _PROCESSORS |= {"DeiT": _STRETCHED | {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": _SQUARE}}
@@ -33,7 +39,7 @@ ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
 
 def completed_processor(fields: dict) -> dict:
-    """preprocessor_config.json with the defaults of its class; empty if it is."""
+    """The fields with the defaults of the processor's class; empty if there are none."""
     if not fields:
         return {}
     kind = fields.get("image_processor_type") or fields.get("feature_extractor_type") or "ViTImageProcessor"
@@ -45,7 +51,7 @@ def completed_processor(fields: dict) -> dict:
         sides = _sides(processor["size"]) or ()
         if len(sides) == 2 and sides[0] == sides[1] and _flag(processor, "do_center_crop"):
             processor |= {"size": {"shortest_edge": sides[0]}, _STRETCHED_BEFORE_CROP: True}
-    elif family != "ViT" and isinstance(processor["size"], int):
+    elif isinstance(processor["size"], int) and (family != "ViT" or not _flag(processor, "default_to_square")):
         processor["size"] = {"shortest_edge": processor["size"]}
     return processor
 
@@ -128,10 +134,7 @@ def processor_range(processor: dict) -> ValueRange | None:
     white = 255 * (factor or 1 / 255) if rescales else 255.0
     if not normalizes:
         return 0.0, white
-    found = value_range_of(processor.get("image_mean"), processor.get("image_std"), white)
-    if found is None and white != 1.0:
-        raise UserError("preprocessor_config.json should give image_mean and image_std beside its own rescaling.")
-    return found
+    return value_range_of(processor.get("image_mean"), processor.get("image_std"), white)
 
 
 def _flag(processor: dict, field: str, *, default: bool = True) -> bool:
