@@ -69,8 +69,8 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig, overr
         )
     if missing := [name for name in ambiguous if name in overrides and overrides[name] is None]:
         raise UserError(
-            f"Several models have these arrays but other outputs; give {' and '.join(missing)}, or put the "
-            "config.json beside the file, which names the architecture."
+            f"Several models have these arrays but other outputs; put the config.json beside the file, which names the "
+            f"architecture, or give {' and '.join(missing)} to keras_vit.from_checkpoint."
         )
 
 
@@ -383,6 +383,6 @@ def square_grid(num_tokens: int) -> tuple[int, int] | None:
 def not_square_error(num_tokens: int) -> UserError:
     """The error for position embeddings whose grid is neither known nor square."""
     return UserError(
-        f"The file has position embeddings for {num_tokens} patches, which is not square; give stored_grid=(rows, "
-        "columns), or the image_size they were made for."
+        f"The file has position embeddings for {num_tokens} patches, which is not square; put the config.json beside "
+        "it, or give stored_grid=(rows, columns) to keras_vit.from_checkpoint."
     )

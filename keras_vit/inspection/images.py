@@ -60,8 +60,10 @@ def read_images(
 def decode(data: bytes, name: str, label: str | None = None) -> Image:
     """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
 
-    Formats are the same as in training (`keras_vit.files.image_formats`). As there, EXIF orientation is not applied.
+    Formats are the same as in training (`keras_vit.files.image_formats`). As there, EXIF orientation is not applied. In
+    the name, bytes that are not UTF-8 become "?".
     """
+    name = name.encode("utf-8", "replace").decode("utf-8")  # no report could hold them
     import PIL.Image  # imported here: scripts that pass arrays do not need Pillow
 
     try:

@@ -43,7 +43,9 @@ def test_heads_and_gelu_that_a_file_lacks_are_options(gelu, tmp_path, capsys):
     model = randomize(keras_vit.build(config, image_size=12, num_classes=3))
     keras_vit.save_checkpoint(model, tmp_path / "gap.safetensors", layout="timm")
     arguments = [str(tmp_path / "gap.safetensors"), str(tmp_path / "x.npz"), "--layout", "npz", "--num-heads", "3"]
-    with pytest.raises(UserError, match="give gelu, or put the config.json beside"):
+    with pytest.raises(
+        UserError, match="put the config.json beside the file, .* or give gelu to keras_vit.from_checkpoint"
+    ):
         convert.main(arguments)
     convert.main([*arguments, "--gelu", gelu])
     differs = "GELU: erf in this model, tanh in the code of npz files; set it there." in capsys.readouterr().out

@@ -472,7 +472,9 @@ def test_an_ambiguous_timm_file_is_refused_and_described(tmp_path):
     assert keras_vit.describe(tmp_path / "rpn.safetensors").ambiguous == ("block",)
     before = {key.replace("fc_norm", "norm"): array for key, array in arrays.items()}
     safetensors.numpy.save_file(before, tmp_path / "gap.safetensors")
-    with pytest.raises(UserError, match="give gelu, or put the config.json beside"):
+    with pytest.raises(
+        UserError, match="put the config.json beside the file, .* or give gelu to keras_vit.from_checkpoint"
+    ):
         keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4)
     model = keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4, gelu="tanh")
     assert keras_vit.config_of(model).gelu == "tanh"

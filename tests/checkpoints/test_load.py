@@ -133,7 +133,10 @@ def test_zero_classes_give_the_features():
 
 
 def test_a_grid_that_is_not_square_needs_stored_grid():
-    with pytest.raises(UserError, match=r"24 patches, which is not square; give stored_grid=\(rows, columns\)"):
+    with pytest.raises(
+        UserError,
+        match=r"24 patches, which is not square; put the config.json beside it, or give stored_grid=\(rows, columns\)",
+    ):
         keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz")
     by_grid = keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
     assert keras_vit.preprocessing_of(by_grid).image_size == (32, 48)
