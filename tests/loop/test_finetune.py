@@ -184,3 +184,12 @@ def test_a_run_of_an_older_version_is_finetuned_and_exported(old_run, tmp_path):
     tflite.main(["--run", str(old_run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
     assert run_directory.load_model(tmp_path / "new").input_shape == (None, 56, 56, 1)
     assert list((tmp_path / "phone").glob("*.tflite"))
+
+
+def test_a_layer_decay_for_a_resnet_is_refused_and_leaves_nothing(tmp_path):
+    config = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)
+    keras_vit.build(config, image_size=8, channels=1, num_classes=3).save(tmp_path / "resnet.keras")
+    command = [*COMMAND, "--checkpoint", str(tmp_path / "resnet.keras"), "--layer-decay", "0.8"]
+    with pytest.raises(UserError, match="A ResNet has no encoder blocks, whose learning rates --layer-decay lowers"):
+        finetune.main([*command, "--workdir", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()

@@ -1,11 +1,14 @@
 """Optimizers against NumPy."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 
 import keras_vit
-from tests.support import TINY, TINY_IMAGE, randomize
+from keras_vit.models.self_supervised import masked_autoencoder, self_distillation_model
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
 from training.loop.optimizers import layer_shares, make_optimizer
 
 
@@ -56,7 +59,7 @@ def test_momentum_is_not_nesterovs():
 
 def test_each_layer_learns_a_share_of_what_the_next_one_does():
     model, _ = model_and_gradients()
-    shares = layer_shares(model.trainable_variables, 0.5)
+    shares = layer_shares(model, 0.5)
     assert shares["head/kernel"] == shares["Transformer.encoder_norm/gamma"] == 1.0
     assert shares["Transformer.encoderblock_1.MlpBlock_3.Dense_0/kernel"] == 0.5
     assert shares["Transformer.encoderblock_0.LayerNorm_0/gamma"] == 0.25
@@ -67,6 +70,57 @@ def test_each_layer_learns_a_share_of_what_the_next_one_does():
     optimizer.apply(gradients, model.trainable_variables)
     for variable, old in zip(model.trainable_variables, before, strict=True):
         np.testing.assert_allclose(variable.numpy(), old - 0.1 * shares[variable.path], atol=1e-6)
+
+
+SQUARE = dataclasses.replace(TINY, patch_size=4, hidden_size=16, num_heads=2)
+GRAY = keras_vit.Preprocessing((16, 16), 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "before", "behind"),
+    [
+        (
+            lambda: masked_autoencoder(
+                dataclasses.replace(SQUARE, position_embedding="sincos-2d"),
+                GRAY,
+                outputs=3,
+                corruption=0.5,
+                decoder_layers=1,
+                decoder_width=32,
+                name="model",
+            ),
+            {"embedding", "cls"},
+            {"decoder_embedding", "decoder_patches", "decoder.block_0.MlpBlock_3.Dense_0", "decoder_norm", "mask_head"},
+        ),
+        (
+            lambda: self_distillation_model(SQUARE, GRAY, prototypes=4, head_width=8, name="model"),
+            {"embedding", "cls", "Transformer.posembed_input"},
+            {"projection_0", "projection_2", "prototypes", "Transformer.encoder_norm"},
+        ),
+        (
+            lambda: keras_vit.build(
+                dataclasses.replace(SQUARE, patch_size=1, stem=TINY_STEM, num_registers=1, distillation="head"),
+                preprocessing=GRAY,
+                num_classes=3,
+            ),
+            {"conv_root", "block2.unit2.gn3", "embedding", "registers", "distillation", "cls"},
+            {"head", "head_distillation"},
+        ),
+        (
+            lambda: keras_vit.build(
+                dataclasses.replace(SQUARE, classifier="sequence"), preprocessing=GRAY, num_classes=3
+            ),
+            {"embedding"},
+            {"SequencePool_0", "head"},
+        ),
+    ],
+    ids=["masked autoencoder", "self-distillation", "hybrid", "sequence pooling"],
+)
+def test_layers_behind_the_encoder_learn_at_the_full_rate_whatever_their_names(make, before, behind):
+    shares = layer_shares(make(), 0.5)
+    found = {share: {path.split("/")[0] for path in shares if shares[path] == share} for share in (0.125, 1.0)}
+    assert before <= found[0.125]
+    assert behind <= found[1.0]
 
 
 @pytest.mark.parametrize(

@@ -276,3 +276,8 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
 def test_what_is_no_recipe_is_refused(fields, sentence):
     with pytest.raises(UserError, match=sentence):
         dataclasses.replace(RECIPES["digits"], **fields)
+
+
+def test_a_resnet_has_no_blocks_for_a_layer_decay():
+    with pytest.raises(UserError, match="A ResNet has no encoder blocks, whose learning rates --layer-decay lowers"):
+        parse("bit-s-r50x1", "--layer-decay", "0.9")

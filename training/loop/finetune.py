@@ -19,6 +19,7 @@ from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
 from training.options.checks import check_model
 from training.options.train import FinetuneOptions
+from training.recipes.recipe import NO_BLOCKS
 
 # Models whose ImageNet-21k checkpoint is one of AugReg's, with their names there.
 _AUGREG_NAMES = {
@@ -59,6 +60,8 @@ def finetune(
             )
         elif options.dropout_rate or options.stochastic_depth_rate:
             raise UserError("A ResNet has no dropout; leave --dropout-rate and --stochastic-depth-rate out.")
+        elif recipe.layer_decay != 1.0:
+            raise UserError(NO_BLOCKS)
         return rebuilt(model, config, recipe.preprocessing(preprocessing.channels, preprocessing.value_range))
 
     if options.dry_run:

@@ -15,6 +15,8 @@ from keras import ops
 from training.recipes.recipe import OptimizerKind
 from training.recipes.schedules import Schedule
 
+_BLOCK = "Transformer.encoderblock_"
+
 
 @keras.saving.register_keras_serializable("keras_vit_training")
 class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
@@ -207,25 +209,29 @@ def make_optimizer(
         Momentum(0.9) if kind == "sgd" else Adam(0.9, 0.999, 1e-8),
         clip_norm=clip_norm,
         decay={variable.path: weight_decay for variable in variables if variable.name == "kernel"},
-        share=layer_shares(variables, layer_decay),
+        share=layer_shares(model, layer_decay),
     )
     optimizer.build(variables)
     return optimizer
 
 
-def layer_shares(variables, layer_decay: float) -> dict[str, float]:
+def layer_shares(model: keras.Model, layer_decay: float) -> dict[str, float]:
     """Return the multiplier of the learning rate by path: 1 after the encoder, times layer_decay for each block below.
 
-    Layers before the encoder (embedding, class token, positions, a stem) count as one layer below the first block.
+    Layers before the encoder (embedding, prefix tokens, positions, a stem) count as one layer below the first block.
     """
-    depths: dict[str, int | None] = {}  # None after the encoder
-    for variable in variables:
-        layer = variable.path.split("/")[0]
-        if layer.startswith("Transformer.encoderblock_"):
-            depths[variable.path] = int(layer.removeprefix("Transformer.encoderblock_").split(".")[0]) + 1
-        elif layer.startswith(("Transformer.encoder_norm", "pre_logits", "head", "MAPHead", "pool")):
-            depths[variable.path] = None
-        else:
-            depths[variable.path] = 0
-    top = max((depth for depth in depths.values() if depth is not None), default=0) + 1
-    return {path: layer_decay ** (top - (top if depth is None else depth)) for path, depth in depths.items()}
+    blocks = {
+        layer.name: int(layer.name.removeprefix(_BLOCK).split(".")[0])
+        for layer in model.layers
+        if layer.name.startswith(_BLOCK)
+    }
+    top = max(blocks.values()) + 2 if blocks else 0
+    shares: dict[str, float] = {}
+    depth = 0
+    for layer in model.layers:  # from the images to the outputs
+        if layer.name in blocks:
+            depth = blocks[layer.name] + 1
+        elif depth:
+            depth = top
+        shares |= {variable.path: layer_decay ** (top - depth) for variable in layer.trainable_variables}
+    return shares

@@ -30,6 +30,7 @@ PATCH_CELLS = {"patch-color": 1, "patch-4x4": 4}
 
 # The fields for the duration of a run; the first one that is not None counts.
 DURATIONS = ("steps", "examples", "epochs")
+NO_BLOCKS = "A ResNet has no encoder blocks, whose learning rates --layer-decay lowers; leave it out."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,6 +252,8 @@ class PretrainRecipe(Recipe):
         super().__post_init__()
         if self.lora:
             raise UserError("LoRA adapts a trained model; give --lora to training.finetune, or leave it out.")
+        if isinstance(self.model, ResNetConfig) and self.layer_decay != 1.0:
+            raise UserError(NO_BLOCKS)
         if self.target == "self-distillation":
             self._check_self_distillation()
         elif self.target != "classes":
