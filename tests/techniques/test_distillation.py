@@ -100,6 +100,10 @@ def unfinished(upstream, tmp_path) -> str:
     ("teacher", "words"),
     [
         (other_classes, "knows 10 classes, but the data have 10, of which 0, 1, 2, 3, 4 differ"),
+        (
+            lambda *arguments: f"{other_classes(*arguments)}/model.keras",
+            "model.keras knows 10 classes, but the data have 10, of which 0, 1, 2, 3, 4 differ",
+        ),
         (other_count, r"must have a head of 10 classes, but its output has the shape \(None, 7\)"),
         (other_size, "sees images of 8x12 pixels in 1 channels, but this model those of 8x8 pixels in 1 channels"),
         (unfinished, "unfinished is not a finished run: it has no model.keras"),

@@ -18,11 +18,12 @@ from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 
 
 def check_teacher_classes(teacher: str, labels: Sequence[str]) -> None:
-    """Raise UserError if the teacher is a run whose classes are not those of the data; reads only its labels.txt."""
+    """Raise UserError if the teacher names other classes than the data; reads only the labels.txt of a run or file."""
     path = to_path(teacher)
-    if not (path / run_directory.LABELS).is_file():
+    folder = path.parent if path.is_file() else path
+    if not (folder / run_directory.LABELS).is_file():
         return
-    known = run_directory.load_labels(path)
+    known = run_directory.load_labels(folder)
     if known != tuple(labels):
         different = ", ".join(sorted(set(known) ^ set(labels))[:5]) or "only the order"
         raise UserError(
