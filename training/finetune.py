@@ -20,7 +20,8 @@ from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.auto import auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
-from training.recipes.recipe import Recipe, override_duration
+from training.recipes.overrides import override_duration
+from training.recipes.recipe import Recipe
 
 _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
 

@@ -22,8 +22,9 @@ from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_recipe
+from training.recipes.overrides import override_duration
 from training.recipes.pretrain import RECIPES, find_recipe
-from training.recipes.recipe import PretrainRecipe, override_duration
+from training.recipes.recipe import PretrainRecipe
 
 _AUTO = "auto"
 

@@ -20,8 +20,8 @@ from training.experiments.grids import STUDIES
 from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.experiments import StudyOptions
+from training.recipes.overrides import override_duration
 from training.recipes.pretrain import find_recipe
-from training.recipes.recipe import override_duration
 
 _DEFAULT_RECIPE = "study-small"
 

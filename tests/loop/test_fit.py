@@ -425,6 +425,14 @@ def test_a_run_is_at_most_three_fits(begin, end, per_epoch, fits):
     assert fit.split_into_fits(begin, end, per_epoch) == fits
 
 
+def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_it():
+    model = keras_vit.build(dataclasses.replace(MODEL, num_layers=11), image_size=8, num_classes=2)
+    recipe = dataclasses.replace(RECIPE, freeze=("Transformer.encoderblock_1", "cls"))
+    fit.compile_trainer(model, recipe, 50, execution=fit.Execution())
+    frozen = {".".join(layer.name.split(".")[:2]) for layer in model.layers if not layer.trainable}
+    assert frozen == {"Transformer.encoderblock_1", "cls"}
+
+
 @pytest.mark.parametrize(("asked", "compiled"), [("on", True), ("auto", False), ("off", False)])
 def test_xla_compiles_the_step_where_it_is_asked_for_and_by_itself_only_on_a_gpu(asked, compiled):
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)

@@ -6,8 +6,9 @@ import pytest
 
 from keras_vit import MODELS, UserError, cli
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
+from training.recipes.overrides import override_duration
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
-from training.recipes.recipe import PretrainRecipe, override_duration
+from training.recipes.recipe import PretrainRecipe
 
 # Table 3 of "An Image is Worth 16x16 Words": epochs, peak learning rate, decay of the rate and of the weights, dropout.
 TABLE_3 = {
@@ -262,7 +263,10 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
         ({"clip_norm": 0.0}, "clip_norm must be positive, but is 0.0"),
         ({"accumulation": 5}, "accumulation must divide the batch of 32, but is 5"),
         ({"ema_decay": 1.0}, r"ema_decay must be in \(0, 1\), but is 1.0"),
-        ({"freeze": ("cls", "")}, "freeze must be prefixes of layer names, but one is empty"),
+        ({"freeze": ("cls", "")}, "freeze must be the first parts of layer names, but one is empty"),
+        ({"freeze": ("cls", "head")}, "--freeze head would keep the new head at zeros, from which no layer learns"),
+        ({"freeze": ("resnet.head",)}, "--freeze resnet.head would keep the new head at zeros"),
+        ({"freeze": ("cls",), "lora": 2}, "LoRA trains nothing but its adapters and the head; leave --freeze out"),
         ({"mixup": -0.1}, "mixup must not be negative, but is -0.1"),
         ({"random_erasing": 1.5}, r"random_erasing must be in \[0, 1\], but is 1.5"),
         ({"randaugment_magnitude": 9.0}, "randaugment_magnitude has no effect without randaugment_layers"),

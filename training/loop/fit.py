@@ -31,7 +31,7 @@ from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.run import Run
 from training.loop.trainer import Trainer, TrainingForm
 from training.options.common import Execution
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.recipe import PretrainRecipe, Recipe, begins_with
 from training.techniques.distillation import two_headed
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
@@ -173,12 +173,12 @@ def _training_form(
     return None
 
 
-def _freeze(model: keras.Model, prefixes: tuple[str, ...]) -> None:
-    for prefix in prefixes:
-        layers = [layer for layer in model.layers if layer.name.startswith(prefix) and layer.weights]
+def _freeze(model: keras.Model, names: tuple[str, ...]) -> None:
+    for name in names:
+        layers = [layer for layer in model.layers if begins_with(layer.name, name) and layer.weights]
         if not layers:
-            names = ", ".join(layer.name for layer in model.layers if layer.weights)
-            raise UserError(f"No layer to freeze begins with {prefix!r}; the layers are {names}.")
+            known = ", ".join(layer.name for layer in model.layers if layer.weights)
+            raise UserError(f"No layer to freeze is named {name!r} or {name + '.…'!r}; the layers are {known}.")
         for layer in layers:
             layer.trainable = False
     if not model.trainable_variables:

@@ -5,7 +5,7 @@ The named recipes are in `pretrain.py` (from scratch) and `finetune.py`. Any fie
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -30,6 +30,8 @@ PATCH_CELLS = {"patch-color": 1, "patch-4x4": 4}
 
 # The fields for the duration of a run; the first one that is not None counts.
 DURATIONS = ("steps", "examples", "epochs")
+# Names of the layers that are new, and of zeros, when training begins.
+HEADS = ("head", "head_distillation", "resnet.head.conv2d")
 NO_BLOCKS = "A ResNet has no encoder blocks, whose learning rates --layer-decay lowers; leave it out."
 
 
@@ -59,7 +61,8 @@ class Recipe:
     layer_decay: float = 1.0
     """Ratio of the learning rate of each encoder block to that of the next block."""
     freeze: tuple[str, ...] = ()
-    """Name prefixes of layers that are not trained, such as embedding or Transformer.encoderblock_0."""
+    """Layers that are not trained, by the first parts of their names, such as embedding or
+    Transformer.encoderblock_0."""
     lora: int = 0
     """Rank of LoRA adapters: only they and the head are trained; model.keras has them merged. 0 for none."""
     lora_on: tuple[str, ...] = ("query", "value")
@@ -144,8 +147,7 @@ class Recipe:
             )
         if any(size < 1 for size in self.patch_sizes) or len(set(self.patch_sizes)) < len(self.patch_sizes):
             raise UserError(f"The recipe's patch_sizes must be different pixels, but are {self.patch_sizes}.")
-        if "" in self.freeze:
-            raise UserError("The recipe's freeze must be prefixes of layer names, but one is empty.")
+        self._check_freeze()
         if "" in self.lora_on or not self.lora_on:
             raise UserError("The recipe's lora_on must be names of layers, such as query value, but one is missing.")
         if self.randaugment_magnitude and not self.randaugment_layers:
@@ -177,6 +179,17 @@ class Recipe:
             raise UserError(
                 f"The recipe's randaugment_magnitude must be in [0, 30], but is {self.randaugment_magnitude}."
             )
+
+    def _check_freeze(self) -> None:
+        if "" in self.freeze:
+            raise UserError("The recipe's freeze must be the first parts of layer names, but one is empty.")
+        if self.freeze and self.lora:
+            raise UserError("LoRA trains nothing but its adapters and the head; leave --freeze out, or --lora.")
+        for name in self.freeze:
+            if any(begins_with(head, name) for head in HEADS):
+                raise UserError(
+                    f"--freeze {name} would keep the new head at zeros, from which no layer learns; leave it out."
+                )
 
     def _check_crop(self) -> None:
         if (self.resize in ("crop", "pad") and self.crop_from is not None) or (
@@ -371,18 +384,6 @@ def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> 
     return PATCH_CELLS[target] ** 2 * COLOR_LEVELS**channels
 
 
-AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
-
-
-def override_duration(recipe: AnyRecipe, named: Recipe) -> AnyRecipe:
-    """Return a recipe from the command line, with the duration of the named recipe removed if another one is set.
-
-    Raises UserError if two durations are set.
-    """
-    changed = [field for field in DURATIONS if getattr(recipe, field) != getattr(named, field)]
-    overrides = [field for field in changed if getattr(recipe, field) is not None]
-    if len(overrides) > 1:
-        options = " and ".join(f"--{field} {getattr(recipe, field)}" for field in overrides)
-        raise UserError(f"A run has one duration, but was given {options}; leave one out.")
-    removed: dict[str, Any] = {field: None for field in DURATIONS if overrides and field not in overrides}
-    return dataclasses.replace(recipe, **removed)
+def begins_with(layer: str, parts: str) -> bool:
+    """Whether these are the first parts of a layer's name, which are separated by points, or all of it."""
+    return f"{layer}.".startswith(f"{parts}.")

@@ -11,8 +11,7 @@ import keras
 
 from keras_vit import UserError
 from keras_vit.models.layers import TokenDense
-
-_HEADS = ("head", "head_distillation", "resnet.head.conv2d")
+from training.recipes.recipe import HEADS
 
 
 def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
@@ -27,7 +26,7 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
 
     Raises UserError if a name is that of no dense layer, or if the rank is larger than a layer.
     """
-    dense = [layer for layer in model.layers if isinstance(layer, TokenDense) and layer.name not in _HEADS]
+    dense = [layer for layer in model.layers if isinstance(layer, TokenDense) and layer.name not in HEADS]
     for name in names:
         if not any(_is_named(layer, name) for layer in dense):
             known = ", ".join(dict.fromkeys(layer.name.rpartition(".")[2] for layer in dense)) or "none"
@@ -41,7 +40,7 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
                 f"--lora {min(inputs, outputs)} or less."
             )
     for layer in model.layers:
-        if layer.weights and layer not in adapted and layer.name not in _HEADS:
+        if layer.weights and layer not in adapted and layer.name not in HEADS:
             layer.trainable = False
     for layer in adapted:
         layer.enable_lora(rank)
