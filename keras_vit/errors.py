@@ -1,9 +1,10 @@
 """Exceptions for user errors and for artifacts that differ from their model, and helpers for error messages."""
 
+import dataclasses
 import difflib
 import numbers
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -67,3 +68,19 @@ def check_integers(name: str, value, *, length: int | None = None, least: int = 
         return
     kind = {None: "an integer", 2: "two integers"}.get(length, "integers")
     raise UserError(f"{name} must be {kind} of at least {least}, but is {value!r:.80}.")
+
+
+def refuse_without_effect(options, applies: Iterable[tuple[Sequence[str], bool, str]], named=None) -> None:
+    """Raise UserError for an option that was set, but does not apply to the other ones.
+
+    Args:
+        options: a dataclass instance, whose fields are options.
+        applies: names of fields, whether they apply, and what they apply to.
+        named: where the options come from, as a named recipe: its values, like those of the dataclass, may remain.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for names, apply, owner in applies:
+        for name in names:
+            unset = (defaults[name], getattr(named, name, defaults[name]))
+            if not apply and getattr(options, name) not in unset:
+                raise UserError(f"--{name.replace('_', '-')} applies only to {owner}; give that, or leave it out.")

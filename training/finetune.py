@@ -20,7 +20,7 @@ from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.auto import auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
-from training.recipes.overrides import override_duration
+from training.recipes.overrides import overridden
 from training.recipes.recipe import Recipe
 
 _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
@@ -77,7 +77,7 @@ def _parse(name: str, rest: list[str], recipe: Recipe) -> FinetuneOptions:
         prog=f"python -m training.finetune --recipe {name}",
         default=FinetuneOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
     )
-    return dataclasses.replace(options, recipe=override_duration(options.recipe, recipe))
+    return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
 
 
 if __name__ == "__main__":

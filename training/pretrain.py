@@ -22,7 +22,7 @@ from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_recipe
-from training.recipes.overrides import override_duration
+from training.recipes.overrides import overridden
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
 
@@ -72,7 +72,7 @@ def _parse(name: str, rest: list[str], recipe: PretrainRecipe) -> PretrainOption
         prog=f"python -m training.pretrain {name}",
         default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
     )
-    return dataclasses.replace(options, recipe=override_duration(options.recipe, recipe))
+    return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
 
 
 if __name__ == "__main__":

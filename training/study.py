@@ -20,7 +20,7 @@ from training.experiments.grids import STUDIES
 from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.experiments import StudyOptions
-from training.recipes.overrides import override_duration
+from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
 
 _DEFAULT_RECIPE = "study-small"
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         prog=f"python -m training.study {name} --recipe {recipe_name}",
         default=StudyOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
     )
-    options = dataclasses.replace(options, recipe=override_duration(options.recipe, named))
+    options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)
     cli.require_tensorflow()
 

@@ -6,7 +6,7 @@ import pytest
 
 from keras_vit import MODELS, UserError, cli
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
-from training.recipes.overrides import override_duration
+from training.recipes.overrides import overridden
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
 from training.recipes.recipe import PretrainRecipe
 
@@ -227,9 +227,7 @@ def test_steps_examples_or_epochs():
 
 
 def parse(name: str, *arguments: str) -> PretrainRecipe:
-    return override_duration(
-        cli.parse(PretrainRecipe, arguments, prog="test", default=find_recipe(name)), find_recipe(name)
-    )
+    return overridden(cli.parse(PretrainRecipe, arguments, prog="test", default=find_recipe(name)), find_recipe(name))
 
 
 def test_the_duration_given_is_the_one_that_counts():
@@ -237,7 +235,7 @@ def test_the_duration_given_is_the_one_that_counts():
     assert parse("digits", "--steps", "9", "--epochs", "None").num_steps(1437) == 9
     assert parse("digits", "--epochs", "2").num_steps(1437) == 88
     steps = dataclasses.replace(find_recipe("digits"), epochs=None, steps=500)
-    assert override_duration(dataclasses.replace(steps, epochs=3), steps).num_steps(32) == 3
+    assert overridden(dataclasses.replace(steps, epochs=3), steps).num_steps(32) == 3
     with pytest.raises(UserError, match="one duration, but was given --steps 9 and --epochs 2; leave one out"):
         parse("digits", "--epochs", "2", "--steps", "9")
 

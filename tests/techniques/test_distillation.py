@@ -122,6 +122,7 @@ def test_a_teacher_of_other_classes_or_size_is_refused_and_leaves_nothing(teache
     [
         (["--teacher", "x", "--loss", "sigmoid"], "leave --loss sigmoid out"),
         (["--distillation", "hard"], "distillation and temperature need a teacher"),
+        (["--teacher", "x", "--label-smoothing", "0.2"], "--label-smoothing applies only to labels, which a soft"),
         (["--teacher", "x", "--temperature", "0"], "temperature must be positive"),
         (["--teacher", "x", "--target", "patch-color", "--label-smoothing", "0"], "leave --teacher out"),
     ],
@@ -137,3 +138,11 @@ def test_hard_distillation_without_a_second_head_is_refused(upstream, tmp_path):
             [*COMMAND, "--teacher", str(upstream.path), "--distillation", "hard", "--workdir", str(tmp_path / "run")]
         )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--label-smoothing", "0"]])
+def test_label_smoothing_of_a_recipe_is_said_to_have_no_effect_with_a_soft_teacher(options, upstream, tmp_path, capsys):
+    command = [*COMMAND, "--teacher", str(upstream.path), "--epochs", "None", "--steps", "1", "--warmup-steps", "0"]
+    pretrain.main([*command, *options, "--workdir", str(tmp_path / "run")])
+    sentence = "The recipe's label smoothing of 0.1 has no effect with a soft teacher."
+    assert (sentence in capsys.readouterr().out) == (not options)

@@ -170,6 +170,8 @@ def _train_locked(
             f"{source.evaluation.num_examples:,} evaluation images, {num_steps:,} steps of {recipe.batch_size}."
         )
         print(f"Classes: {_some(source.labels)}.")
+        if recipe.teacher is not None and recipe.distillation == "soft" and recipe.label_smoothing:
+            print(f"The recipe's label smoothing of {recipe.label_smoothing} has no effect with a soft teacher.")
         own_folder = options.source.data.startswith(("folder:", "csv:"))
         if own_folder and source.train.labels is not None and not recipe.balance and _uses_labels(recipe):
             counts = np.bincount(source.train.labels)
