@@ -246,6 +246,10 @@ def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
             {"schedule": Schedule(warmup_steps=21)},
             "warm-up of 21 steps must be shorter than the run of 21; give fewer, such as --warmup-steps 2, or",
         ),
+        (
+            {"schedule": Schedule(warmup_steps=2, cooldown_steps=20)},
+            "cooldown of 20 steps must fit into the 19 steps after the warm-up; give fewer, such as --cooldown-steps 9",
+        ),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
     ],
 )

@@ -9,6 +9,7 @@ from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hype
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
 from training.recipes.recipe import PretrainRecipe
+from training.recipes.schedules import Schedule
 
 # Table 3 of "An Image is Worth 16x16 Words": epochs, peak learning rate, decay of the rate and of the weights, dropout.
 TABLE_3 = {
@@ -258,6 +259,7 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
         ({"epochs": None}, "needs steps, examples or epochs; give one, such as --epochs 10"),
         ({"examples": 0}, "examples must be positive, but is 0"),
         ({"learning_rate": float("inf")}, "learning_rate must be a finite number, but is inf"),
+        ({"schedule": Schedule("linear", linear_end=0.01)}, "must not rise, but linear_end is 0.01 and the peak 0.002"),
         ({"clip_norm": 0.0}, "clip_norm must be positive, but is 0.0"),
         ({"accumulation": 5}, "accumulation must divide the batch of 32, but is 5"),
         ({"ema_decay": 1.0}, r"ema_decay must be in \(0, 1\), but is 1.0"),

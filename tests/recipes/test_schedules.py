@@ -66,6 +66,7 @@ def test_a_schedule_survives_saving():
         ({"warmup_steps": -1}, "warmup_steps must not be negative"),
         ({"linear_end": float("nan")}, "linear_end must not be negative"),
         ({"timescale": 0}, "timescale must be at least 1"),
+        ({"decay": "stair"}, "decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9"),
         ({"stairs": (0.6, 0.3)}, "stairs must be increasing fractions"),
         ({"stairs": (0.6, 1.3)}, "stairs must be increasing fractions"),
     ],

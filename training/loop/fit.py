@@ -51,6 +51,12 @@ def total_steps(recipe: Recipe, source: Source) -> int:
             f"The warm-up of {recipe.schedule.warmup_steps} steps must be shorter than the run of {num_steps}; "
             f"give fewer, such as --warmup-steps {num_steps // 10}, or train longer."
         )
+    left = num_steps - recipe.schedule.warmup_steps
+    if recipe.schedule.cooldown_steps > left:
+        raise UserError(
+            f"The cooldown of {recipe.schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; "
+            f"give fewer, such as --cooldown-steps {left // 2}, or train longer."
+        )
     return num_steps
 
 

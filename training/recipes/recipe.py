@@ -163,6 +163,11 @@ class Recipe:
         for field in ("weight_decay", "lora", "sharpness_radius", "shift", "randaugment_layers", "mixup", "cutmix"):
             if getattr(self, field) < 0:
                 raise UserError(f"The recipe's {field} must not be negative, but is {getattr(self, field)}.")
+        if self.schedule.decay == "linear" and self.schedule.linear_end > self.learning_rate:
+            raise UserError(
+                f"The learning rate must not rise, but linear_end is {self.schedule.linear_end} and the peak "
+                f"{self.learning_rate}; give --linear-end 0."
+            )
         if not 0.0 < self.layer_decay <= 1.0:
             raise UserError(f"The recipe's layer_decay must be in (0, 1], but is {self.layer_decay}.")
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:

@@ -42,3 +42,5 @@ class Schedule:
             raise UserError(f"timescale must be at least 1 step, but is {self.timescale}.")
         if any(not 0.0 < share < 1.0 for share in self.stairs) or list(self.stairs) != sorted(self.stairs):
             raise UserError(f"stairs must be increasing fractions of all steps between 0 and 1, but are {self.stairs}.")
+        if self.decay == "stair" and not self.stairs:
+            raise UserError("decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9.")
