@@ -9,6 +9,7 @@ models that were trained from scratch are useless.
 from collections.abc import Sequence
 
 from keras_vit import cli, run_directory
+from training.options.checks import check_soup
 from training.options.evaluate import SoupOptions
 
 
@@ -17,6 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     options = cli.parse(SoupOptions, arguments, prog="python -m training.soup")
     for run in options.runs:
         run_directory.find(run, run_directory.MODEL)
+    check_soup(options.runs)
     cli.require_tensorflow()
 
     from training.evaluation.soup import cook

@@ -12,6 +12,8 @@ from keras_vit import UserError, run_directory
 from tests.support import randomize
 from training import evaluate, soup
 from training.loop.run import Run
+from training.options.checks import check_split
+from training.options.common import DataOptions
 
 CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 DIGITS = tuple("0123456789")
@@ -82,3 +84,41 @@ def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
     with pytest.raises(UserError, match="There is no run directory 'nowhere'"):
         soup.main([runs[0], "nowhere", *output])
     assert not (tmp_path / "soup").exists()
+
+
+def trained_on(run: str, data: str, images: tuple[int, int], fingerprint: int | None = None, **seed) -> None:
+    """Let the config.json of a run say that it was trained on these images."""
+    file = Run(run_directory.to_path(run)).config_file
+    config = json.loads(file.read_text())
+    counts = dict(zip(("train", "evaluation"), images, strict=True))
+    config["settings"] |= {"source": {"data": data, **seed}, "images": counts}
+    file.write_text(json.dumps(config | ({"images_fingerprint": fingerprint} if fingerprint else {})))
+
+
+def test_a_soup_says_on_which_images_its_runs_were_trained(runs, tmp_path):
+    for run in runs:
+        trained_on(run, f"folder:{tmp_path}/pictures", (9, 1), 5, split_seed=2)
+    soup.main([*runs, "--output", str(tmp_path / "soup")])
+    config = json.loads((tmp_path / "soup" / "config.json").read_text())
+    assert config["images_fingerprint"] == 5
+    assert config["settings"]["images"] == {"train": 9, "evaluation": 1}
+    with pytest.raises(UserError, match="trained on another split of folder:.*give --split-seed 2"):
+        check_split(str(tmp_path / "soup"), DataOptions(f"folder:{tmp_path}/pictures"))
+
+
+def test_a_soup_of_runs_on_different_data_names_none(runs, tmp_path):
+    trained_on(runs[0], "tfds:mnist", (9, 1))
+    soup.main([*runs, "--output", str(tmp_path / "soup")])
+    assert not {"source", "images"} & json.loads((tmp_path / "soup" / "config.json").read_text())["settings"].keys()
+
+
+@pytest.mark.parametrize("other", [{"split_seed": 3}, {"images": (10, 2)}, {"fingerprint": 6}])
+def test_a_soup_of_different_splits_of_one_folder_is_refused(other, runs, tmp_path):
+    for run, changes in ((runs[0], {}), (runs[1], other)):
+        trained_on(run, f"folder:{tmp_path}/pictures", **{"images": (9, 1), "fingerprint": 5, **changes})
+    with pytest.raises(UserError, match="were trained on different splits of folder:.*average runs of one split"):
+        soup.main([*runs[:2], "--output", str(tmp_path / "soup")])
+    if "split_seed" not in other:  # with splits of its own, the evaluation images stay apart
+        for split in ("train", "test"):
+            (tmp_path / "pictures" / split).mkdir(parents=True)
+        soup.main([*runs[:2], "--output", str(tmp_path / "soup")])

@@ -17,7 +17,7 @@ from keras_vit.files.image_formats import format_list
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
-from training.options.checks import check_images, check_split
+from training.options.checks import check_images, check_split, warn_of_known_images
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
@@ -600,8 +600,9 @@ def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(
         check_images(str(run), data, counts[0] + 1, counts[1], source.fingerprint)
     (run / "config.json").write_text(json.dumps({"settings": stored, "images_fingerprint": source.fingerprint}))
     check_images(str(run), data, *counts, source.fingerprint)
-    with pytest.raises(UserError, match="had other images, or the same under other names"):
-        check_images(str(run), data, *counts, source.fingerprint + 1)
+    for known in (run, run / "model.keras"):
+        with pytest.raises(UserError, match="had other images, or the same under other names"):
+            check_images(str(known), data, *counts, source.fingerprint + 1)
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv"])
@@ -675,3 +676,32 @@ def test_another_split_of_the_folder_that_a_run_was_trained_on_is_refused(tmp_pa
         another = None if same.split_seed else 4
         with pytest.raises(UserError, match=f"another split of folder:pictures, .*{words}"):
             check_split(str(run), DataOptions(f"folder:{tmp_path}/pictures", split_seed=another))
+        with pytest.raises(UserError, match=words):
+            check_split(str(run / "model.keras"), DataOptions("folder:pictures", split_seed=another))
+
+
+@pytest.mark.parametrize(
+    ("split_seed", "images", "fingerprint", "words"),
+    [
+        (3, (9, 1), 7, ""),
+        (4, (9, 1), 7, "was trained on another split of folder:pictures"),
+        (3, (10, 2), 7, "was trained on another split of folder:pictures"),
+        (3, (9, 1), 8, "was trained on another split of folder:pictures"),
+    ],
+)
+def test_a_checkpoint_of_another_split_of_the_folder_is_warned_of(
+    split_seed, images, fingerprint, words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    stored = {
+        "source": DataOptions("folder:pictures", split_seed=3).settings(),
+        "images": {"train": 9, "evaluation": 1},
+    }
+    (run / "config.json").write_text(json.dumps({"settings": stored, "images_fingerprint": 7}))
+    for folder, expected in (("pictures", words), ("others", "")):
+        warn_of_known_images(str(run), DataOptions(f"folder:{folder}", split_seed=split_seed), *images, fingerprint)
+        printed = capsys.readouterr().out
+        assert expected in printed
+        assert bool(expected) == bool(printed)

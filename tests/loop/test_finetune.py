@@ -74,6 +74,20 @@ def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstre
         np.testing.assert_array_equal(new[path], old[path], err_msg=path)
 
 
+def test_a_checkpoint_that_knows_evaluation_images_is_warned_of(upstream, monkeypatch, tmp_path, capsys):
+    shutil.copytree(upstream.path, tmp_path / "known")
+    config = json.loads((tmp_path / "known" / "config.json").read_text())
+    config["settings"]["source"] = {"data": f"folder:{tmp_path}/pictures", "split_seed": 1}
+    (tmp_path / "known" / "config.json").write_text(json.dumps(config))
+    for name in ("ant", "bee"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(2):
+            keras.utils.save_img(tmp_path / "pictures" / name / f"{number}.png", np.eye(8)[..., None])
+    command = ["--checkpoint", str(tmp_path / "known"), "--data", f"folder:{tmp_path}/pictures", "--batch-size", "2"]
+    untrained(monkeypatch, *command, "--workdir", str(tmp_path / "run"))
+    assert "known was trained on another split of folder:" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("resize", ["stretch", "crop"])
 def test_the_recipe_decides_how_images_are_resized_and_the_checkpoint_their_values(resize, monkeypatch, tmp_path):
     file = FIXTURES / "torchvision_vit.safetensors"

@@ -234,6 +234,16 @@ def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
         least_squares.fewshot(_options(run, tmp_path))
 
 
+def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path, monkeypatch):
+    config = json.loads(run.config_file.read_text())
+    config["settings"] = {"source": {"data": "folder:pictures"}, "images": {"train": 9, "evaluation": 1}}
+    run.config_file.write_text(json.dumps(config))
+    monkeypatch.setattr(features, "open_source", lambda arguments: dataclasses.replace(digits(), held_out=True))
+    options = dataclasses.replace(_options(run, tmp_path), source=DataOptions("folder:pictures"))
+    with pytest.raises(UserError, match="when folder:pictures had 10 images, of which 1 were kept.*it has 1,797"):
+        features.open_features(options)
+
+
 def test_a_model_of_tokens_has_no_features_of_an_image():
     config = dataclasses.replace(CONFIG, classifier="unpooled")
     model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)

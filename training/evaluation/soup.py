@@ -19,6 +19,7 @@ from keras_vit.files.remote import to_path
 from training.evaluation.classifiers import outputs
 from training.input.sources import open_source
 from training.loop.run import Run, differences, locked
+from training.options.checks import trained_on
 from training.options.common import DataOptions
 
 _BATCH = 500
@@ -32,6 +33,8 @@ class Ingredient:
     run: Run
     settings: dict
     """Of its config.json."""
+    fingerprint: int | None
+    """`Source.fingerprint` of its images; None where its config.json does not say."""
     accuracy: float | None
     """On its evaluation images, at its end; None if its metrics do not say."""
 
@@ -54,11 +57,12 @@ def cook(runs: Sequence[str], output: str, *, greedy: bool = False) -> Run:
     for ingredient in ingredients[1:]:
         _check_model(ingredient, model)
     target = Run(to_path(output))
-    settings = {"command": "soup", "runs": list(runs), "greedy": greedy, "source": ingredients[0].settings["source"]}
+    fingerprints = {ingredient.fingerprint for ingredient in ingredients}
+    settings = {"command": "soup", "runs": list(runs), "greedy": greedy, **_common_data(ingredients)}
     if kinds == {True}:
         settings["recipe"] = {"loss": "multi-label"}  # as `run_directory.is_multi_label` reads it
     with locked(target.path):
-        target.start(settings, labels.pop())
+        target.start(settings, labels.pop(), images=fingerprints.pop() if len(fingerprints) == 1 else None)
         if target.model_file.is_file():
             print(f"{target.path} is finished: nothing to do.")
             return target
@@ -76,11 +80,22 @@ def _read(path: str) -> Ingredient:
     run_directory.find(path, run_directory.MODEL)
     run = Run(to_path(path))
     try:
-        settings = json.loads(run_directory.find(path, run_directory.CONFIG).read_text(encoding="utf-8"))["settings"]
+        config = json.loads(run_directory.find(path, run_directory.CONFIG).read_text(encoding="utf-8"))
+        settings, fingerprint = config["settings"], config.get(run_directory.IMAGES)
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{run.config_file} is damaged; average other runs, or train this one again.") from None
     records = run.metrics()
-    return Ingredient(run, settings, records[-1].get("val_accuracy") if records else None)
+    return Ingredient(run, settings, fingerprint, records[-1].get("val_accuracy") if records else None)
+
+
+def _common_data(ingredients: Sequence[Ingredient]) -> dict:
+    """The source and the numbers of images of the runs, as far as they agree; `training.options.checks` reads them."""
+    first, found = ingredients[0].settings, [trained_on(str(ingredient.run.path)) for ingredient in ingredients]
+    one_place = len({known and known.place for known in found}) == 1
+    common = {"source": first["source"]} if one_place and "source" in first else {}
+    if common and len({known and known.counts for known in found}) == 1 and "images" in first:
+        common["images"] = first["images"]
+    return common
 
 
 def _check_data(ingredients: Sequence[Ingredient]) -> None:

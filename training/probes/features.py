@@ -22,7 +22,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.models.layers import PoolTokens
 from training.evaluation.classifiers import load_model, outputs
 from training.input.sources import Source, Split, bad_examples_reported, open_source
-from training.options.checks import OUTPUT_NEEDED
+from training.options.checks import OUTPUT_NEEDED, check_images
 from training.options.common import FeatureKind, FeatureOptions
 
 # What is computed once per example for its fingerprint, in one go.
@@ -88,6 +88,9 @@ def open_features(options: FeatureOptions) -> FeatureSet:
         model = _with_fresh_weights(model)
     source = open_source(options.source)
     check_several_classes(source)
+    if source.held_out:
+        counts = source.train.num_examples, source.evaluation.num_examples
+        check_images(options.run, options.source, *counts, source.fingerprint)
     train, evaluation = features_of(
         model,
         source,
