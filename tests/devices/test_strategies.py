@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from training.devices import launch, rendezvous, strategies
 from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
-from training.loop import fit
+from training.loop import setup
 from training.recipes.pretrain import RECIPES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
@@ -324,8 +324,8 @@ def test_a_batch_that_cannot_be_shared_is_refused_with_one_that_can(batch_size, 
 
     recipe = dataclasses.replace(RECIPES["digits"], batch_size=batch_size, accumulation=accumulation)
     with pytest.raises(UserError, match=f"cannot be shared evenly by {replicas} replicas .* give --batch-size {fits}"):
-        fit.check_batch(recipe, Strategy())
-    fit.check_batch(dataclasses.replace(recipe, batch_size=fits), Strategy())
+        setup._check_batch(recipe, Strategy())
+    setup._check_batch(dataclasses.replace(recipe, batch_size=fits), Strategy())
 
 
 def test_a_failed_worker_ends_the_launch_with_its_exit_code(tmp_path):

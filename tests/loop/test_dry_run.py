@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import keras_vit.models.complexity
-from training import pretrain
+from keras_vit import UserError
+from tests.support import FIXTURES
+from training import finetune, pretrain
 from training.input.sources import digits
-from training.loop import dry_run
+from training.loop import dry_run, fit
+from training.loop.run import Run
 from training.recipes.pretrain import find_recipe
 
 
@@ -75,3 +78,52 @@ def test_the_curve_is_that_of_the_schedule():
     steps, rates = dry_run._rates(recipe, 100_000, 91)
     np.testing.assert_allclose(rates[[30, 31, 61, 81]], [0.48, 0.048, 0.0048, 0.00048], rtol=1e-6)
     assert (steps[0], rates[0]) == (0, 0.0)
+
+
+SMALL = ["--model.num-layers", "1", "--model.hidden-size", "12", "--model.num-heads", "3", "--model.mlp-dim", "20"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--freeze nonsense", "No layer to freeze begins with 'nonsense'"),
+        ("--teacher r/nothing", "There is no file, folder or official checkpoint 'r/nothing'"),
+        ("--remat --patch-dropout 0.5", "--patch-sizes and --patch-dropout do not support rematerialization"),
+        ("--xla on --deterministic", "XLA is not used with --deterministic"),
+        ("--model.position-embedding relative --patch-dropout 0.5", "--patch-dropout does not fit relative positions"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_training_refuses(options, words, tmp_path):
+    command = ["digits", "--data", "digits", "--workdir", str(tmp_path / "run"), *SMALL, *options.split()]
+    for more in (["--dry-run"], []):
+        with pytest.raises(UserError, match=words):
+            pretrain.main([*command, *more])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_dry_run_of_finetuning_refuses_what_the_training_refuses(tmp_path):
+    command = ["--checkpoint", str(FIXTURES / "torchvision_vit.safetensors"), "--data", "digits", "--num-heads", "2"]
+    for options, words in (
+        (["--lora", "4", "--lora-on", "nonsense"], "--lora-on nonsense is no dense layer of this model"),
+        (["--lora", "400"], "--lora 400 is larger than the layer"),
+    ):
+        with pytest.raises(UserError, match=words):
+            finetune.main([*command, "--workdir", str(tmp_path / "run"), *options, "--dry-run"])
+
+
+def test_a_dry_run_refuses_the_directory_of_another_run(tmp_path):
+    workdir = tmp_path / "run"
+    Run(workdir).start({"command": "pretrain"}, tuple("0123456789"))
+    with pytest.raises(UserError, match="already holds another run, which differs in"):
+        pretrain.main(["digits", "--data", "digits", "--workdir", str(workdir), *SMALL, "--dry-run"])
+
+
+def test_a_dry_run_makes_no_optimizer_and_no_random_weights(monkeypatch, tmp_path):
+    monkeypatch.setattr(fit, "make_optimizer", lambda *_, **__: pytest.fail("an optimizer was made"))
+    networks, make = [], fit._new_model
+    monkeypatch.setattr(fit, "_new_model", lambda *given: networks.append(make(*given)) or networks[0])
+    workdir = ["--workdir", str(tmp_path / "run")]
+    pretrain.main(["digits", "--data", "digits", *workdir, *SMALL, "--ema-decay", "0.9", "--dry-run"])
+    dense = [weight for weight in networks[0].weights if weight.path.endswith("Dense_0/kernel")]
+    assert dense
+    assert not any(np.array(weight).any() for weight in dense)

@@ -68,9 +68,7 @@ def finetune(
         return rebuilt(model, config, recipe.preprocessing(preprocessing.channels, preprocessing.value_range))
 
     if options.dry_run:
-        model = make_model(len(setup.source.labels))
-        channels = keras_vit.preprocessing_of(model).channels
-        dry_run_report(options, recipe, setup, keras_vit.config_of(model), channels, recipe_name)
+        dry_run_report(options, recipe, setup, make_model, command="finetune", recipe_name=recipe_name)
         return Run(to_path(options.workdir))
     weights = {"checkpoint": checkpoint, "license": license_of(checkpoint)}
     return run_training(

@@ -1,19 +1,19 @@
 """Train a model by a recipe: compile the trainer, fit, save the trained model in the run directory."""
 
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
 
 import keras
-import matplotlib.figure
 import numpy as np
 import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import values_by_key, weights_by_key
-from keras_vit.files.atomic import atomic_write
+from keras_vit.models.layers import no_init_weights
 from training.devices.strategies import (
     check_equal_on_workers,
     distributed,
@@ -28,7 +28,7 @@ from training.loop.inspect_callback import InspectEpochs
 from training.loop.jax.trainer import JaxTrainer
 from training.loop.objectives import distillation_objective, make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
-from training.loop.run import Run
+from training.loop.run import Run, write_curves
 from training.loop.trainer import Trainer, TrainingForm
 from training.options.common import Execution
 from training.recipes.recipe import PretrainRecipe, Recipe, begins_with
@@ -40,35 +40,6 @@ from training.techniques.self_distillation import MultiCrop, averaging_decay
 
 # Evaluation computes no gradients, so its batches may be larger than those of training.
 _EVALUATION_BATCH = 500
-
-
-def total_steps(recipe: Recipe, source: Source) -> int:
-    """Return the training steps of the run. Raises UserError if the data are too few for the recipe."""
-    steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
-    num_steps = recipe.num_steps(source.train.num_examples)
-    if recipe.schedule.warmup_steps >= num_steps:
-        raise UserError(
-            f"The warm-up of {recipe.schedule.warmup_steps} steps must be shorter than the run of {num_steps}; "
-            f"give fewer, such as --warmup-steps {num_steps // 10}, or train longer."
-        )
-    left = num_steps - recipe.schedule.warmup_steps
-    if recipe.schedule.cooldown_steps > left:
-        raise UserError(
-            f"The cooldown of {recipe.schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; "
-            f"give fewer, such as --cooldown-steps {left // 2}, or train longer."
-        )
-    return num_steps
-
-
-def check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
-    """Raises UserError if a batch cannot be divided evenly among the replicas and their micro-batches."""
-    parts = strategy.num_replicas_in_sync * recipe.accumulation
-    if recipe.batch_size % parts:
-        raise UserError(
-            f"A batch of {recipe.batch_size} images cannot be shared evenly by {strategy.num_replicas_in_sync} "
-            f"replicas with {recipe.accumulation} micro-batches each; give --batch-size "
-            f"{max(recipe.batch_size // parts, 1) * parts}."
-        )
 
 
 def build_trainer(
@@ -88,16 +59,43 @@ def build_trainer(
         num_steps: of the run.
         deterministic: whether TensorFlow's operations are deterministic, which excludes XLA.
     """
+    model = _new_model(make_model, strategy, execution)
+    return compile_trainer(
+        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, deterministic=deterministic
+    )
+
+
+def checked_model(
+    make_model: Callable[[], keras.Model],
+    recipe: Recipe,
+    num_steps: int,
+    *,
+    strategy: tf.distribute.Strategy,
+    execution: Execution,
+    deterministic: bool,
+) -> keras.Model:
+    """Return the network that `build_trainer` would train, without weights and optimizer, which take memory.
+
+    Raises UserError for whatever `build_trainer` refuses. See there for the arguments.
+    """
+    with no_init_weights():
+        model = _new_model(make_model, strategy, execution)
+    _prepare(model, recipe, strategy, execution, deterministic)
+    if not (isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation"):
+        recipe = dataclasses.replace(recipe, ema_decay=None)
+    return _make_trainer(model, recipe, num_steps, strategy=strategy, execution=execution, seed=0).network
+
+
+def _new_model(
+    make_model: Callable[[], keras.Model], strategy: tf.distribute.Strategy, execution: Execution
+) -> keras.Model:
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("float32" if execution.precision == "float32" else f"mixed_{execution.precision}")
     try:
         with strategy.scope():
-            model = make_model()
+            return make_model()
     finally:
         keras.config.set_dtype_policy(policy)
-    return compile_trainer(
-        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, deterministic=deterministic
-    )
 
 
 def compile_trainer(
@@ -112,14 +110,7 @@ def compile_trainer(
 ) -> Trainer:
     """Compile the recipe's trainer for a model that was created under the strategy's scope, and build its optimizer."""
     strategy = strategy or tf.distribute.get_strategy()
-    stop_requested = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
-    if recipe.lora:
-        with strategy.scope():
-            add_adapters(model, recipe.lora, recipe.lora_on)
-    _freeze(model, recipe.freeze)
-    if recipe.head_bias:
-        head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
-        head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
+    _prepare(model, recipe, strategy, execution, deterministic)
     with strategy.scope():
         jit_compile = _jit_compile(execution, deterministic)
         optimizer = make_optimizer(
@@ -133,8 +124,39 @@ def compile_trainer(
         if execution.precision == "float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
             optimizer.build(model.trainable_variables)
+    trainer = _make_trainer(model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed)
+    trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
+    return trainer
+
+
+def _prepare(
+    model: keras.Model, recipe: Recipe, strategy: tf.distribute.Strategy, execution: Execution, deterministic: bool
+) -> None:
+    """Add adapters, freeze layers and set the bias of the head. Raises UserError where the model has no such layers."""
+    with strategy.scope():
+        _check_xla(execution, deterministic)
+        if recipe.lora:
+            add_adapters(model, recipe.lora, recipe.lora_on)
+    _freeze(model, recipe.freeze)
+    if recipe.head_bias:
+        head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
+        head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
+
+
+def _make_trainer(
+    model: keras.Model,
+    recipe: Recipe,
+    num_steps: int,
+    *,
+    strategy: tf.distribute.Strategy,
+    execution: Execution,
+    seed: int,
+) -> Trainer:
+    """Return the recipe's trainer of a prepared model, which is not compiled yet."""
+    stop_requested = tf.Variable(0.0, trainable=False) if several_workers(strategy) else None
+    with strategy.scope():
         objective, training_objective = make_objective(recipe), distillation_objective(recipe, model)
-    trainer = (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
+    return (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
         model,
         batch_size=recipe.batch_size,
         objective=training_objective or objective,
@@ -148,8 +170,6 @@ def compile_trainer(
         validation=objective,
         training_form=_training_form(model, recipe, num_steps, seed, execution),
     )
-    trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
-    return trainer
 
 
 def _ema_decay(recipe: Recipe, num_steps: int) -> float | Callable | None:
@@ -191,17 +211,17 @@ def _freeze(model: keras.Model, names: tuple[str, ...]) -> None:
         raise UserError("All layers are frozen, so there is nothing to train; freeze fewer layers.")
 
 
+def _check_xla(execution: Execution, deterministic: bool) -> None:
+    """Raise UserError where XLA is requested and cannot be used; in the scope of the strategy."""
+    if execution.xla == "on" and tf.distribute.has_strategy():
+        raise UserError("XLA compiles the step of a single device only; leave --xla out, or give --strategy single.")
+    if execution.xla == "on" and deterministic:
+        raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
+
+
 def _jit_compile(execution: Execution, deterministic: bool) -> bool:
     """Whether Keras compiles the step with XLA. A TPU always does; several replicas on CPUs or GPUs cannot."""
-    if execution.xla == "on":
-        if tf.distribute.has_strategy():
-            raise UserError(
-                "XLA compiles the step of a single device only; leave --xla out, or give --strategy single."
-            )
-        if deterministic:
-            raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
-        return True
-    if keras.backend.backend() == "jax":
+    if execution.xla == "on" or keras.backend.backend() == "jax":
         return True
     single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
     return execution.xla == "auto" and single_gpu and not deterministic
@@ -229,7 +249,7 @@ def train(
         TrainingInterrupted: after SIGTERM or Ctrl-C, with a checkpoint saved.
         UserError: if the loss is not finite or the disk is full; the last checkpoint remains.
     """
-    strategy, num_steps = trainer.distribute_strategy, total_steps(recipe, source)
+    strategy, num_steps = trainer.distribute_strategy, recipe.num_steps(source.train.num_examples)
     checkpoint = TrainingCheckpoint(
         trainer, run, recipe.batch_size, execution.checkpoint_every, writes=is_chief(strategy)
     )
@@ -368,19 +388,3 @@ def rebuilt(
     for key, variable in weights_by_key(new).items():
         variable.assign(values[key])
     return new
-
-
-def write_curves(run: Run) -> None:
-    """Plot the loss and the accuracy over the epochs to curves.png."""
-    records = run.metrics()
-    epochs = [record["epoch"] for record in records]
-    names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in records[-1]]
-    figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")
-        axes.plot(epochs, [record[f"val_{name}"] for record in records], color="tab:orange", label="evaluation")
-        axes.set(xlabel="epoch", title=name)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    with atomic_write(run.path / "curves.png") as temporary:
-        figure.savefig(temporary, dpi=120)

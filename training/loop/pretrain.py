@@ -29,7 +29,7 @@ def pretrain(
     recipe = with_loss_for(options.recipe, setup.source)
     options = dataclasses.replace(options, recipe=recipe)
     if options.dry_run:
-        dry_run_report(options, recipe, setup, recipe.model, recipe.channels, recipe_name)
+        dry_run_report(options, recipe, setup, recipe.build, command="pretrain", recipe_name=recipe_name)
         return Run(to_path(options.workdir))
     return run_training(
         options, recipe, setup, recipe.build, command="pretrain", recipe_name=recipe_name, callbacks=callbacks

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import matplotlib.figure
 import numpy as np
 import tensorflow as tf
 
@@ -77,13 +78,8 @@ class Run:
             weights: name and license of the checkpoint at the start, for config.json; None if there is none.
             images: `Source.fingerprint` of the data; None where it has none.
         """
-        settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
-        unfinished = self._unfinished()
-        if self.config_file.is_file():
-            self._check_same(settings, labels, images)
-        elif self.path.exists() and not (self.path.is_dir() and self._holds_only(unfinished)):
-            raise UserError(f"{self.path} exists and is not a run directory; give a new or empty --workdir.")
-        for file in unfinished:
+        self.check(settings, labels, images=images)
+        for file in self._unfinished():
             file.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
@@ -94,6 +90,13 @@ class Run:
         if not self.labels_file.is_file():
             write_text(self.labels_file, labels_text(labels))
         self.checkpoints_folder.mkdir(exist_ok=True)
+
+    def check(self, settings: dict, labels: tuple[str, ...], *, images: int | None = None) -> None:
+        """Raise UserError if the directory holds anything but the same run. See `start` for the arguments."""
+        if self.config_file.is_file():
+            self._check_same(json.loads(json.dumps(settings)), labels, images)  # tuples become lists, as in the file
+        elif self.path.exists() and not (self.path.is_dir() and self._holds_only(self._unfinished())):
+            raise UserError(f"{self.path} exists and is not a run directory; give a new or empty --workdir.")
 
     def _holds_only(self, unfinished: list[pathlib.Path]) -> bool:
         return all(file in unfinished or file.name.endswith(LOCK) for file in self.path.iterdir())
@@ -247,6 +250,22 @@ def _warn_of_other_machine(file: pathlib.Path) -> None:
             f"Process {holder} did not remove its lock of {file.parent}; if it still runs, which a file system without "
             "locks between machines, such as a mounted bucket, would hide, end one of the two."
         )
+
+
+def write_curves(run: Run) -> None:
+    """Plot the loss and the accuracy over the epochs to curves.png."""
+    records = run.metrics()
+    epochs = [record["epoch"] for record in records]
+    names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in records[-1]]
+    figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")
+        axes.plot(epochs, [record[f"val_{name}"] for record in records], color="tab:orange", label="evaluation")
+        axes.set(xlabel="epoch", title=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with atomic_write(run.path / "curves.png") as temporary:
+        figure.savefig(temporary, dpi=120)
 
 
 def differences(there: dict, here: dict) -> str:

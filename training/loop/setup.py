@@ -14,18 +14,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, preprocessing_of
+from keras_vit import UserError, config_of, preprocessing_of
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.models.config import ModelConfig
 from keras_vit.run_directory import CALIBRATION, SAMPLES
 from training.devices.strategies import CONTINUE_LATER, check_equal_on_workers, is_chief, open_strategy
 from training.input.dataset import balanced
-from training.input.pipeline import save_samples
+from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import Source, open_source
 from training.loop.callbacks import TrainingInterrupted
 from training.loop.dry_run import describe_run, draw_learning_rate
-from training.loop.fit import build_trainer, check_batch, total_steps, train
+from training.loop.fit import build_trainer, checked_model, train
 from training.loop.objectives import Classification, make_objective
 from training.loop.run import Run, locked
 from training.options.common import TrainingOptions
@@ -133,9 +132,7 @@ def _train_locked(
     callbacks: Sequence[keras.callbacks.Callback],
     weights: dict | None,
 ) -> Run:
-    source, strategy = _training_source(setup.source, recipe), setup.strategy
-    check_batch(recipe, strategy)
-    num_steps = total_steps(recipe, source)
+    (source, num_steps), strategy = _checked_data(recipe, setup), setup.strategy
     check_equal_on_workers(
         strategy,
         {
@@ -148,8 +145,6 @@ def _train_locked(
         print(f"{run.path} is finished: nothing to do.")
         return run
 
-    if recipe.teacher is not None:
-        check_teacher_classes(recipe.teacher, source.labels)
     keras.utils.set_random_seed(options.seed)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -189,36 +184,86 @@ def _train_locked(
     return run
 
 
+def _checked_data(recipe: Recipe, setup: Setup) -> tuple[Source, int]:
+    """The source with the training examples of a recipe, and its steps. Raises UserError if they do not fit."""
+    source = dataclasses.replace(setup.source, train=balanced(setup.source.train)) if recipe.balance else setup.source
+    _check_batch(recipe, setup.strategy)
+    if recipe.teacher is not None:
+        check_teacher_classes(recipe.teacher, source.labels)
+    return source, _total_steps(recipe, source)
+
+
+def _total_steps(recipe: Recipe, source: Source) -> int:
+    """Return the training steps of the run. Raises UserError if the data are too few for the recipe."""
+    steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
+    num_steps = recipe.num_steps(source.train.num_examples)
+    if recipe.schedule.warmup_steps >= num_steps:
+        raise UserError(
+            f"The warm-up of {recipe.schedule.warmup_steps} steps must be shorter than the run of {num_steps}; "
+            f"give fewer, such as --warmup-steps {num_steps // 10}, or train longer."
+        )
+    left = num_steps - recipe.schedule.warmup_steps
+    if recipe.schedule.cooldown_steps > left:
+        raise UserError(
+            f"The cooldown of {recipe.schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; "
+            f"give fewer, such as --cooldown-steps {left // 2}, or train longer."
+        )
+    return num_steps
+
+
+def _check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
+    """Raises UserError if a batch cannot be divided evenly among the replicas and their micro-batches."""
+    parts = strategy.num_replicas_in_sync * recipe.accumulation
+    if recipe.batch_size % parts:
+        raise UserError(
+            f"A batch of {recipe.batch_size} images cannot be shared evenly by {strategy.num_replicas_in_sync} "
+            f"replicas with {recipe.accumulation} micro-batches each; give --batch-size "
+            f"{max(recipe.batch_size // parts, 1) * parts}."
+        )
+
+
 def dry_run_report(
-    options: TrainingOptions, recipe: Recipe, setup: Setup, config: ModelConfig, channels: int, recipe_name: str
+    options: TrainingOptions,
+    recipe: Recipe,
+    setup: Setup,
+    make_model: Callable[[int], keras.Model],
+    *,
+    command: str,
+    recipe_name: str,
 ) -> None:
-    """Print the dry run's report and plot the learning rate next to the workdir, which is not created."""
-    check_batch(recipe, setup.strategy)
-    source = _training_source(setup.source, recipe)
-    total_steps(recipe, source)
+    """Print the dry run's report and plot the learning rate next to the workdir, which is not created.
+
+    Raises UserError for whatever `run_training` refuses. See there for the arguments.
+    """
+    source, num_steps = _checked_data(recipe, setup)
+    workdir = to_path(options.workdir)
+    stored = _settings(options, command, recipe_name, setup.source)
+    Run(workdir).check(stored, source.labels, images=setup.source.fingerprint)
+    model = checked_model(
+        lambda: make_model(len(source.labels)),
+        recipe,
+        num_steps,
+        strategy=setup.strategy,
+        execution=options.execution,
+        deterministic=options.deterministic,
+    )
     settings = {name: value for name, value in dataclasses.asdict(options).items() if name != "dry_run"}
     text = describe_run(
-        config,
+        config_of(model),
         recipe,
         source,
         {"recipe_name": recipe_name, **settings},
-        channels=channels,
+        channels=preprocessing_of(model).channels,
         precision=options.execution.precision,
         replicas=setup.strategy.num_replicas_in_sync,
         remat=options.execution.remat,
     )
     print(text)
-    workdir = to_path(options.workdir)
     workdir.parent.mkdir(parents=True, exist_ok=True)
     plot = workdir.with_name(f"{workdir.name}.lr.png")
     with atomic_write(plot) as temporary:
         draw_learning_rate(recipe, source.train.num_examples, temporary)
     print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
-
-
-def _training_source(source: Source, recipe: Recipe) -> Source:
-    """The source with the training examples of a recipe."""
-    return dataclasses.replace(source, train=balanced(source.train)) if recipe.balance else source
 
 
 def _some(labels: Sequence[str]) -> str:
