@@ -1,6 +1,7 @@
 """What a dry run says, and that it leaves nothing behind that a run would stumble over."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -64,6 +65,52 @@ def test_memory_falls_with_16_bits_remat_accumulation_and_replicas():
     averaged = dataclasses.replace(recipe, ema_decay=0.99)
     assert total(averaged) == total() + whole["weights"]
     assert total(replicas=8) == pytest.approx(total() / 8, rel=0.02)
+
+
+def _rows(recipe, **how) -> dict[str, str]:
+    """The rows of the table, by their names."""
+    text = dry_run.describe_run(recipe.model, recipe, digits(), {}, channels=1, **how)
+    table = text.split("\nRun\n")[1].split("\n\n")[0]
+    return {line[2:].split("  ")[0]: line for line in table.splitlines()}
+
+
+def test_two_passes_of_a_step_uphill_are_counted():
+    recipe = dataclasses.replace(find_recipe("digits"), epochs=None, examples=10**6)
+    once, twice = _rows(recipe), _rows(dataclasses.replace(recipe, sharpness_radius=0.05))
+    flops = [float(rows["training, total"].split()[2]) for rows in (once, twice)]
+    assert flops[1] == pytest.approx(2 * flops[0], rel=0.01)
+    assert "twice for --sharpness-radius" in twice["training, total"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"teacher": "runs/large"}, "the forward pass of the teacher runs/large"),
+        ({"patch_dropout": 0.5}, "--patch-dropout leaves 0.5 of the patches out"),
+        ({"patch_sizes": (2, 4)}, "patches of 2, 4 pixels in turn"),
+        ({}, ""),
+    ],
+)
+def test_the_report_says_what_is_not_counted(changes, words):
+    rows = _rows(dataclasses.replace(find_recipe("digits"), **changes))
+    assert words in rows.get("not counted", "")
+    assert ("not counted" in rows) == bool(changes)
+
+
+def test_adapters_have_few_gradients_and_frozen_layers_none(tmp_path, capsys):
+    command = ["--checkpoint", str(FIXTURES / "torchvision_vit.safetensors"), "--data", "digits", "--num-heads", "2"]
+    command += ["--workdir", str(tmp_path / "run"), "--dry-run"]
+    trained = []
+    for options in (["--lora", "1"], ["--freeze", "embedding"]):
+        finetune.main([*command, *options])
+        text = capsys.readouterr().out
+        total, part = re.search(r"parameters +([\d,]+), of which ([\d,]+) are trained", text).groups()
+        trained.append(int(part.replace(",", "")) / int(total.replace(",", "")))
+        assert "frozen layers need no gradient" in text
+    assert trained[0] < trained[1] < 1.0
+    recipe = find_recipe("digits")
+    memory = dry_run.estimate_memory(recipe.model, recipe, 10, 1, parameters=1100, trained=100)
+    assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (4400, 400, 800)
 
 
 @pytest.mark.parametrize("name", ["bit-l-r50x1", "vit-c-1gf", "r50-vit-b16-jft", "augreg-ti16-i21k"])

@@ -1,6 +1,7 @@
 """The dry run: a report of settings, steps, learning rate, operations and memory, without training."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from keras_vit import ViTConfig
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
 from training.input.sources import Source
-from training.loop.objectives import Classification, MaskedPatches, make_objective
+from training.loop.objectives import Classification, MaskedPatches, Objective, make_objective
 from training.loop.optimizers import LearningRate
 from training.recipes.recipe import PretrainRecipe, Recipe
 
@@ -31,6 +32,7 @@ def describe_run(
     precision: str = "float32",
     replicas: int = 1,
     remat: bool = False,
+    network: keras.Model | None = None,
 ) -> str:
     """Return the report as text.
 
@@ -41,35 +43,58 @@ def describe_run(
         precision: float32, or the 16-bit type of mixed precision.
         replicas: number of them that share a batch.
         remat: whether the activations of encoder blocks are computed again for the gradient.
+        network: as it is trained; needed to count what adapters and frozen layers leave to train.
     """
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size
     objective = make_objective(recipe)
     classes = len(source.labels) if isinstance(objective, Classification) else 0
     cost = costs(config, recipe.image_size, num_classes=classes, channels=channels)
-    parts = estimate_memory(config, recipe, classes, channels, precision, replicas, remat)
+    parameters = trained = cost.parameters
+    if network is not None and (recipe.lora or recipe.freeze):
+        parameters = network.count_params()
+        trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
+    parts = estimate_memory(config, recipe, classes, channels, precision, replicas, remat, parameters, trained)
+    passes = 2 if recipe.sharpness_radius else 1
+    counted = "counting the gradient as twice the forward pass" + ", and both twice for --sharpness-radius" * (
+        passes > 1
+    )
     rows = [
         ("training images", f"{source.train.num_examples:,} of {len(source.labels)} classes"),
         ("evaluation images", f"{source.evaluation.num_examples:,}"),
         ("steps", f"{num_steps:,} of {recipe.batch_size:,} images, {images:,} in all"),
         ("epochs", f"{images / source.train.num_examples:.4g}"),
-        ("parameters", f"{cost.parameters:,}"),
+        ("parameters", f"{parameters:,}" + f", of which {trained:,} are trained" * (trained < parameters)),
         ("forward, an image", f"{_si(cost.multiply_adds + cost.normalization)} multiply-adds, {_si(cost.flops)}FLOPs"),
-        ("training, total", f"{_si(3 * cost.flops * images)}FLOPs, counting the gradient as twice the forward pass"),
+        ("training, total", f"{_si(3 * passes * cost.flops * images)}FLOPs, {counted}"),
         ("memory of a step, about" + f", on each of {replicas}" * (replicas > 1), f"{_si(sum(parts.values()))}B"),
         *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),
     ]
-    if isinstance(objective, MaskedPatches):
-        rows.append(("not counted", f"the head of {objective.num_outputs:,} outputs for each patch"))
-    if isinstance(recipe, PretrainRecipe) and recipe.decoder_layers:
-        rows.append(("", "the decoder, and that the encoder computes only the visible patches"))
-    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
-        crops = f"2 crops and {recipe.local_crops} small ones of each image"
-        rows.append(("not counted", f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}"))
+    rows += [("" if number else "not counted", text) for number, text in enumerate(_not_counted(recipe, objective))]
     width = max(len(name) for name, _ in rows) + 2
     lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]
     return "\n".join([*lines, "", "Learning rate", *_curve(recipe, num_steps)])
+
+
+def _not_counted(recipe: Recipe, objective: Objective) -> Iterator[str]:
+    """What makes the operations and the memory other than they are counted."""
+    if isinstance(objective, MaskedPatches):
+        yield f"the head of {objective.num_outputs:,} outputs for each patch"
+    if isinstance(recipe, PretrainRecipe) and recipe.decoder_layers:
+        yield "the decoder, and that the encoder computes only the visible patches"
+    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
+        crops = f"2 crops and {recipe.local_crops} small ones of each image"
+        yield f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}"
+    if recipe.teacher is not None:
+        yield f"the weights and the forward pass of the teacher {recipe.teacher}"
+    if recipe.patch_dropout:
+        yield f"that --patch-dropout leaves {recipe.patch_dropout:.4g} of the patches out, which saves about that share"
+    if recipe.patch_sizes:
+        sizes = ", ".join(map(str, recipe.patch_sizes))
+        yield f"that --patch-sizes trains with patches of {sizes} pixels in turn: smaller ones are more tokens"
+    if recipe.lora or recipe.freeze:
+        yield "that frozen layers need no gradient of their weights, and none at all below the first trained layer"
 
 
 def estimate_memory(
@@ -80,10 +105,16 @@ def estimate_memory(
     precision: str = "float32",
     replicas: int = 1,
     remat: bool = False,
+    parameters: int | None = None,
+    trained: int | None = None,
 ) -> dict[str, int]:
-    """Estimate the bytes of a step on each replica, by purpose; frozen layers are counted as if they were trained.
+    """Estimate the bytes of a step on each replica, by purpose.
 
     Fused operations need less, and the workspace of operations is not counted.
+
+    Args:
+        parameters: with those of adapters; default those of the config.
+        trained: those of the parameters that have a gradient; default all.
     """
     full = costs(config, recipe.image_size, num_classes=num_classes, channels=channels)
     kept = full.activations
@@ -93,11 +124,14 @@ def estimate_memory(
         kept = costs(single, recipe.image_size, num_classes=num_classes, channels=channels).activations
         kept += (config.num_layers - 1) * int(tokens) * config.hidden_size
     images = recipe.batch_size // (recipe.accumulation * replicas)
-    weights = 4 * full.parameters
-    parts = {"weights": weights, "gradients": weights * (1 + (recipe.accumulation > 1))}
-    parts["optimizer"] = weights * _SLOTS[recipe.optimizer]
+    gradients = 4 * (full.parameters if trained is None else trained)
+    parts = {"weights": 4 * (full.parameters if parameters is None else parameters)}
+    parts["gradients"] = gradients * (1 + (recipe.accumulation > 1))
+    parts["optimizer"] = gradients * _SLOTS[recipe.optimizer]
     if recipe.ema_decay is not None:
-        parts["averaged weights"] = weights
+        parts["averaged weights"] = gradients
+    if recipe.sharpness_radius:
+        parts["weights uphill"] = gradients
     parts[f"activations of {images} images"] = images * kept * (4 if precision == "float32" else 2)
     return parts
 

@@ -257,6 +257,7 @@ def dry_run_report(
         precision=options.execution.precision,
         replicas=setup.strategy.num_replicas_in_sync,
         remat=options.execution.remat,
+        network=model,
     )
     print(text)
     workdir.parent.mkdir(parents=True, exist_ok=True)
