@@ -133,7 +133,7 @@ SMALL = ["--model.num-layers", "1", "--model.hidden-size", "12", "--model.num-he
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--freeze nonsense", "No layer to freeze begins with 'nonsense'"),
+        ("--freeze nonsense", "No layer to freeze is named 'nonsense'"),
         ("--teacher r/nothing", "There is no file, folder or official checkpoint 'r/nothing'"),
         ("--remat --patch-dropout 0.5", "--patch-sizes and --patch-dropout do not support rematerialization"),
         ("--xla on --deterministic", "XLA is not used with --deterministic"),

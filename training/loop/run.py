@@ -78,8 +78,8 @@ class Run:
             weights: name and license of the checkpoint at the start, for config.json; None if there is none.
             images: `Source.fingerprint` of the data; None where it has none.
         """
-        self.check(settings, labels, images=images)
-        for file in self._unfinished():
+        unfinished = self.check(settings, labels, images=images)
+        for file in unfinished:
             file.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
@@ -91,12 +91,17 @@ class Run:
             write_text(self.labels_file, labels_text(labels))
         self.checkpoints_folder.mkdir(exist_ok=True)
 
-    def check(self, settings: dict, labels: tuple[str, ...], *, images: int | None = None) -> None:
-        """Raise UserError if the directory holds anything but the same run. See `start` for the arguments."""
+    def check(self, settings: dict, labels: tuple[str, ...], *, images: int | None = None) -> list[pathlib.Path]:
+        """Return temporary files of the same run, which a killed process left behind.
+
+        Raises UserError if the directory holds anything else. See `start` for the arguments.
+        """
+        unfinished = self._unfinished()
         if self.config_file.is_file():
             self._check_same(json.loads(json.dumps(settings)), labels, images)  # tuples become lists, as in the file
-        elif self.path.exists() and not (self.path.is_dir() and self._holds_only(self._unfinished())):
+        elif self.path.exists() and not (self.path.is_dir() and self._holds_only(unfinished)):
             raise UserError(f"{self.path} exists and is not a run directory; give a new or empty --workdir.")
+        return unfinished
 
     def _holds_only(self, unfinished: list[pathlib.Path]) -> bool:
         return all(file in unfinished or file.name.endswith(LOCK) for file in self.path.iterdir())
