@@ -18,7 +18,7 @@ from training.options.checks import check_data, check_model
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
-from training.recipes.auto import auto_finetune_recipe
+from training.recipes.auto import auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.overrides import overridden
 from training.recipes.recipe import Recipe
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
     # auto and the HyperRules depend on the data, so their values are not known yet.
-    options = _parse(name, rest, FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224))[0])
+    options = _parse(name, rest, FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224)))
     check_data(options.source)
     if options.checkpoint is not None and options.model is None:
         check_name(options.checkpoint)
@@ -55,18 +55,21 @@ def main(arguments: Sequence[str]) -> None:
     with report_interruption():
         setup = open_setup(options)
         train = setup.source.train
-        recipe, reasons = _find(name, train.num_examples, typical_size(train))
-        options = _parse(name, rest, recipe)
-        for reason in reasons:
-            print(reason)
+        size, count = typical_size(train), train.num_examples
+        options = _parse(name, rest, _find(name, count, size))
+        if name == _AUTO:
+            recipe = auto_finetune_recipe(count, size, options.recipe.num_steps(count))  # for its warm-up
+            options = _parse(name, rest, recipe)
+            for reason in auto_finetune_reasons(count, size, recipe, options.recipe):
+                print(reason)
         finetune(options, name, setup)
 
 
-def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> tuple[Recipe, list[str]]:
-    """Return a recipe by name, and for auto the reasons for its choices."""
+def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:
+    """Return a recipe by name."""
     if name == _AUTO:
         return auto_finetune_recipe(num_examples, image_size)
-    return find_finetune_recipe(name, num_examples, image_size), []
+    return find_finetune_recipe(name, num_examples, image_size)
 
 
 def _parse(name: str, rest: list[str], recipe: Recipe) -> FinetuneOptions:

@@ -21,7 +21,7 @@ from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
-from training.recipes.auto import DataFacts, auto_recipe
+from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"The first argument must be a recipe, one of {', '.join(RECIPES)}, but is {arguments[0]!r}.")
     name, *rest = arguments
     # What the recipe auto is depends on the data, so its values are not known yet.
-    named = auto_recipe(DataFacts(1000, (64, 64)))[0] if name == _AUTO else find_recipe(name)
+    named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name)
     options = _parse(name, rest, named)
     check_data(options.source)
     if jax_requested():
@@ -58,9 +58,11 @@ def main(arguments: Sequence[str]) -> None:
         if name == _AUTO:
             setup = open_setup(options)
             train = setup.source.train
-            named, reasons = auto_recipe(DataFacts(train.num_examples, typical_size(train), typical_channels(train)))
+            facts = DataFacts(train.num_examples, typical_size(train), typical_channels(train))
+            chosen = _parse(name, rest, auto_recipe(facts)).recipe
+            named = auto_recipe(facts, chosen.num_steps(facts.num_examples))  # for the warm-up of this duration
             options = _parse(name, rest, named)
-            print("\n".join(reasons))
+            print("\n".join(auto_reasons(facts, named, options.recipe)))
         pretrain(options, name, setup)
 
 

@@ -1,5 +1,6 @@
 """The recipes `auto` and the advice: what follows from the number and size of the images."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,11 +11,12 @@ import keras_vit
 from keras_vit import ResNetConfig, ViTConfig
 from training import finetune, pretrain
 from training.recipes.advice import advice
-from training.recipes.auto import DataFacts, auto_finetune_recipe, auto_recipe
+from training.recipes.auto import DataFacts, auto_finetune_reasons, auto_finetune_recipe, auto_reasons, auto_recipe
 
 
 def test_a_few_hundred_small_images_get_a_small_resnet_without_flips():
-    recipe, reasons = auto_recipe(DataFacts(708, (64, 64)))
+    recipe = auto_recipe(facts := DataFacts(708, (64, 64)))
+    reasons = auto_reasons(facts, recipe, recipe)
     assert isinstance(recipe.model, ResNetConfig)
     assert (recipe.image_size, recipe.channels, recipe.batch_size, recipe.flip) == ((64, 64), 3, 32, False)
     assert [reason.partition(":")[0] for reason in reasons] == [
@@ -29,28 +31,63 @@ def test_a_few_hundred_small_images_get_a_small_resnet_without_flips():
 
 @pytest.mark.parametrize(("size", "side"), [((28, 28), 32), ((500, 375), 128), ((70, 100), 64), ((5, 9000), 32)])
 def test_the_input_is_no_larger_than_the_images_need(size, side):
-    assert auto_recipe(DataFacts(708, size))[0].image_size == (side, side)
+    assert auto_recipe(DataFacts(708, size)).image_size == (side, side)
 
 
 def test_more_images_get_fewer_epochs_and_larger_batches_of_which_gray_ones_have_one_channel():
-    small, large = (auto_recipe(DataFacts(number, (28, 28), 1))[0] for number in (700, 60_000))
+    small, large = (auto_recipe(DataFacts(number, (28, 28), 1)) for number in (700, 60_000))
     assert small.epochs > large.epochs >= 8
     assert (small.batch_size, large.batch_size, large.channels) == (32, 128, 1)
 
 
 def test_a_handful_of_images_still_gets_a_recipe_that_can_be_trained():
-    recipe, _ = auto_recipe(DataFacts(3, (64, 64)))
+    recipe = auto_recipe(DataFacts(3, (64, 64)))
     assert (recipe.batch_size, recipe.num_steps(3)) == (3, recipe.epochs)
     assert recipe.schedule.warmup_steps < recipe.num_steps(3)
 
 
 def test_fine_tuning_takes_more_steps_for_more_images_and_fewer_pixels_for_small_ones():
-    few, reasons = auto_finetune_recipe(10, (64, 64))
+    few = auto_finetune_recipe(10, (64, 64))
+    reasons = auto_finetune_reasons(10, (64, 64), few, few)
     assert (few.image_size, few.crop_from, few.steps, few.batch_size) == ((128, 128), 160, 100, 10)
     assert all(reason.endswith(".") for reason in reasons)
-    more, _ = auto_finetune_recipe(1600, (600, 800))
+    more = auto_finetune_recipe(1600, (600, 800))
     assert (more.image_size, more.crop_from, more.steps, more.batch_size) == ((224, 224), 256, 1000, 32)
-    assert auto_finetune_recipe(10**6, (600, 800))[0].steps == 10_000
+    assert auto_finetune_recipe(10**6, (600, 800)).steps == 10_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({"epochs": 1}, "Model, Image size, Augmentation, Checkpoint"),
+        ({"image_size": (48, 48)}, "Model, Epochs, Augmentation, Checkpoint"),
+        ({"shift": 0, "label_smoothing": 0.0}, "Model, Image size, Epochs, Checkpoint"),
+    ],
+)
+def test_a_value_of_the_user_gets_no_reason(changes, kinds):
+    recipe = auto_recipe(facts := DataFacts(708, (64, 64)))
+    reasons = auto_reasons(facts, recipe, dataclasses.replace(recipe, **changes))
+    assert ", ".join(reason.partition(":")[0] for reason in reasons) == kinds
+
+
+def test_a_reason_names_only_the_values_that_stay():
+    recipe = auto_recipe(facts := DataFacts(708, (64, 64)))
+    text = " ".join(auto_reasons(facts, recipe, dataclasses.replace(recipe, batch_size=5, shift=0, flip=True)))
+    assert "Epochs: 64, which show 45,120 images." in text
+    assert "Augmentation: label smoothing, to keep the meaning of every image." in text
+    tuned = auto_finetune_recipe(10, (64, 64))
+    used = dataclasses.replace(tuned, image_size=(96, 96), steps=3, flip=False)
+    assert auto_finetune_reasons(10, (64, 64), tuned, used) == ["Augmentation: random windows."]
+
+
+@pytest.mark.parametrize("options", [["--steps", "5"], ["--epochs", "3", "--batch-size", "6"]])
+def test_the_warm_up_of_auto_follows_the_duration_of_the_user(options, folder, tmp_path, capsys):
+    arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run", *options]
+    pretrain.main(["auto", *arguments])
+    config = ViTConfig(patch_size=32, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    keras_vit.build(config, image_size=64, channels=1, num_classes=2).save(tmp_path / "small.keras")
+    finetune.main(["--recipe", "auto", "--checkpoint", str(tmp_path / "small.keras"), *arguments])
+    assert capsys.readouterr().out.count("recipe.schedule.warmup_steps: 0") == 2
 
 
 def test_few_and_uneven_images_are_met_with_their_numbers_and_what_to_do():

@@ -30,15 +30,14 @@ class DataFacts:
     """1 if the images are gray, else 3."""
 
 
-def auto_recipe(facts: DataFacts) -> tuple[PretrainRecipe, list[str]]:
-    """Return the recipe from scratch for a data set, and one sentence for each choice."""
-    smaller = min(facts.image_size)
-    side = max((side for side in _SIDES if side <= smaller), default=_SIDES[0])
+def auto_recipe(facts: DataFacts, steps: int | None = None) -> PretrainRecipe:
+    """Return the recipe from scratch for a data set. steps: of the run, where they are not those of the recipe."""
+    side = max((side for side in _SIDES if side <= min(facts.image_size)), default=_SIDES[0])
     batch_size = min(32 if facts.num_examples < 10_000 else 128, facts.num_examples)
     epochs = min(max(round(_IMAGES_SEEN / facts.num_examples), _FEWEST_EPOCHS), _MOST_EPOCHS)
-    steps = epochs * (facts.num_examples // batch_size)
-    shift = side // 10
-    recipe = PretrainRecipe(
+    if steps is None:
+        steps = epochs * (facts.num_examples // batch_size)
+    return PretrainRecipe(
         model=ResNetConfig(block_units=(1, 1, 1), root_channels=32, stage_channels=(64, 128, 256), num_groups=8),
         image_size=(side, side),
         channels=facts.channels,
@@ -49,22 +48,36 @@ def auto_recipe(facts: DataFacts) -> tuple[PretrainRecipe, list[str]]:
         schedule=Schedule(warmup_steps=min(50, steps // 10)),
         weight_decay=0.05,
         label_smoothing=0.1,
-        shift=shift,
+        shift=side // 10,
     )
-    return recipe, [
+
+
+def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe) -> list[str]:
+    """Return a sentence for each choice of `auto_recipe` that is used: the user may have set other values."""
+    stays, smaller = _fields_that_stay(recipe, used), min(facts.image_size)
+    reasons = [
         "Model: a small ResNet (BiT); a Vision Transformer from scratch needs millions of images, and there are "
-        f"{facts.num_examples:,}.",
-        f"Image size: {side} pixels, since the smaller side of the images typically has {smaller}; at most "
-        f"{_SIDES[-1]}.",
-        f"Epochs: {epochs}, which show {steps * batch_size:,} images, in batches of {batch_size}.",
-        f"Augmentation: shifts by up to {shift} pixels and label smoothing, which keep the meaning of every image; "
-        "--flip helps where left and right do not matter.",
-        "Checkpoint: none, as asked; python -m training.finetune --recipe auto starts from one.",
+        f"{facts.num_examples:,}."
     ]
+    if "image_size" in stays:
+        reasons.append(
+            f"Image size: {used.image_size[0]} pixels, since the smaller side of the images typically has {smaller}; "
+            f"at most {_SIDES[-1]}."
+        )
+    if "epochs" in stays:
+        images = used.num_steps(facts.num_examples) * used.batch_size
+        batches = f", in batches of {used.batch_size}" if "batch_size" in stays else ""
+        reasons.append(f"Epochs: {used.epochs}, which show {images:,} images{batches}.")
+    changes = [f"shifts by up to {used.shift} pixels"] if "shift" in stays else []
+    changes += ["label smoothing"] if "label_smoothing" in stays else []
+    if changes:
+        advice = "" if used.flip else "; --flip helps where left and right do not matter"
+        reasons.append(f"Augmentation: {' and '.join(changes)}, to keep the meaning of every image{advice}.")
+    return [*reasons, "Checkpoint: none, as asked; python -m training.finetune --recipe auto starts from one."]
 
 
-def auto_finetune_recipe(num_examples: int, image_size: tuple[int, int]) -> tuple[Recipe, list[str]]:
-    """Return the recipe for fine-tuning a checkpoint, and one sentence for each choice.
+def auto_finetune_recipe(num_examples: int, image_size: tuple[int, int], steps: int | None = None) -> Recipe:
+    """Return the recipe for fine-tuning a checkpoint. steps: of the run, where they are not those of the recipe.
 
     The image sizes are those of the BiT-HyperRule. Its steps, 500 for a batch of 512, are many more images than a
     folder of hundreds has; here they are 20 epochs within limits.
@@ -72,17 +85,32 @@ def auto_finetune_recipe(num_examples: int, image_size: tuple[int, int]) -> tupl
     small = image_size[0] * image_size[1] < 96 * 96
     side, crop_from = (128, 160) if small else (224, 256)
     base = FINETUNE_RECIPES["photos-finetune"]
-    steps = min(max(20 * num_examples // base.batch_size, 100), 10_000)
-    recipe = dataclasses.replace(
+    own_steps = min(max(20 * num_examples // base.batch_size, 100), 10_000)
+    return dataclasses.replace(
         base,
         image_size=(side, side),
         crop_from=crop_from,
         batch_size=min(base.batch_size, num_examples),
-        steps=steps,
-        schedule=Schedule("cosine", steps // 10),
+        steps=own_steps,
+        schedule=Schedule("cosine", (own_steps if steps is None else steps) // 10),
     )
-    return recipe, [
-        f"Image size: {side} pixels, as the BiT-HyperRule for images of typically {image_size[0]} by {image_size[1]}.",
-        f"Steps: {steps:,}, about 20 epochs of {num_examples:,} images, but 100 to 10,000.",
-        "Augmentation: random windows and flips; --no-flip keeps left and right apart, as letters need.",
-    ]
+
+
+def auto_finetune_reasons(num_examples: int, image_size: tuple[int, int], recipe: Recipe, used: Recipe) -> list[str]:
+    """As `auto_reasons`, for `auto_finetune_recipe`."""
+    stays, reasons = _fields_that_stay(recipe, used), []
+    if "image_size" in stays:
+        typical = f"{image_size[0]} by {image_size[1]}"
+        reasons.append(
+            f"Image size: {used.image_size[0]} pixels, as the BiT-HyperRule for images of typically {typical}."
+        )
+    if "steps" in stays:
+        reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {num_examples:,} images, but 100 to 10,000.")
+    changes = ["random windows"] if "inception_crop" in stays else []
+    changes += ["flips; --no-flip keeps left and right apart, as letters need"] if "flip" in stays else []
+    return [*reasons, f"Augmentation: {' and '.join(changes)}."] if changes else reasons
+
+
+def _fields_that_stay(recipe: Recipe, used: Recipe) -> set[str]:
+    names = {field.name for field in dataclasses.fields(recipe)}
+    return {name for name in names if getattr(recipe, name) == getattr(used, name)}
