@@ -159,6 +159,19 @@ def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkey
     assert "](mistakes.png)" not in text
 
 
+def test_a_run_keeps_its_own_crop_and_the_sentence_names_the_options():
+    small, stretched = Preprocessing((8, 8), resize="resize-small", crop_from=10), Preprocessing((8, 8))
+    assert InputOptions(resize="resize-small").preprocessing(small) == small
+    assert InputOptions(value_range=(0.0, 1.0)).preprocessing(small).crop_from == 10
+    assert InputOptions(crop_from=12).preprocessing(small).crop_from == 12
+    assert InputOptions(resize="stretch").preprocessing(small) == stretched
+    with pytest.raises(UserError, match="--crop-from 40 is for --resize resize-small, but .* by stretch; add --resize"):
+        InputOptions(crop_from=40).preprocessing(stretched)
+    for options in (InputOptions(resize="resize-small"), InputOptions(resize="resize-small", crop_from=7)):
+        with pytest.raises(UserError, match="of at least 8 .* but it is (None|7); give --crop-from 9"):
+            options.preprocessing(stretched)
+
+
 def test_data_of_other_classes_are_refused(run, monkeypatch):
     source = dataclasses.replace(digits(), labels=("zero", *"123456789"))
     monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: source)

@@ -163,16 +163,28 @@ class InputOptions:
     resize: Resize | None = None
     """How images are resized to the model's input; default the model's own, or stretch if it specifies none."""
     crop_from: int | None = None
-    """For --resize resize-small: length of the smaller side before the center crop, in pixels."""
+    """For --resize resize-small: length of the smaller side before the center crop, in pixels; default the
+    model's own."""
     value_range: tuple[float, float] | None = None
     """Values that 0 and 255 are mapped to; default the model's own, or -1 1 if it specifies none."""
 
     def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
-        """Return a model's own preprocessing with the overrides applied."""
+        """Return a model's own preprocessing with the overrides applied. Raises UserError where they do not fit it."""
+        resize = self.resize or own.resize
+        if self.crop_from is not None and resize != "resize-small":
+            raise UserError(
+                f"--crop-from {self.crop_from} is for --resize resize-small, but images are resized by {resize}; add "
+                "--resize resize-small, or leave --crop-from out."
+            )
+        crop_from, side = own.crop_from if self.crop_from is None else self.crop_from, max(own.image_size)
+        if resize == "resize-small" and (crop_from is None or crop_from < side):
+            raise UserError(
+                f"--resize resize-small needs --crop-from of at least {side} pixels for the model's input of "
+                f"{own.image_size}, but it is {crop_from}; give --crop-from {round(side / 0.875)} or so."
+            )
+        crop_from = crop_from if resize == "resize-small" else None
         changes: dict[str, Any] = {"value_range": self.value_range} if self.value_range is not None else {}
-        if self.resize is not None or self.crop_from is not None:
-            changes |= {"resize": self.resize or own.resize, "crop_from": self.crop_from}
-        return dataclasses.replace(own, **changes)
+        return dataclasses.replace(own, resize=resize, crop_from=crop_from, **changes)
 
     def refuse(self, names: Iterable[str], kind: str) -> None:
         """Raise UserError if one of these options is set, for a kind of model that does not support it."""
