@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 
@@ -85,6 +85,9 @@ class SavedModelOptions:
 
 Target = Literal["cpu", "gpu", "npu"]
 TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8"]
+# Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
+CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8", "int16x8")
+_GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +109,31 @@ class TFLiteOptions:
     calibration: str | None = None
     """Folder of representative images for int4-weights, int8 and int16x8, and to even out the channels of int8-dynamic.
     Default: training images in the run directory."""
-    calibration_images: int = 256
-    """Number of calibration images."""
+    calibration_images: int | None = None
+    """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: float = LARGEST_DISAGREEMENT
     """Largest share of images with another predicted class than the model, for all formats but float32."""
+
+    def __post_init__(self) -> None:
+        check_tflite_formats(self.formats, self.target, uint8_input=self.uint8_input, dynamic_batch=self.dynamic_batch)
+        if self.calibration_images is not None and self.calibration_images < 1:
+            raise UserError(f"--calibration-images must be at least 1, but is {self.calibration_images}.")
+
+
+def check_tflite_formats(
+    formats: Sequence[TFLiteFormat], target: Target, *, uint8_input: bool, dynamic_batch: bool
+) -> None:
+    """Raise UserError for options of TFLite files that exclude each other."""
+    if not formats:
+        raise UserError(f"--formats takes at least one of {', '.join(get_args(TFLiteFormat))}, but got none.")
+    if target != "cpu" and (uint8_input or dynamic_batch):
+        raise UserError(
+            f"--target {target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out."
+        )
+    if target == "gpu" and (other := [kind for kind in formats if kind not in _GPU_FORMATS]):
+        raise UserError(f"A GPU computes in floating point, not in {other[0]}; take {' or '.join(_GPU_FORMATS)}.")
+    if dynamic_batch and (calibrated := [kind for kind in formats if kind in CALIBRATED]):
+        raise UserError(f"{calibrated[0]} is calibrated for one image at a time; leave --dynamic-batch out.")
 
 
 OnnxFormat = Literal["onnx", "openvino"]

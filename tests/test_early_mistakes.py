@@ -77,6 +77,8 @@ MISTAKES = {
     "export.saved_model.__main__ --checkpoint gone --output never": NAME,
     "export.tflite.__main__ --run gone --output never": RUN,
     "export.tflite.__main__ --checkpoint hf:gone --output never": "must be hf:owner/name",
+    "export.tflite.__main__ --run gone --output never --formats int8 --dynamic-batch": "leave --dynamic-batch out",
+    "export.tflite.__main__ --run gone --output never --formats int8 --target gpu": "A GPU computes in floating point",
     "export.onnx.__main__ --run gone --output never": RUN,
     "export.onnx.__main__ --run . --output never": "is not a finished run: it has no model.keras",
 }

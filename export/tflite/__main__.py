@@ -9,7 +9,7 @@ stores its labels and its normalization as TFLite Metadata.
 
 from collections.abc import Sequence
 
-from export.options import TFLiteOptions, check_source
+from export.options import CALIBRATED, TFLiteOptions, check_source
 from keras_vit import cli, run_directory
 from keras_vit.files.remote import to_path
 
@@ -23,7 +23,6 @@ def main(arguments: Sequence[str]) -> None:
     from export import parity
     from export.source import open_source
     from export.tflite.export import export_tflite, read_calibration, summary
-    from export.tflite.quantize import CALIBRATED
 
     parity.check_share(options.max_disagreement)
     source, calibration = open_source(**vars(options.source)), None

@@ -5,7 +5,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,14 +14,14 @@ import tensorflow as tf
 from export import fingerprint, parity, report
 from export.files import save_module
 from export.inference_model import in_dtype, inference_model
-from export.options import Target, TFLiteFormat
+from export.options import CALIBRATED, Target, TFLiteFormat, check_tflite_formats
 from export.source import Provenance, check_model, read_folder
 from export.tflite import quantize, tflite_file
 from export.tflite.channel_scales import Scaled, with_even_channels
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.delegate_rules import require_rules
 from export.tflite.half_precision import run_in_half
-from export.tflite.quantize import CALIBRATED, EIGHT_BIT_ACTIVATIONS, STATIC, WEIGHT_SHARE
+from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, STATIC, WEIGHT_SHARE
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
@@ -31,9 +31,10 @@ from keras_vit.files.tflite_metadata import SEVERAL_CLASSES
 from keras_vit.models.build import logits_model
 from keras_vit.run_directory import CALIBRATION, Samples
 
-_GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
+# Calibration images if no number is given.
+_MOST_CALIBRATION_IMAGES = 256
 # Smallest agreement and largest loss of accuracy of a format that the report recommends.
 _RECOMMENDED = (0.99, 0.005)
 
@@ -59,7 +60,9 @@ def export_tflite(
     if the output holds files of another model. The other arguments are those of the command.
     """
     origin = origin or Provenance()
-    _check_formats(formats, calibration, target, uint8_input=uint8_input, dynamic_batch=dynamic_batch)
+    check_tflite_formats(formats, target, uint8_input=uint8_input, dynamic_batch=dynamic_batch)
+    if calibration is None and (calibrated := [kind for kind in formats if kind in CALIBRATED]):
+        raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
     if "int4-weights" in formats:
         _check_dense(model, target)
     check_model(model, labels, output)
@@ -141,30 +144,6 @@ def export_tflite(
         pathlib.Path(temporary).rmdir()
         _report(stage, origin, expected, rows, errors, scaled, steps)
     return written
-
-
-def _check_formats(
-    formats: Sequence[TFLiteFormat],
-    calibration: Samples | None,
-    target: Target,
-    *,
-    uint8_input: bool,
-    dynamic_batch: bool,
-) -> None:
-    """Raise UserError for options that exclude each other, before anything is converted."""
-    if not formats:
-        raise UserError(f"--formats takes at least one of {', '.join(get_args(TFLiteFormat))}, but got none.")
-    if target != "cpu" and (uint8_input or dynamic_batch):
-        raise UserError(
-            f"--target {target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out."
-        )
-    if target == "gpu" and (other := [kind for kind in formats if kind not in _GPU_FORMATS]):
-        raise UserError(f"A GPU computes in floating point, not in {other[0]}; take {' or '.join(_GPU_FORMATS)}.")
-    calibrated = [kind for kind in formats if kind in CALIBRATED]
-    if calibrated and calibration is None:
-        raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
-    if calibrated and dynamic_batch:
-        raise UserError(f"{calibrated[0]} is calibrated for one image at a time; leave --dynamic-batch out.")
 
 
 def _check_dense(model: keras.Model, target: Target) -> None:
@@ -337,14 +316,13 @@ def _gains(scaled: Mapping[str, Scaled], steps: Mapping[TFLiteFormat, Sequence[q
 
 
 def read_calibration(
-    run: str | None, folder: str | None, number: int, labels: Sequence[str], *, fewer_are_enough: bool = False
+    run: str | None, folder: str | None, asked: int | None, labels: Sequence[str], *, fewer_are_enough: bool = False
 ) -> Samples:
     """Images for calibration: those of a folder, or the training images in the run directory.
 
-    Raises UserError for fewer images than the number, unless `fewer_are_enough`.
+    Raises UserError for fewer images than were asked for, unless `fewer_are_enough`.
     """
-    if number < 1:
-        raise UserError(f"--calibration-images must be at least 1, but is {number}.")
+    number = _MOST_CALIBRATION_IMAGES if asked is None else asked
     if folder is not None:
         found, where = read_folder(folder, labels, most=number), folder
     elif run is not None:
@@ -359,7 +337,7 @@ def read_calibration(
         raise UserError(
             "A checkpoint has no images to calibrate int4-weights, int8 and int16x8; pass --calibration FOLDER."
         )
-    if len(found.encoded) < number and not fewer_are_enough:
+    if asked is not None and len(found.encoded) < asked and not fewer_are_enough:
         raise UserError(
             f"--calibration-images asks for {number} images, but {where} has {len(found.encoded)}; pass that number, "
             "or add images."

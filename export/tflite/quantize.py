@@ -40,8 +40,6 @@ from export.tflite.calibration import products, searched_ranges, with_corrected_
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
-# Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
-CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", *STATIC)
 # Formats whose products take activations in 8 bits, to which even channels matter.
 EIGHT_BIT_ACTIVATIONS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int4-weights", "int8")
 # Size of a weight relative to float32.

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from export.inference_model import float32_copy
-from export.options import TFLiteFormat
+from export.options import CALIBRATED, TFLiteFormat
 from export.parity import Reference
 from export.tflite import quantize
 from export.tflite.channel_scales import sites, with_even_channels
@@ -50,7 +50,7 @@ def agreement(model: keras.Model, kind: TFLiteFormat, calibration: Sequence[np.n
     """The share of images with the same class in a format, from the model with its channels as they are."""
     with tempfile.TemporaryDirectory() as directory:
         file = pathlib.Path(directory) / "float.tflite"
-        file.write_bytes(convert(model, all_tokens=kind in quantize.CALIBRATED))
+        file.write_bytes(convert(model, all_tokens=kind in CALIBRATED))
         if kind in quantize.STATIC:
             content, _ = quantize.quantize_static(file, kind, calibration)
         else:

@@ -13,6 +13,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 import keras_vit
 from export import parity
+from export.options import SourceOptions, TFLiteOptions
 from export.source import random_images
 from export.tflite import export as tflite_export
 from export.tflite import quantize, tflite_file
@@ -332,8 +333,9 @@ def test_calibration_images_are_training_images(tmp_path):
     assert tflite_export.read_calibration(str(tmp_path), None, 4, LABELS).encoded == pictures(8, 6).encoded[:4]
     with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; pass that number, or add"):
         tflite_export.read_calibration(str(tmp_path), None, 7, LABELS)
+    assert len(tflite_export.read_calibration(str(tmp_path), None, None, LABELS).encoded) == 6
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
-        tflite_export.read_calibration(str(tmp_path), None, 0, LABELS)
+        TFLiteOptions(SourceOptions(), "phone", calibration_images=0)
     (tmp_path / CALIBRATION).unlink()
     with pytest.raises(UserError, match=r"has no training images \(calibration.npz\) .* pass --calibration FOLDER"):
         tflite_export.read_calibration(str(tmp_path), None, 1, LABELS)
