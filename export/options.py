@@ -8,7 +8,7 @@ import tyro
 
 from keras_vit import run_directory
 from keras_vit.checkpoints.download import check_name
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, refuse_without_effect
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -134,6 +134,20 @@ def check_tflite_formats(
         raise UserError(f"A GPU computes in floating point, not in {other[0]}; take {' or '.join(_GPU_FORMATS)}.")
     if dynamic_batch and (calibrated := [kind for kind in formats if kind in CALIBRATED]):
         raise UserError(f"{calibrated[0]} is calibrated for one image at a time; leave --dynamic-batch out.")
+
+
+def check_calibration(options: TFLiteOptions) -> None:
+    """Raise UserError if there is nothing to calibrate, or no images."""
+    kinds = ("int8-dynamic", *CALIBRATED)
+    is_calibrated = any(kind in kinds for kind in options.formats)
+    has_images = options.calibration is not None or options.source.run is not None
+    refuse_without_effect(
+        options,
+        [
+            (("calibration", "calibration_images"), is_calibrated, f"--formats {', '.join(kinds)}"),
+            (("calibration_images",), has_images, "--calibration FOLDER or --run DIR"),
+        ],
+    )
 
 
 OnnxFormat = Literal["onnx", "openvino"]

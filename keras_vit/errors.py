@@ -70,12 +70,16 @@ def check_integers(name: str, value, *, length: int | None = None, least: int = 
     raise UserError(f"{name} must be {kind} of at least {least}, but is {value!r:.80}.")
 
 
-def refuse_without_effect(options, applies: Iterable[tuple[Sequence[str], bool, str]], named=None) -> None:
-    """Raise UserError for an option that was set, but does not apply to the other ones.
+# Names of options, whether they have an effect, and what they apply to.
+Applies = tuple[Sequence[str], bool, str]
+
+
+def refuse_without_effect(options, applies: Iterable[Applies], named=None) -> None:
+    """Raise UserError for an option that was set and has no effect.
 
     Args:
         options: a dataclass instance, whose fields are options.
-        applies: names of fields, whether they apply, and what they apply to.
+        applies: the fields that need another option.
         named: where the options come from, as a named recipe: its values, like those of the dataclass, may remain.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(options)}

@@ -76,6 +76,13 @@ MISTAKES = {
     "export.saved_model.__main__ --run gone --output never": RUN,
     "export.saved_model.__main__ --checkpoint gone --output never": NAME,
     "export.tflite.__main__ --run gone --output never": RUN,
+    "export.tflite.__main__ --run . --output never --formats float16 --calibration x": "--calibration applies only to",
+    "export.tflite.__main__ --run . --output never --formats int8-weights --calibration-images 9": (
+        "--calibration-images applies only to --formats int8-dynamic, int4-weights, int8, int16x8; give that, or"
+    ),
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": (
+        "--calibration-images applies only to --calibration FOLDER or --run DIR; give that, or leave it out"
+    ),
     "export.tflite.__main__ --checkpoint hf:gone --output never": "must be hf:owner/name",
     "export.tflite.__main__ --run gone --output never --formats int8 --dynamic-batch": "leave --dynamic-batch out",
     "export.tflite.__main__ --run gone --output never --formats int8 --target gpu": "A GPU computes in floating point",

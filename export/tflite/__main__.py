@@ -9,7 +9,7 @@ stores its labels and its normalization as TFLite Metadata.
 
 from collections.abc import Sequence
 
-from export.options import CALIBRATED, TFLiteOptions, check_source
+from export.options import CALIBRATED, TFLiteOptions, check_calibration, check_source
 from keras_vit import cli, run_directory
 from keras_vit.files.remote import to_path
 
@@ -17,6 +17,7 @@ from keras_vit.files.remote import to_path
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = cli.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
+    check_calibration(options)
     check_source(options.source)
     cli.require_tensorflow()
 

@@ -209,6 +209,17 @@ def test_impossible_numbers_of_the_strategy_are_refused(field):
         StrategyOptions(**{field: 0})
 
 
+@pytest.mark.parametrize(
+    ("fields", "owner"),
+    [({"tpu": "my-tpu"}, "--strategy tpu"), ({"worker_timeout": 9}, "--strategy multi-worker")],
+)
+def test_options_of_another_strategy_are_refused(fields, owner):
+    for strategy in ("auto", owner.removeprefix("--strategy ")):
+        StrategyOptions(strategy, **fields)
+    with pytest.raises(UserError, match=f"applies only to {owner}; give that, or leave it out"):
+        StrategyOptions("mirrored", **fields)
+
+
 def test_several_workers_need_to_be_named(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(UserError, match="needs TF_CONFIG in the environment, or a SLURM job"):

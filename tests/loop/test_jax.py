@@ -177,6 +177,8 @@ OPTIONS = PretrainOptions(source=DataOptions("digits"), workdir="runs/never", re
 REFUSED = {
     "--strategy mirrored": {"devices": StrategyOptions("mirrored")},
     "--replicas": {"devices": StrategyOptions(replicas=2)},
+    "--tpu": {"devices": StrategyOptions(tpu="my-tpu")},
+    "--worker-timeout": {"devices": StrategyOptions(worker_timeout=9)},
     "--precision float16": {"execution": Execution(precision="float16")},
     "--steps-per-execution": {"execution": Execution(steps_per_execution=2)},
     "--xla off": {"execution": Execution(xla="off")},

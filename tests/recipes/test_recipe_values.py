@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from keras_vit import MODELS, UserError, cli
+from training.recipes.auto import DataFacts, auto_finetune_recipe, auto_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
@@ -285,3 +286,51 @@ def test_what_is_no_recipe_is_refused(fields, sentence):
 def test_a_resnet_has_no_blocks_for_a_layer_decay():
     with pytest.raises(UserError, match="A ResNet has no encoder blocks, whose learning rates --layer-decay lowers"):
         parse("bit-s-r50x1", "--layer-decay", "0.9")
+
+
+def test_every_named_recipe_is_taken_as_it_is():
+    by_data = [bit_hyperrule(kind, count, (300, 300)) for kind in ("paper", "code") for count in (1000, 10**6)]
+    by_data += [auto_recipe(DataFacts(1000, (64, 64)))[0], auto_finetune_recipe(1000, (64, 64))[0]]
+    for recipe in (*RECIPES.values(), *FINETUNE_RECIPES.values(), *by_data):
+        assert overridden(recipe, recipe) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("digits", "--lora-on key", "--lora-on applies only to --lora; give that, or leave it out"),
+        ("digits", "--mixup-partner opposite", "--mixup-partner applies only to --mixup or --cutmix; give"),
+        ("digits", "--stairs 0.5", "--stairs applies only to --decay stair; give"),
+        ("digits", "--decay constant --linear-end 0", "--linear-end applies only to --decay linear; give"),
+        ("vit-b16-jft", "--timescale 9", "--timescale applies only to --decay rsqrt; give"),
+        ("digits", "--prototypes 9", "--prototypes applies only to --target self-distillation; give"),
+        ("mnist-mae", "--head-width 64", "--head-width applies only to --target self-distillation; give"),
+        ("digits", "--local-crops 2", "--local-crops applies only to --target self-distillation; give"),
+        ("mnist-dino", "--local-crops 0 --local-size 8", "--local-size applies only to --local-crops of at least 1;"),
+        ("digits", "--corruption 0.7", "--corruption applies only to a --target of patches; give"),
+        ("mnist-dino", "--corruption 0.7", "--corruption applies only to a --target of patches; give"),
+        ("masked-patch", "--decoder-width 64", "--decoder-width applies only to --decoder-layers of a --target of"),
+        ("mnist-mae", "--loss sigmoid", "--loss applies only to --target classes; give"),
+        ("digits", "--teacher x --label-smoothing 0.2", "--label-smoothing applies only to labels, which a soft"),
+    ],
+)
+def test_an_option_without_effect_is_refused(name, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        parse(name, *options.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bit-s-r50x1", "--decay cosine"),
+        ("deit3-like", "--mixup 0 --cutmix 0"),
+        ("mnist-dino", "--target classes"),
+        ("mnist-mae", "--target patch-4x4 --decoder-layers 0"),
+        ("augreg-b16-i1k", "--target patch-color --mixup 0 --head-bias 0 --model.representation-size None"),
+        ("digits", "--cutmix 1 --mixup-partner opposite"),
+        ("digits", "--decay rsqrt --timescale 9"),
+        ("digits", "--teacher x --label-smoothing 0"),
+    ],
+)
+def test_what_a_recipe_brings_along_may_stay_without_effect(name, options):
+    assert parse(name, *options.split()) != find_recipe(name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from keras_vit import UserError
+from keras_vit.errors import refuse_without_effect
 from keras_vit.models.config import Resize
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ class StrategyOptions:
         for field in ("replicas", "worker_timeout"):
             if getattr(self, field) is not None and getattr(self, field) < 1:
                 raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
+        refuse_without_effect(
+            self,
+            [
+                (("tpu",), self.strategy in ("auto", "tpu"), "--strategy tpu"),
+                (("worker_timeout",), self.strategy in ("auto", "multi-worker"), "--strategy multi-worker"),
+            ],
+        )
 
 
 @dataclasses.dataclass(frozen=True)

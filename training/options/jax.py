@@ -4,7 +4,7 @@ import importlib.util
 import os
 
 from keras_vit import UserError
-from training.options.common import TrainingOptions
+from training.options.common import StrategyOptions, TrainingOptions
 from training.recipes.recipe import PretrainRecipe, Recipe
 
 
@@ -22,6 +22,11 @@ def check_jax(options: TrainingOptions, recipe: Recipe) -> None:
     for found, allowed in (
         (f"--strategy {devices.strategy}" if devices.strategy != "auto" else "", "JAX uses all devices of this host"),
         ("--replicas" if devices.replicas is not None else "", "JAX uses all devices of this host"),
+        ("--tpu" if devices.tpu != StrategyOptions.tpu else "", "JAX uses all devices of this host"),
+        (
+            "--worker-timeout" if devices.worker_timeout != StrategyOptions.worker_timeout else "",
+            "JAX uses all devices of this host",
+        ),
         (
             "--precision float16" if execution.precision == "float16" else "",
             "--precision bfloat16 needs no loss scaling",

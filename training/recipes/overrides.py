@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any, TypeVar
 
 from keras_vit import UserError
-from keras_vit.errors import refuse_without_effect
-from training.recipes.recipe import DURATIONS, Recipe
+from keras_vit.errors import Applies, refuse_without_effect
+from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
+from training.recipes.schedules import Schedule
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
@@ -16,6 +17,9 @@ def overridden(recipe: AnyRecipe, named: AnyRecipe) -> AnyRecipe:
     Raises UserError if two durations are set, or a field that has no effect.
     """
     refuse_without_effect(recipe, _applies(recipe), named)
+    refuse_without_effect(recipe.schedule, _applies_to_schedule(recipe.schedule), named.schedule)
+    if isinstance(recipe, PretrainRecipe):
+        refuse_without_effect(recipe, _applies_from_scratch(recipe), named)
     changed = [field for field in DURATIONS if getattr(recipe, field) != getattr(named, field)]
     overrides = [field for field in changed if getattr(recipe, field) is not None]
     if len(overrides) > 1:
@@ -25,7 +29,27 @@ def overridden(recipe: AnyRecipe, named: AnyRecipe) -> AnyRecipe:
     return dataclasses.replace(recipe, **removed)
 
 
-def _applies(recipe: Recipe) -> list[tuple[tuple[str, ...], bool, str]]:
-    """Names of fields, whether they apply, and what they apply to."""
+def _applies(recipe: Recipe) -> list[Applies]:
     by_labels = recipe.teacher is None or recipe.distillation == "hard"
-    return [(("label_smoothing",), by_labels, "labels, which a soft teacher replaces, or --distillation hard")]
+    return [
+        (("lora_on",), recipe.lora > 0, "--lora"),
+        (("mixup_partner",), bool(recipe.mixup or recipe.cutmix), "--mixup or --cutmix"),
+        (("label_smoothing",), by_labels, "labels, which a soft teacher replaces, or --distillation hard"),
+    ]
+
+
+def _applies_to_schedule(schedule: Schedule) -> list[Applies]:
+    fields = {"stair": "stairs", "linear": "linear_end", "rsqrt": "timescale"}
+    return [((field,), schedule.decay == decay, f"--decay {decay}") for decay, field in fields.items()]
+
+
+def _applies_from_scratch(recipe: PretrainRecipe) -> list[Applies]:
+    crops = recipe.target == "self-distillation"
+    masked = recipe.target not in ("classes", "self-distillation")
+    return [
+        (("prototypes", "head_width", "local_crops", "local_size"), crops, "--target self-distillation"),
+        (("local_size",), recipe.local_crops > 0, "--local-crops of at least 1"),
+        (("corruption",), masked, "a --target of patches"),
+        (("decoder_width",), recipe.decoder_layers > 0, "--decoder-layers of a --target of patches"),
+        (("loss",), recipe.target == "classes", "--target classes"),
+    ]
