@@ -27,6 +27,7 @@ NAME = "There is no file, folder or official checkpoint 'gone'"
 RUN = "There is no run directory 'gone'"
 TRAIN = "training.pretrain digits --workdir never"
 TUNE = "training.finetune --workdir never"
+KNN = "training.knn --run . --data digits"
 MISTAKES = {
     f"{TRAIN} --data folder:gone": DATA,
     f"{TRAIN} --data pictures": KIND,
@@ -56,6 +57,8 @@ MISTAKES = {
     "training.linear_probe --run . --data pictures": KIND,
     "training.knn --run gone --data digits": NAME,
     "training.knn --run . --data folder:gone": DATA,
+    f"{KNN} --temperature -1": "--temperature must be a positive number, but is -1.0",
+    f"{KNN} --neighbors 0": "--neighbors takes numbers from 1",
     "training.study head --data folder:gone --workdir never": DATA,
     "training.vtab --checkpoint gone --workdir never": NAME,
     "training.soup gone other --output never": RUN,
@@ -67,6 +70,11 @@ MISTAKES = {
     f"{TRAIN} --data tfrecord:gone/*": "No file matches 'gone/*'; --data tfrecord:GLOB takes",
     "training.segment --checkpoint gone --data . --workdir never": NAME,
     "training.segment --checkpoint augreg:B_16 --data gone --workdir never": "There is no folder 'gone'; --data takes",
+    "training.segment --checkpoint augreg:B_16 --data tests --workdir never": "tests should hold the folders images",
+    "training.segment --checkpoint augreg:B_16 --data gone --workdir tests": "tests exists and is not a run directory",
+    "training.pretrain digits --data digits --workdir tests": "tests exists and is not a run directory; give a new or",
+    "training.finetune --checkpoint augreg:B_16 --data digits --workdir README.md": "README.md exists and is not a run",
+    "training.pretrain mnist-small --data digits --workdir never --image-size 30": "multiple of the patch height 7",
     "keras_vit.inspection.__main__ --checkpoint gone --output never": NAME,
     "keras_vit.inspection.__main__ --run gone --output never": RUN,
     "keras_vit.inspection.__main__ --output never": "Give either --run DIR or --checkpoint FILE",

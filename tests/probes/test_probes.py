@@ -234,6 +234,12 @@ def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
         least_squares.fewshot(_options(run, tmp_path))
 
 
+def test_too_many_neighbors_are_told_before_the_features_are_computed(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "features_of", lambda *_, **__: pytest.fail("features were computed"))
+    with pytest.raises(UserError, match="There are 1437 training images, fewer than 1438 neighbors; give smaller"):
+        nearest_neighbors.knn(_options(run, tmp_path), neighbors=(1, 1438))
+
+
 def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path, monkeypatch):
     config = json.loads(run.config_file.read_text())
     config["settings"] = {"source": {"data": "folder:pictures"}, "images": {"train": 9, "evaluation": 1}}

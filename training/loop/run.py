@@ -32,10 +32,9 @@ from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import atomic_write, is_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemoteError, is_remote
+from training.options.checks import LOCK, check_workdir
 
-# A process locks this file while it writes into the directory. Another process waits for it for some seconds: one that
-# was just killed holds the lock a moment longer.
-LOCK = ".lock"
+# How long a process waits for the lock of another: one that was just killed holds it a moment longer.
 _LOCK_WAIT = 5.0
 # Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
@@ -78,8 +77,8 @@ class Run:
             weights: name and license of the checkpoint at the start, for config.json; None if there is none.
             images: `Source.fingerprint` of the data; None where it has none.
         """
-        unfinished = self.check(settings, labels, images=images)
-        for file in unfinished:
+        self.check(settings, labels, images=images)
+        for file in self._unfinished():
             file.unlink()
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
@@ -91,20 +90,12 @@ class Run:
             write_text(self.labels_file, labels_text(labels))
         self.checkpoints_folder.mkdir(exist_ok=True)
 
-    def check(self, settings: dict, labels: tuple[str, ...], *, images: int | None = None) -> list[pathlib.Path]:
-        """Return temporary files of the same run, which a killed process left behind.
-
-        Raises UserError if the directory holds anything else. See `start` for the arguments.
-        """
-        unfinished = self._unfinished()
+    def check(self, settings: dict, labels: tuple[str, ...], *, images: int | None = None) -> None:
+        """Raise UserError if the directory holds anything but the same run. See `start` for the arguments."""
         if self.config_file.is_file():
             self._check_same(json.loads(json.dumps(settings)), labels, images)  # tuples become lists, as in the file
-        elif self.path.exists() and not (self.path.is_dir() and self._holds_only(unfinished)):
-            raise UserError(f"{self.path} exists and is not a run directory; give a new or empty --workdir.")
-        return unfinished
-
-    def _holds_only(self, unfinished: list[pathlib.Path]) -> bool:
-        return all(file in unfinished or file.name.endswith(LOCK) for file in self.path.iterdir())
+        else:
+            check_workdir(self.path)
 
     def _unfinished(self) -> list[pathlib.Path]:
         """Return temporary files that a killed process left behind."""

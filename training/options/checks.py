@@ -9,10 +9,13 @@ from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import nearest
+from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import EVALUATION_NAMES, DataOptions
 from training.options.csv_file import listed_files
 
+# Name of the file that a process locks while it writes into a run directory, or its ending.
+LOCK = ".lock"
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 # Which fields of DataOptions each kind of source takes.
@@ -72,6 +75,14 @@ def check_finished(run: str) -> None:
     models = (run_directory.MODEL, "*.safetensors", "*.bin", "saved_model.pb", "*/saved_model.pb")
     if not any(entry for pattern in models for entry in path.glob(pattern)):
         run_directory.find(path, run_directory.MODEL)  # raises
+
+
+def check_workdir(path: pathlib.Path) -> None:
+    """Raise UserError if something exists that is no run directory, finished or not."""
+    if (path / run_directory.CONFIG).is_file() or not path.exists():
+        return
+    if not path.is_dir() or not all(is_temporary(entry) or entry.name.endswith(LOCK) for entry in path.iterdir()):
+        raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
 
 
 def check_output(model: str, output: str | None) -> None:

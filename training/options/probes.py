@@ -1,7 +1,10 @@
 """Options of the commands that evaluate frozen features."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
+from keras_vit import UserError
 from training.options.common import FeatureOptions
 
 
@@ -37,3 +40,14 @@ class KnnOptions(FeatureOptions):
     """Numbers of neighbors that vote; each is a row of the table."""
     temperature: float = 0.07
     """A neighbor votes with exp(cosine / temperature): the smaller, the more the nearest ones count."""
+
+    def __post_init__(self) -> None:
+        check_votes(self.neighbors, self.temperature)
+
+
+def check_votes(neighbors: Sequence[int], temperature: float) -> None:
+    """Raise UserError unless some neighbors vote, with a positive temperature."""
+    if not neighbors or min(neighbors) < 1:
+        raise UserError("--neighbors takes numbers from 1, such as --neighbors 1 10 20.")
+    if not 0.0 < temperature < math.inf:
+        raise UserError(f"--temperature must be a positive number, but is {temperature}.")

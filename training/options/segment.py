@@ -9,7 +9,9 @@ import tyro
 
 from keras_vit import UserError
 from keras_vit.checkpoints.download import check_name
-from keras_vit.files.remote import is_remote
+from keras_vit.files.remote import is_remote, to_path
+from training.options.checks import check_workdir
+from training.options.common import EVALUATION_NAMES
 
 TFDS = "tfds:"
 
@@ -56,6 +58,7 @@ class SegmentOptions:
         check_name(self.checkpoint)
         if is_remote(self.workdir) or is_remote(self.data):
             raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
+        check_workdir(to_path(self.workdir))
         if self.data.startswith(TFDS):
             return
         for field in ("data_dir", "train_split", "eval_split"):
@@ -65,4 +68,23 @@ class SegmentOptions:
             raise UserError(
                 f"There is no folder {self.data!r}; --data takes one with images/ and masks/, or with train/ and test/ "
                 "that hold these two, or tfds:NAME."
+            )
+        root = pathlib.Path(self.data)
+        for folder in split_folders(root) or (root,):
+            check_pairs(folder)
+
+
+def split_folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
+    """The folders of the training and the evaluation split; None if there is one of both."""
+    evaluation = next((root / name for name in EVALUATION_NAMES if (root / name).is_dir()), None)
+    return (root / "train", evaluation) if evaluation is not None and (root / "train").is_dir() else None
+
+
+def check_pairs(folder: pathlib.Path) -> None:
+    """Raise UserError unless a folder holds images/ and masks/."""
+    for name in ("images", "masks"):
+        if not (folder / name).is_dir():
+            raise UserError(
+                f"{folder} should hold the folders images and masks, or train and test with these two, but has no "
+                f"{name}; give --data such a folder."
             )

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -78,8 +79,11 @@ class SquareCrop(Preprocessing):
         return image[top : top + self.image_size[0], left : left + self.image_size[1]]
 
 
-def open_features(options: FeatureOptions) -> FeatureSet:
-    """Model and data of a command, and their features, from the cache or computed."""
+def open_features(options: FeatureOptions, check: Callable[[Source], None] = lambda source: None) -> FeatureSet:
+    """Model and data of a command, and their features, from the cache or computed.
+
+    `check` raises UserError for data that the probe cannot use, before their features are computed.
+    """
     if options.batch_size < 1:
         raise UserError(f"--batch-size must be at least 1 image, but is {options.batch_size}.")
     output = report_directory(options)
@@ -88,6 +92,7 @@ def open_features(options: FeatureOptions) -> FeatureSet:
         model = _with_fresh_weights(model)
     source = open_source(options.source)
     check_several_classes(source)
+    check(source)
     if source.held_out:
         counts = source.train.num_examples, source.evaluation.num_examples
         check_images(options.run, options.source, *counts, source.fingerprint)

@@ -7,6 +7,7 @@ import sklearn.neighbors
 
 from keras_vit import UserError
 from training.options.common import FeatureOptions
+from training.options.probes import check_votes
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
@@ -20,11 +21,7 @@ def nearest_neighbors(
     temperature: float = 0.07,
 ) -> list[dict]:
     """Accuracy on the evaluation features for each number of neighbors: `neighbors`, `accuracy`."""
-    if max(neighbors) > len(train.labels):
-        raise UserError(
-            f"There are {len(train.labels)} training images, fewer than {max(neighbors)} neighbors; "
-            "give smaller --neighbors."
-        )
+    _check_number(neighbors, len(train.labels))
     index = sklearn.neighbors.NearestNeighbors(n_neighbors=max(neighbors), metric="cosine").fit(train.values)
     distances, rows = index.kneighbors(evaluation.values)  # (n, most neighbors), the nearest first
     # The nearest has weight 1: exp(1 / temperature) itself may overflow.
@@ -37,15 +34,21 @@ def nearest_neighbors(
     return found
 
 
+def _check_number(neighbors: Sequence[int], num_examples: int) -> None:
+    """Raise UserError for more neighbors than there are training images."""
+    if max(neighbors) > num_examples:
+        raise UserError(
+            f"There are {num_examples} training images, fewer than {max(neighbors)} neighbors; give smaller "
+            "--neighbors."
+        )
+
+
 def knn(
     options: FeatureOptions, *, neighbors: Sequence[int] = (1, 10, 20, 100), temperature: float = 0.07
 ) -> list[dict]:
     """Evaluate, write knn.json and knn.md, and return the rows. See `KnnOptions` for the arguments."""
-    if not neighbors or min(neighbors) < 1:
-        raise UserError("--neighbors takes numbers from 1, such as --neighbors 1 10 20.")
-    if not 0.0 < temperature < np.inf:
-        raise UserError(f"--temperature must be a positive number, but is {temperature}.")
-    features = open_features(options)
+    check_votes(neighbors, temperature)
+    features = open_features(options, lambda source: _check_number(neighbors, source.train.num_examples))
     rows = nearest_neighbors(
         features.train,
         features.evaluation,

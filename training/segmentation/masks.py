@@ -13,7 +13,7 @@ from keras_vit import UserError
 from keras_vit.files.labels import read_labels
 from keras_vit.run_directory import LABELS
 from training.input.dataset import Oddities, decode_image, decoding_problem, listed, problems_of
-from training.options.common import EVALUATION_NAMES
+from training.options.segment import check_pairs, split_folders
 from training.segmentation.scenes import IGNORED, Scenes
 
 # Without a split of its own, every tenth pair by name is evaluated.
@@ -31,10 +31,9 @@ def open_scenes(folder: str) -> tuple[tuple[str, ...], Scenes, Scenes]:
     the values of the masks are not the numbers of the classes.
     """
     root = pathlib.Path(folder)
-    evaluation = next((root / name for name in EVALUATION_NAMES if (root / name).is_dir()), None)
-    by_rule = not (root / "train").is_dir() or evaluation is None
-    if evaluation is not None and not by_rule:
-        splits = (_pairs(root / "train"), _pairs(evaluation))
+    folders = split_folders(root)
+    if folders is not None:
+        splits = (_pairs(folders[0]), _pairs(folders[1]))
     else:
         pairs = _pairs(root)
         if len(pairs) < 2:
@@ -42,7 +41,7 @@ def open_scenes(folder: str) -> tuple[tuple[str, ...], Scenes, Scenes]:
         evaluated = range(0, len(pairs), _HOLD_OUT)
         splits = ([pair for row, pair in enumerate(pairs) if row not in evaluated], [pairs[row] for row in evaluated])
     found = sorted(set().union(*(_checked(pairs) for pairs in splits)))
-    return _labels(root, found), _scenes(splits[0]), _scenes(splits[1], held_out=by_rule)
+    return _labels(root, found), _scenes(splits[0]), _scenes(splits[1], held_out=folders is None)
 
 
 def _scenes(pairs: Pairs, held_out: bool = False) -> Scenes:
@@ -78,12 +77,7 @@ def _read_file(path: bytes) -> np.ndarray:
 
 def _pairs(folder: pathlib.Path) -> Pairs:
     """Return the pairs of a folder of images/ and masks/, in the order of their names."""
-    for name in ("images", "masks"):
-        if not (folder / name).is_dir():
-            raise UserError(
-                f"{folder} should hold the folders images and masks, or train and test with these two, but has no "
-                f"{name}; give --data such a folder."
-            )
+    check_pairs(folder)
     images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
     unmatched = [f"the image {images[name].name} has no mask" for name in sorted(images.keys() - masks.keys())]
     unmatched += [f"the mask {masks[name].name} has no image" for name in sorted(masks.keys() - images.keys())]
