@@ -259,6 +259,24 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"profile_steps": (10, 22)}, "--profile-steps ends with step 22, but the run has 21 steps; give earlier ones"),
+        ({"inspect_every": 4}, "--inspect-every 4 inspects none of the run's 3 epochs; give 3 or less"),
+        (
+            {"inspect_every": 4, "evaluate_every": 10},
+            "--inspect-every 4 inspects none of the run's 3 epochs; give 3 or less",
+        ),
+    ],
+)
+def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(options, words, dry_run, tmp_path):
+    with pytest.raises(UserError, match=words):
+        pretraining.pretrain(arguments(tmp_path / "run", execution=fit.Execution(**options), dry_run=dry_run), "tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("workdir", "seed", "words"),
     [

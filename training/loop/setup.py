@@ -27,7 +27,7 @@ from training.loop.dry_run import describe_run, draw_learning_rate
 from training.loop.fit import build_trainer, checked_model, train
 from training.loop.objectives import Classification, make_objective
 from training.loop.run import Run, locked
-from training.options.common import TrainingOptions
+from training.options.common import Execution, TrainingOptions
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
 from training.techniques.distillation import check_teacher_classes
@@ -145,6 +145,7 @@ def _train_locked(
         print(f"{run.path} is finished: nothing to do.")
         return run
 
+    _check_reached(options.execution, recipe, source, num_steps)
     keras.utils.set_random_seed(options.seed)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -236,6 +237,7 @@ def dry_run_report(
     Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
     source, num_steps = _checked_data(recipe, setup)
+    _check_reached(options.execution, recipe, source, num_steps)
     workdir = to_path(options.workdir)
     stored = _settings(options, command, recipe_name, setup.source)
     Run(workdir).check(stored, source.labels, images=setup.source.fingerprint)
@@ -265,6 +267,21 @@ def dry_run_report(
     with atomic_write(plot) as temporary:
         draw_learning_rate(recipe, source.train.num_examples, temporary)
     print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
+
+
+def _check_reached(execution: Execution, recipe: Recipe, source: Source, num_steps: int) -> None:
+    """Raise UserError if the run ends before the steps to profile, or before its first inspection."""
+    if execution.profile_steps is not None and execution.profile_steps[1] > num_steps:
+        raise UserError(
+            f"--profile-steps ends with step {execution.profile_steps[1]:,}, but the run has {num_steps:,} steps; "
+            "give earlier ones."
+        )
+    epochs = -(-num_steps // (execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)))
+    if execution.inspect_every is not None and execution.inspect_every > epochs:
+        raise UserError(
+            f"--inspect-every {execution.inspect_every} inspects none of the run's {epochs} epochs; give {epochs} or "
+            "less."
+        )
 
 
 def _some(labels: Sequence[str]) -> str:
