@@ -81,6 +81,10 @@ def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
         soup.main([runs[0], other, *output, "--greedy"])
     with pytest.raises(UserError, match="takes two different runs or more, but was given"):
         soup.main([runs[0], *output])
+    (tmp_path / "link").symlink_to(runs[0])
+    for same in (f"{runs[0]}/", f"{tmp_path}/../{tmp_path.name}/link"):
+        with pytest.raises(UserError, match="takes two different runs or more, but was given"):
+            soup.main([runs[0], same, *output])
     with pytest.raises(UserError, match="There is no run directory 'nowhere'"):
         soup.main([runs[0], "nowhere", *output])
     assert not (tmp_path / "soup").exists()

@@ -7,6 +7,7 @@ import tyro
 
 from keras_vit import UserError
 from keras_vit.errors import nearest
+from keras_vit.files.remote import is_remote, to_path
 from keras_vit.published_accuracy import ACCURACY
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
@@ -71,5 +72,6 @@ class SoupOptions:
     evaluation images of the runs; choose them by --eval-split apart from the test images. Default: average all."""
 
     def __post_init__(self) -> None:
-        if len(set(self.runs)) < 2 or len(set(self.runs)) < len(self.runs):
+        folders = {to_path(run) if is_remote(run) else to_path(run).resolve() for run in self.runs}
+        if len(folders) < max(len(self.runs), 2):
             raise UserError(f"A soup takes two different runs or more, but was given {', '.join(self.runs) or 'none'}.")
