@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from training.options.checks import check_batch_of_folder, check_data
+from training.options.common import DataOptions
+
 ROOT = pathlib.Path(__file__).parent.parent
 # Runs each line of stdin as a command; prints its sentence, or what it has imported.
 SCRIPT = """
@@ -111,3 +114,43 @@ def _sentences() -> dict[str, str]:
 def test_a_mistake_is_told_before_tensorflow_is_imported(mistake, sentences):
     assert MISTAKES[mistake] in sentences[mistake]
     assert not (ROOT / "never").exists()
+
+
+def test_what_the_names_in_a_folder_tell_is_told_before_tensorflow_is_imported(tmp_path):
+    for folder, files in {
+        "empty": ("ant/0.png", "ant/1.png", "bee/.hidden.png"),
+        "one": ("ant/0.png", "ant/1.png", "bee/0.png"),
+        "few": ("ant/0.png", "ant/1.png", "bee/0.png", "bee/more/1.png"),
+        "split": ("train/ant/0.png", "train/bee/0.png", "test/ant/0.png", "test/bee/0.png"),
+    }.items():
+        for file in files:
+            (tmp_path / folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / file).touch()
+    run = tmp_path / "run"
+    run.mkdir()
+    for file, text in (("model.keras", ""), ("config.json", "{}"), ("labels.txt", "ant\ncat\n")):
+        (run / file).write_text(text)
+    (tmp_path / "list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
+    digits = f"training.pretrain digits --workdir never --data folder:{tmp_path}"
+    sentences = {
+        f"{digits}/empty": "The class 'bee' of",
+        f"{digits}/one": "The class 'bee' has one image, and needs two",
+        f"{digits}/few": "A batch of 32 is larger than the training set of 2 images; give --batch-size 2 or less.",
+        f"{digits}/split --batch-size 3": "larger than the training set of 2 images",
+        f"training.evaluate --run {run} --data folder:{tmp_path}/few": "only the run has cat and only the data",
+        f"training.evaluate --run {run} --data csv:{tmp_path}/list.csv": "only the run has cat and only the data have",
+        f"training.evaluate --run {run}/model.keras --data folder:{tmp_path}/split --output never": "only the run has",
+    }
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences), capture_output=True,
+                          text=True)  # fmt: skip
+    assert done.stderr == ""
+    for words, told in zip(sentences.values(), done.stdout.splitlines(), strict=True):
+        assert words in told
+
+
+def test_names_that_do_not_tell_whether_files_are_pictures_are_left_to_the_reader(tmp_path):
+    for file in ("ant/0.png", "bee/0"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    check_data(DataOptions(f"folder:{tmp_path}"))
+    check_batch_of_folder(DataOptions(f"folder:{tmp_path}"), batch_size=100)

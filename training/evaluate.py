@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data, check_finished, check_output, check_split
+from training.options.checks import check_data, check_finished, check_output, check_run_classes, check_split
 from training.options.evaluate import EvaluateOptions
 
 
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     check_data(options.source)
     check_output(options.run, options.output)
     check_split(options.run, options.source)
+    check_run_classes(options.run, options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

@@ -18,7 +18,7 @@ import tyro
 from keras_vit import UserError, cli
 from keras_vit.files.remote import is_remote, to_path
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data, check_workdir
+from training.options.checks import check_batch_of_folder, check_data, check_workdir
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str]) -> None:
     named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name)
     options = _parse(name, rest, named)
     check_data(options.source)
+    if name != _AUTO and not options.recipe.balance:  # else the batch or the training set is another
+        check_batch_of_folder(options.source, options.recipe.batch_size)
     if not is_remote(options.workdir):  # else it is checked where TensorFlow reads it
         check_workdir(to_path(options.workdir))
     if jax_requested():

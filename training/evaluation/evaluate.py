@@ -17,7 +17,7 @@ from training.evaluation.metrics import intervals, measure, measure_real, read_r
 from training.evaluation.multi_label import write_multi_label_report
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
 from training.input.sources import Source, open_source
-from training.options.checks import OUTPUT_NEEDED, check_images
+from training.options.checks import OUTPUT_NEEDED, check_classes, check_images
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
@@ -177,19 +177,8 @@ def class_names(classifier: Classifier, source: Source) -> tuple[str, ...]:
             f"The model has {classifier.num_classes} classes and the data have {len(source.labels)}; evaluate on data "
             "with the same classes."
         )
-    if classifier.names not in (None, source.labels):
-        only = [
-            f"only {where} {have} {', '.join(names[:5])}{' …' if names[5:] else ''}"
-            for where, have, names in (
-                ("the run", "has", sorted(set(classifier.names) - set(source.labels))),
-                ("the data", "have", sorted(set(source.labels) - set(classifier.names))),
-            )
-            if names
-        ]
-        raise UserError(
-            f"The run has {len(classifier.names)} classes and the data have {len(source.labels)}: "
-            f"{' and '.join(only) or 'the same in another order'}; evaluate on data with the same classes."
-        )
+    if classifier.names is not None:
+        check_classes(classifier.names, source.labels)
     return source.labels
 
 

@@ -14,8 +14,8 @@ from keras_vit.published_accuracy import ACCURACY
 from training.evaluation.classifiers import open_classifier
 from training.evaluation.evaluate import check_finite, class_names
 from training.input.dataset import Split
-from training.input.image_folder import split_folders
 from training.input.sources import Source, open_source
+from training.options.checks import split_folders
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 _NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(0.975)  # of a two-sided interval of 95 %

@@ -12,14 +12,13 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.files.image_formats import format_list, is_picture_name
+from keras_vit.files.image_formats import is_picture_name
 from keras_vit.files.remote import is_remote
 from training.input.dataset import Oddities, Source, Split, decoding_problem, listed, problems_of, reason
-from training.options.common import EVALUATION_NAMES, OnBadImage
+from training.options.checks import HOLD_OUT, check_class_size, directories, split_folders
+from training.options.common import OnBadImage
 from training.options.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 
-# Of a folder without splits of its own, a tenth of each class is kept for evaluation.
-_HOLD_OUT = 10
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
 
 
@@ -31,6 +30,8 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None 
     """
     splits, check = split_folders(path), _FileCheck(on_bad_image)
     if splits:
+        if left_out := [name for name in directories(path) if path / name not in splits]:
+            print(f"Not used, beside {splits[0].name} and {splits[1].name} of {path}: {', '.join(left_out)}.")
         _refuse_seed(split_seed, path)
         train, test = (_class_files(split, check) for split in splits)
         if train.keys() != test.keys():
@@ -69,10 +70,9 @@ def _held_out(
     """
     train, test = {}, {}
     for name, files in classes.items():
-        if len(files) < 2:
-            raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
-        count = -(-len(files) // _HOLD_OUT)
-        drawn = files[::_HOLD_OUT] if seed is None else sorted(files, key=lambda file: _draw(file, root, seed))[:count]
+        check_class_size(name, len(files), str(root), least=2)
+        count = -(-len(files) // HOLD_OUT)
+        drawn = files[::HOLD_OUT] if seed is None else sorted(files, key=lambda file: _draw(file, root, seed))[:count]
         test[name] = sorted(drawn)
         train[name] = sorted(set(files) - set(test[name]))
     kept, images = (sum(map(len, files.values())) for files in (test, classes))
@@ -173,35 +173,14 @@ def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed:
     if len(shares) < 2:
         raise UserError("One image is too few: two are needed, to train on and to evaluate on.")
     ordered = sorted(shares, key=place)
-    test = ordered[min(_HOLD_OUT // 2, len(ordered) - 1) :: _HOLD_OUT]  # the single image of a class is for training
+    test = ordered[min(HOLD_OUT // 2, len(ordered) - 1) :: HOLD_OUT]  # the single image of a class is for training
     print(f"A tenth of the images is kept for evaluation, spread over the classes: {len(test):,} of {len(ordered):,}.")
     return {"train": sorted(set(ordered) - set(test)), "test": sorted(test)}
 
 
-def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
-    """The folders of the training and the evaluation split, in any case; None where the folders are the classes."""
-    found = {entry.lower(): path / entry for entry in _directories(path)}
-    known = [found[name] for name in ("train", *EVALUATION_NAMES) if name in found]
-    if "train" in found and len(known) > 1:
-        if left_out := sorted(entry.name for entry in found.values() if entry not in known[:2]):
-            print(f"Not used, beside {known[0].name} and {known[1].name} of {path}: {', '.join(left_out)}.")
-        return known[0], known[1]
-    for split in known:
-        if _directories(split):  # without folders inside it may well be a class, of railways
-            raise UserError(
-                f"{split} looks like one of two splits without the other: name them train and one of "
-                f"{', '.join(EVALUATION_NAMES)}, or put the class folders directly into {path}."
-            )
-    return None
-
-
-def _directories(path: pathlib.Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
 def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
     """Class name -> its image files in the order of their paths, all of them seen to be readable."""
-    classes = _directories(path)
+    classes = directories(path)
     if len(classes) < 2:
         raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {len(classes)}.")
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
@@ -219,8 +198,7 @@ def _readable(found: dict[str, list[str]], where: str, check: _FileCheck) -> dic
     good = set(_good_files([file for files in found.values() for file in files], where, check))
     images = {name: [file for file in files if file in good] for name, files in found.items()}
     for name, files in images.items():
-        if not files:
-            raise UserError(f"The class {name!r} of {where} has no image ({format_list()}).")
+        check_class_size(name, len(files), where, least=1)
     return images
 
 

@@ -17,6 +17,7 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
 from training.input.dataset import Split, as_written, decode_image
+from training.options.checks import check_batch_size
 from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbors stay correlated.
@@ -35,13 +36,8 @@ _COLOR_ROWS = 32
 
 def steps_per_epoch(split: Split, batch_size: int) -> int:
     """Whole batches in an epoch; the rest of the permutation is left out, another rest in every epoch."""
-    steps = split.num_examples // batch_size
-    if steps == 0:
-        raise UserError(
-            f"A batch of {batch_size} is larger than the training set of {split.num_examples} images; "
-            f"give --batch-size {split.num_examples} or less."
-        )
-    return steps
+    check_batch_size(batch_size, split.num_examples)
+    return split.num_examples // batch_size
 
 
 def training_batches(

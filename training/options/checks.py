@@ -4,18 +4,24 @@ import dataclasses
 import glob
 import itertools
 import json
+import os
 import pathlib
 from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import nearest
 from keras_vit.files.atomic import is_temporary
+from keras_vit.files.image_formats import format_list, is_picture_name
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import EVALUATION_NAMES, DataOptions
-from training.options.csv_file import listed_files
+from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 
 # Name of the file that a process locks while it writes into a run directory, or its ending.
 LOCK = ".lock"
+# Of a folder without splits of its own, a tenth of each class is kept for evaluation.
+HOLD_OUT = 10
+# Files of a folder up to which they are counted beforehand.
+_MOST_COUNTED = 10_000
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 # Which fields of DataOptions each kind of source takes.
@@ -57,6 +63,113 @@ def _check_folder(name: str) -> None:
     inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if len(inside) < 2 and not {entry.lower() for entry in inside} & {"train", *EVALUATION_NAMES}:
         raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {len(inside)}.")
+    splits = split_folders(path)
+    for folder in splits or (path,):
+        for name_of_class, count in (_count_pictures(folder) or {}).items():
+            check_class_size(name_of_class, count, str(folder), least=1 if splits else 2)
+
+
+def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
+    """The folders of the training and the evaluation split, in any case; None where the folders are the classes."""
+    found = {entry.lower(): path / entry for entry in directories(path)}
+    known = [found[name] for name in ("train", *EVALUATION_NAMES) if name in found]
+    if "train" in found and len(known) > 1:
+        return known[0], known[1]
+    for split in known:
+        if directories(split):  # without folders inside it may well be a class, of railways
+            raise UserError(
+                f"{split} looks like one of two splits without the other: name them train and one of "
+                f"{', '.join(EVALUATION_NAMES)}, or put the class folders directly into {path}."
+            )
+    return None
+
+
+def directories(path: pathlib.Path) -> list[str]:
+    """The names of the folders in a folder, in order, without what is hidden."""
+    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _count_pictures(folder: pathlib.Path) -> dict[str, int] | None:
+    """Class -> how many pictures its folder holds, by their names; None where names alone do not tell it quickly."""
+    counts, entries = {}, 0
+    for name in directories(folder):
+        counts[name] = 0
+        for place, inside, files in os.walk(folder / name):
+            inside[:] = [entry for entry in inside if not entry.startswith(".")]
+            visible = [file for file in files if not file.startswith(".")]
+            entries += len(inside) + len(files)
+            links = any(os.path.islink(os.path.join(place, entry)) for entry in inside)
+            unclear = links or not name.isprintable() or not all(map(is_picture_name, visible))
+            if entries > _MOST_COUNTED or unclear:
+                return None
+            counts[name] += len(visible)
+    return counts
+
+
+def check_class_size(name: str, count: int, where: str, *, least: int) -> None:
+    """Raise UserError for a class of fewer images than `least`, which is 1, or 2 where some are kept for evaluation."""
+    if count == 0:
+        raise UserError(f"The class {name!r} of {where} has no image ({format_list()}).")
+    if count < least:
+        raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
+
+
+def check_batch_size(batch_size: int, num_examples: int) -> None:
+    """Raise UserError for a batch that is larger than the training set."""
+    if batch_size > num_examples:
+        raise UserError(
+            f"A batch of {batch_size} is larger than the training set of {num_examples} images; give --batch-size "
+            f"{num_examples} or less."
+        )
+
+
+def check_batch_of_folder(source: DataOptions, batch_size: int) -> None:
+    """As `check_batch_size`, for a folder of this machine whose pictures are counted quickly."""
+    kind, _, rest = source.data.partition(":")
+    if kind != "folder" or is_remote(rest):
+        return
+    splits = split_folders(to_path(rest))
+    counts = _count_pictures(splits[0] if splits else to_path(rest))
+    if counts is not None:
+        kept = 0 if splits else sum(-(-count // HOLD_OUT) for count in counts.values())
+        check_batch_size(batch_size, sum(counts.values()) - kept)
+
+
+def check_run_classes(run: str, source: DataOptions) -> None:
+    """Raise UserError if the classes of a run are not those of a folder or CSV file of this machine."""
+    kind, _, rest = source.data.partition(":")
+    path = to_path(run)
+    folder = path.parent if path.suffix == ".keras" else path
+    if kind not in ("folder", "csv") or is_remote(rest) or not (folder / run_directory.LABELS).is_file():
+        return
+    if kind == "folder":
+        splits = split_folders(to_path(rest))
+        names = directories(splits[0] if splits else to_path(rest))
+    else:
+        column, value_of = listed_files(to_path(rest))
+        texts = {text for files in value_of.values() for text in files.values()}
+        names = sorted(
+            texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
+        )
+    check_classes(run_directory.load_labels(folder), tuple(names))
+
+
+def check_classes(of_run: tuple[str, ...], of_data: tuple[str, ...]) -> None:
+    """Raise UserError unless a run and the data have the same classes in the same order."""
+    if of_run == of_data:
+        return
+    only = [
+        f"only {where} {have} {', '.join(names[:5])}{' …' if names[5:] else ''}"
+        for where, have, names in (
+            ("the run", "has", sorted(set(of_run) - set(of_data))),
+            ("the data", "have", sorted(set(of_data) - set(of_run))),
+        )
+        if names
+    ]
+    raise UserError(
+        f"The run has {len(of_run)} classes and the data have {len(of_data)}: "
+        f"{' and '.join(only) or 'the same in another order'}; evaluate on data with the same classes."
+    )
 
 
 def check_model(name: str) -> str:
@@ -201,7 +314,6 @@ def _has_splits(kind: str, path: str) -> bool:
     try:
         if kind == "csv":
             return "" not in listed_files(root)[1]
-        inside = {entry.name.lower() for entry in root.iterdir()}
+        return split_folders(root) is not None
     except (OSError, UserError):
         return False
-    return "train" in inside and bool(inside & set(EVALUATION_NAMES))

@@ -16,6 +16,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from training.evaluation.classifiers import load_model
 from training.loop.run import Run, locked
+from training.options.checks import check_batch_size
 from training.options.segment import TFDS
 from training.segmentation.export import export_segmenter
 from training.segmentation.head import segmenter
@@ -49,11 +50,7 @@ def segment(
         labels, train, evaluation = open_tfds_scenes(data.removeprefix(TFDS), data_dir, train_split, eval_split)
     else:
         labels, train, evaluation = open_scenes(data)
-    if batch_size > train.num_examples:
-        raise UserError(
-            f"A batch of {batch_size} is larger than the training set of {train.num_examples} images; give "
-            f"--batch-size {train.num_examples} or less."
-        )
+    check_batch_size(batch_size, train.num_examples)
     if evaluation.held_out:  # of a folder with other images, other pairs would be, which a finished run may know
         splits["images"] = {"train": train.num_examples, "evaluation": evaluation.num_examples}
     run = Run(to_path(workdir))
