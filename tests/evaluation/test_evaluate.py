@@ -24,7 +24,7 @@ from keras_vit.run_directory import Samples
 from tests.support import randomize
 from training.devices.strategies import StrategyOptions
 from training.evaluation import evaluate as evaluation
-from training.evaluation.classifiers import InputOptions
+from training.evaluation.classifiers import Classifier, InputOptions
 from training.evaluation.plots import draw_mistakes
 from training.input.dataset import Split
 from training.input.sources import DataOptions, Source, array_split, digits
@@ -118,6 +118,24 @@ def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
         evaluation.evaluate(str(copy), DataOptions("digits"), output=str(tmp_path / "out"), **options)
     with pytest.raises(UserError, match="--calibrate stores the temperature in a run directory"):
         evaluation.evaluate(str(copy / "model.keras"), DataOptions("digits"), output=str(tmp_path), calibrate=True)
+
+
+def test_a_run_without_mistakes_gets_its_report_before_it_is_said_that_nothing_can_be_calibrated(
+    run, tmp_path, monkeypatch, capsys
+):
+    split = digits().evaluation
+
+    def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.eye(10)[split.labels], split.labels
+
+    classifier = Classifier("model", 10, tuple("0123456789"), predict)
+    monkeypatch.setattr(evaluation, "open_classifier", lambda *_: classifier)
+    with pytest.raises(UserError, match="Calibration needs images that the model gets wrong, but all 360 are right"):
+        evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
+    report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert (report["num_correct"], "calibration" in report) == (split.num_examples, False)
+    assert "Accuracy 1.0000: 360 of 360 images" in capsys.readouterr().out
+    assert not (run.path / "temperature.json").exists()
 
 
 def _png(image: np.ndarray) -> bytes:

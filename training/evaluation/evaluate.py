@@ -90,10 +90,15 @@ def evaluate(
     metrics = measure(logits, labels, names) | {"intervals": intervals(logits, labels, names)}
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
+    not_calibrated: UserError | None = None
     if calibrate:
-        metrics["calibration"] = calibration(logits, labels)
-        text = json.dumps(metrics["calibration"], indent=2) + "\n"
-        write_text(to_path(run) / run_directory.TEMPERATURE, text)
+        try:
+            metrics["calibration"] = calibration(logits, labels)
+        except UserError as error:
+            not_calibrated = error  # raised after the report
+        else:
+            text = json.dumps(metrics["calibration"], indent=2) + "\n"
+            write_text(to_path(run) / run_directory.TEMPERATURE, text)
     probabilities = softmax(logits)
     mistakes = worst_mistakes(probabilities, labels)
     metrics["worst_mistakes"] = [
@@ -132,6 +137,8 @@ def evaluate(
         f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images "
         f"correct, log loss {metrics['log_loss']:.4f}; report in {directory / 'evaluation.md'}."
     )
+    if not_calibrated is not None:
+        raise not_calibrated
     if calibrate:
         print(_calibration_sentence(metrics["calibration"]))
     return metrics
