@@ -5,6 +5,7 @@ TensorFlow and Keras, so that help and wrong options are fast.
 """
 
 import contextlib
+import dataclasses
 import errno
 import importlib
 import io
@@ -35,6 +36,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
     """
     import tyro  # imported here: building a model does not need it
 
+    _refuse_repeated(arguments_class, arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -49,7 +51,33 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
         if not stop.code:
             print("Every command also takes --verbose, which shows the log messages of TensorFlow.")
             raise
-        raise UserError(_one_sentence(complaint.getvalue())) from None
+        raise (_own_error(stop) or UserError(_one_sentence(complaint.getvalue()))) from None
+
+
+def _refuse_repeated(arguments_class: type, arguments: Sequence[str]) -> None:
+    """Raise UserError for an option that is given twice, also by its other name: tyro would take the last one."""
+    other_names = {
+        alias: f"--{field.name.replace('_', '-')}"
+        for field in dataclasses.fields(arguments_class)
+        for part in getattr(field.type, "__metadata__", ())
+        for alias in getattr(part, "aliases", None) or ()
+    }
+    given: dict[str, str] = {}
+    for argument in arguments:
+        option = argument.partition("=")[0].replace("_", "-")
+        if not option.startswith("--"):
+            continue
+        first = given.setdefault(other_names.get(option, option), argument)
+        if first is not argument:
+            both = f"{first.partition('=')[0]} and {option}"
+            raise UserError(f"Give one of {both}: they are the same option, and the command takes it once.")
+
+
+def _own_error(error: BaseException | None) -> UserError | None:
+    """The UserError of a dataclass that tyro caught, whose text it would wrap and frame; None if it caught none."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, list[str]]:

@@ -26,6 +26,7 @@ from keras_vit import UserError, cli, convert
 from keras_vit.errors import ParityError
 from keras_vit.native_stderr import native_stderr_silenced
 from tests.support import FIXTURES
+from training import predict
 from training.recipes.pretrain import RECIPES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -129,6 +130,26 @@ def test_a_command_prints_the_sentence_alone_and_exits_with_2():
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(r"There is no recipe named 'mnist'; the nearest names are mnist-[\w, -]+\.\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "both"),
+    [
+        (["--run", "a", "--checkpoint", "b"], "--run and --checkpoint"),
+        (["--threshold", "0.5", "--threshold=0.6"], "--threshold and --threshold"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(arguments, both):
+    with pytest.raises(UserError, match=f"Give one of {both}: they are the same option"):
+        predict.main([*arguments, "cat.jpg"])
+
+
+def test_a_check_of_the_options_says_its_own_sentence():
+    """The parser would put its words before it, and take a long one for a list of options where it is wrapped."""
+    with pytest.raises(UserError) as refused:
+        saved_model.main(["--run", "r", "--output", "o", "--merge-tokens", "8", "--attention"])
+    expected = "--attention shows all tokens, and --merge-tokens merges them; pass one of the two."
+    assert str(refused.value) == expected
 
 
 def test_the_sentence_is_the_same_where_frames_are_drawn_in_ascii(monkeypatch):
