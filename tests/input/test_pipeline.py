@@ -13,7 +13,8 @@ from training.input.sources import Split, array_split
 from training.recipes.pretrain import RECIPES
 
 PREPROCESSING = Preprocessing((4, 6), channels=1)
-RECIPE = dataclasses.replace(RECIPES["digits"], image_size=(4, 6), batch_size=5, shift=0)
+MODEL = dataclasses.replace(RECIPES["digits"].model, patch_size=2)
+RECIPE = dataclasses.replace(RECIPES["digits"], model=MODEL, image_size=(4, 6), batch_size=5, shift=0)
 NAMES = tuple("abc")
 
 
