@@ -124,8 +124,8 @@ def test_a_libtpu_without_its_library_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "command",
     [
-        ["pretrain", "digits", "--data", "digits", "--workdir", "run"],
-        ["finetune", "--checkpoint", "a.npz", "--data", "digits", "--workdir", "run"],
+        ["pretrain", "digits", "--data", "digits", "--workdir", "new"],
+        ["finetune", "--checkpoint", "a.npz", "--data", "digits", "--workdir", "new"],
         ["evaluate", "--run", "run", "--data", "digits", "--output", "report"],
         ["vtab", "--checkpoint", "a.npz", "--workdir", "run"],
     ],
