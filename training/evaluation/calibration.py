@@ -22,8 +22,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         logits: (n, K), finite.
         labels: (n,) class numbers.
 
-    Raises UserError if no temperature is best: without a mistake in the images a lower one is always better, and of
-    logits that say nothing of the images a higher one.
+    Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
     if not np.isfinite(logits).all():
         raise UserError("Calibration needs finite logits, but some classes have probability 0; use the model itself.")
@@ -42,11 +41,6 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         else:
             high = middle
     temperature = float(2.0 / (low + high))
-    if temperature > 0.99 * _HIGHEST:
-        raise UserError(
-            f"Calibration finds that the probabilities on these {len(labels)} images are no better than equal ones for "
-            "all classes; evaluate on images of the model's classes, or leave --calibrate out."
-        )
     if temperature < 1.01 * _LOWEST:
         raise UserError(
             f"Calibration finds no lowest temperature on these {len(labels)} images; evaluate on more images, or leave "
