@@ -9,7 +9,7 @@ from keras_vit import UserError
 from training.evaluation.metrics import expected_calibration_error, log_loss, softmax
 
 # Temperatures that are considered.
-_LOWEST, _HIGHEST = 0.05, 20.0
+_LOWEST, HIGHEST_TEMPERATURE = 0.05, 20.0
 _HALVINGS = 60
 
 
@@ -33,7 +33,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
             f"Calibration needs images that the model gets wrong, but all {len(labels)} are right; evaluate on more or "
             "other images, or leave --calibrate out."
         )
-    low, high = 1.0 / _HIGHEST, 1.0 / _LOWEST
+    low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
         if np.mean((softmax(logits * middle) * logits).sum(axis=-1) - own) < 0.0:  # the loss still falls

@@ -11,7 +11,7 @@ from keras_vit.files.atomic import staged, write_text
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table, rounded, short_name
-from training.evaluation.calibration import calibration
+from training.evaluation.calibration import HIGHEST_TEMPERATURE, calibration
 from training.evaluation.classifiers import Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
 from training.evaluation.multi_label import write_multi_label_report
@@ -252,7 +252,9 @@ def _report(title: str, classifier: Classifier, metrics: dict, plots: Sequence[s
 
 def _calibration_sentence(found: dict) -> str:
     before, after = found["before"], found["after"]
+    useless = found["temperature"] > 0.99 * HIGHEST_TEMPERATURE
     return (
+        f"{'The probabilities on these images are no better than equal ones for all classes. ' * useless}"
         f"Temperature {found['temperature']:.3g}: with it the log loss is {after['log_loss']:.3g} instead of "
         f"{before['log_loss']:.3g} and the expected calibration error {after['ece']:.3g} instead of "
         f"{before['ece']:.3g}, on the images that it was fitted to. All other numbers here are without it; "
