@@ -10,6 +10,8 @@ H heads, d width of a head.
 from collections.abc import Callable
 
 import keras
+import numpy as np
+import tensorflow as tf
 from keras import ops
 
 from keras_vit import UserError, ViTConfig, config_of
@@ -101,33 +103,33 @@ class MergeTokens(keras.layers.Layer):
         self.num_heads = num_heads
 
     def call(self, tokens, key, sizes=None):
-        x = ops.cast(tokens, "float32")
-        weights = ops.ones_like(x[:, :, :1]) if sizes is None else sizes
-        metric = ops.mean(split_heads(ops.cast(key, "float32"), self.num_heads), axis=1)  # (B, N, d)
-        metric = metric / ops.norm(metric, axis=-1, keepdims=True)
-        sources, targets = self._halves(metric)
-        scores = ops.matmul(sources, ops.transpose(targets, (0, 2, 1)))  # (B, S, T)
-        order = ops.argsort(-ops.max(scores, axis=-1), axis=-1)  # (B, S), the most similar first
-        gone, kept = order[:, : self.merged], ops.sort(order[:, self.merged :], axis=-1)
-        target = ops.take_along_axis(ops.argmax(scores, axis=-1), gone, axis=1)  # (B, merged)
-        assignment = ops.one_hot(target, scores.shape[2], axis=1, dtype="float32")  # (B, T, merged)
+        x, prefix = tf.cast(tokens, tf.float32), self.num_prefix_tokens
+        weights = tf.ones_like(x[:, :, :1]) if sizes is None else sizes
+        # The official code splits all tokens by even and odd indices, and leaves the class token out.
+        sources = np.arange(prefix + prefix % 2, x.shape[1], 2, np.int32)
+        targets = np.arange(prefix + 1 - prefix % 2, x.shape[1], 2, np.int32)
+        metric = tf.reduce_mean(split_heads(tf.cast(key, tf.float32), self.num_heads), axis=1)  # (B, N, d)
+        metric = tf.math.l2_normalize(metric, axis=-1)
+        scores = tf.matmul(tf.gather(metric, sources, axis=1), tf.gather(metric, targets, axis=1), transpose_b=True)
+        best = tf.math.top_k(scores, 1)  # of (B, S, T)
+        _, order = tf.math.top_k(best.values[:, :, 0], len(sources))  # (B, S), the most similar first
+        gone, kept = order[:, : self.merged], tf.sort(order[:, self.merged :], axis=-1)
+        target = tf.gather(best.indices[:, :, 0], gone, batch_dims=1)  # (B, merged)
+
+        # One gather and one small product: slices with a step, and concatenating, take much longer on a CPU.
+        first = np.concatenate([np.arange(prefix, dtype=np.int32), targets])
+        same = tf.repeat(first[None], tf.shape(x)[0], axis=0)
+        rows = tf.concat([same[:, :prefix], tf.gather(sources, kept), same[:, prefix:]], axis=1)  # (B, N - merged)
+        begin = x.shape[1] - self.merged - len(targets)
+        assignment = tf.one_hot(target + begin, x.shape[1] - self.merged, axis=1)  # (B, N - merged, merged)
 
         def joined(values):
             """Sum the values (B, N, ·) of merged tokens: (B, N - merged, ·)."""
-            sources, targets = self._halves(values)
-            added = ops.matmul(assignment, ops.take_along_axis(sources, gone[:, :, None], axis=1))  # (B, T, ·)
-            kept_sources = ops.take_along_axis(sources, kept[:, :, None], axis=1)
-            return ops.concatenate([values[:, : self.num_prefix_tokens], kept_sources, targets + added], axis=1)
+            added = tf.matmul(assignment, tf.gather(values, tf.gather(sources, gone), batch_dims=1))
+            return tf.gather(values, rows, batch_dims=1) + added
 
         sizes = joined(weights)
-        return ops.cast(joined(x * weights) / sizes, tokens.dtype), sizes
-
-    def _halves(self, values):
-        """Every second one of the patch tokens' values (B, N, ·), and the others: (B, S, ·) and (B, T, ·)."""
-        # The official code splits all tokens by even and odd indices and leaves the class token out.
-        first = self.num_prefix_tokens
-        sources = first + first % 2
-        return values[:, sources::2], values[:, first + 1 - first % 2 :: 2]
+        return tf.cast(joined(x * weights) / sizes, tokens.dtype), sizes
 
     def compute_output_spec(self, tokens, key, sizes=None):
         batch, number, width = tokens.shape
