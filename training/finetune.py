@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
         cli.require_tensorflow()
 
     from training.input.dataset import typical_size
-    from training.loop.finetune import finetune
+    from training.loop.finetune import finetune, patch_of
     from training.loop.setup import open_setup, report_interruption
 
     with report_interruption():
@@ -63,7 +63,8 @@ def main(arguments: Sequence[str]) -> None:
         size, count = typical_size(train), train.num_examples
         options = _parse(name, rest, _find(name, count, size))
         if name == _AUTO:
-            recipe = auto_finetune_recipe(count, size, options.recipe.num_steps(count))  # for its warm-up
+            steps = options.recipe.num_steps(count)  # for its warm-up
+            recipe = auto_finetune_recipe(count, size, steps, patch=patch_of(options))
             options = _parse(name, rest, recipe)
             for reason in auto_finetune_reasons(count, size, recipe, options.recipe):
                 print(reason)

@@ -90,6 +90,17 @@ def test_the_warm_up_of_auto_follows_the_duration_of_the_user(options, folder, t
     assert capsys.readouterr().out.count("recipe.schedule.warmup_steps: 0") == 2
 
 
+@pytest.mark.parametrize(("patch", "side"), [((14, 14), 140), ((4, 6), 132)])
+def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder, tmp_path, capsys):
+    config = ViTConfig(patch_size=patch, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    keras_vit.build(config, image_size=patch, channels=1, num_classes=2).save(tmp_path / "small.keras")
+    arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run"]
+    finetune.main(["--recipe", "auto", "--checkpoint", str(tmp_path / "small.keras"), *arguments])
+    printed = capsys.readouterr().out
+    assert f"Image size: {side} pixels, as the BiT-HyperRule" in printed
+    assert f"recipe.crop_from: {160 * side // 128}" in printed
+
+
 def test_few_and_uneven_images_are_met_with_their_numbers_and_what_to_do():
     first, few, uneven = advice([98, 13, 36], from_scratch=True)
     assert first == "Training images per class: 13 at least, 36 in the median class, 98 at most."

@@ -1,6 +1,7 @@
 """Fine-tune a checkpoint: load it with a new head, at the recipe's resolution, and train."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -101,6 +102,17 @@ def official_checkpoint(model: str) -> str:
     if model.startswith("BiT-"):
         return f"bit:BiT-M-{model.removeprefix('BiT-')}"
     return f"augreg:{_AUGREG_NAMES[model]}" if model in _AUGREG_NAMES else f"imagenet21k/{model}"
+
+
+def patch_of(options: FinetuneOptions) -> int:
+    """The number of pixels of which the sides of images must be multiples for the checkpoint's model."""
+    path = find_checkpoint(_checkpoint_name(options))
+    if path.name.endswith(KERAS_WEIGHTS):
+        fields: dict[str, Any] = dataclasses.asdict(keras_vit.MODELS[check_model(options.model or "")])
+    else:
+        fields = dict(keras_vit.describe(path).fields)
+    patch = fields.get("patch_size", 1)
+    return 1 if fields.get("stem") is not None else math.lcm(*((patch,) if isinstance(patch, int) else patch))
 
 
 def _load(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:

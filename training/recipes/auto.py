@@ -76,14 +76,18 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
     return [*reasons, "Checkpoint: none, as asked; python -m training.finetune --recipe auto starts from one."]
 
 
-def auto_finetune_recipe(num_examples: int, image_size: tuple[int, int], steps: int | None = None) -> Recipe:
+def auto_finetune_recipe(
+    num_examples: int, image_size: tuple[int, int], steps: int | None = None, *, patch: int = 1
+) -> Recipe:
     """Return the recipe for fine-tuning a checkpoint. steps: of the run, where they are not those of the recipe.
 
-    The image sizes are those of the BiT-HyperRule. Its steps, 500 for a batch of 512, are many more images than a
-    folder of hundreds has; here they are 20 epochs within limits.
+    The image sizes are those of the BiT-HyperRule, rounded up to a multiple of `patch` pixels. Its steps, 500 for a
+    batch of 512, are many more images than a folder of hundreds has; here they are 20 epochs within limits.
     """
     small = image_size[0] * image_size[1] < 96 * 96
-    side, crop_from = (128, 160) if small else (224, 256)
+    usual, crop_from = (128, 160) if small else (224, 256)
+    side = -(-usual // patch) * patch
+    crop_from = crop_from * side // usual
     base = FINETUNE_RECIPES["photos-finetune"]
     own_steps = min(max(20 * num_examples // base.batch_size, 100), 10_000)
     return dataclasses.replace(
