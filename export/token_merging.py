@@ -14,14 +14,15 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from keras_vit import UserError, ViTConfig, config_of
+from keras_vit import UserError, ViTConfig, config_of, preprocessing_of
 from keras_vit.models.attention import DotProductAttention, split_heads
 from keras_vit.models.layers import PoolTokens, WeightedMean
 
 
-def check_merging(model: keras.Model) -> None:
-    """Raise UserError if tokens of the model cannot be merged: it must be a ViT whose tokens keep no place after the
-    input.
+def check_merging(model: keras.Model, merged: int) -> None:
+    """Raise UserError if so many tokens of the model cannot be merged in each block.
+
+    It must be a ViT whose tokens keep no place after the input, and half of its patch tokens are the most.
     """
     config = config_of(model)
     if not isinstance(config, ViTConfig):
@@ -38,6 +39,12 @@ def check_merging(model: keras.Model) -> None:
                 f"The model {model.name!r} has {reason}, for which merged tokens have no place; leave --merge-tokens "
                 "out."
             )
+    rows, columns = config.grid(preprocessing_of(model).image_size)
+    if merged > rows * columns // 2:
+        raise UserError(
+            f"Of {rows * columns} patch tokens a block merges at most {rows * columns // 2}, but --merge-tokens is "
+            f"{merged}; give fewer."
+        )
 
 
 def calling_with_merged_tokens(model: keras.Model, merged: int, call: Callable) -> Callable:

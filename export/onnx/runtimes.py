@@ -39,7 +39,8 @@ def require_packages(formats: Sequence[OnnxFormat]) -> None:
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
         raise UserError(
-            f"An export as {' and '.join(formats)} needs {', '.join(missing)}, which is not installed; run "
+            f"An export as {' and '.join(formats)} needs {', '.join(missing)}, which "
+            f"{'are' if len(missing) > 1 else 'is'} not installed; run "
             f"`pip install -r {REQUIREMENTS}`, or without a checkout `pip install {' '.join(missing)}`."
         )
 

@@ -65,7 +65,7 @@ def export_saved_model(
     if attention:
         attention_names(model)
     if merge_tokens:
-        check_merging(model)
+        check_merging(model, merge_tokens)
     if xla and dtype == "bfloat16":
         raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
     started = time.perf_counter()
@@ -93,7 +93,8 @@ def export_saved_model(
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
             exact = dtype == "float32" and not merge_tokens
-            found, facts = _verify(version, expected, max_disagreement, constants, origin, exact=exact)
+            form = f"SavedModel with --merge-tokens {merge_tokens}" if merge_tokens else f"{dtype} SavedModel"
+            found, facts = _verify(version, expected, max_disagreement, constants, origin, form, exact=exact)
         facts = {
             "artifact": "SavedModel",
             **origin.as_json(),
@@ -149,6 +150,7 @@ def _verify(
     max_disagreement: float,
     constants: bool,
     origin: Provenance,
+    form: str,
     *,
     exact: bool,
 ) -> tuple[parity.Parity, dict]:
@@ -175,9 +177,9 @@ def _verify(
                 f"than {expected.tolerance:.3g}, so it was not kept."
             )
     else:
-        parity.require_agreement("SavedModel", found, max_disagreement)
+        parity.require_agreement(form, found, max_disagreement)
         from_files = parity.compare(expected, _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
-        parity.require_agreement("SavedModel with encoded images", from_files, max_disagreement)
+        parity.require_agreement(f"{form} with encoded images", from_files, max_disagreement)
     del loaded
     facts = {
         "bytes": directory_bytes(path),

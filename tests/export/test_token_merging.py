@@ -105,13 +105,19 @@ def test_at_most_half_of_the_patch_tokens_are_merged_in_a_block():
 )
 def test_models_whose_tokens_keep_a_place_are_refused(fields, reason):
     with pytest.raises(UserError, match=reason):
-        check_merging(_build(**fields))
+        check_merging(_build(**fields), 1)
+
+
+def test_more_than_half_of_the_patch_tokens_is_refused():
+    check_merging(_build(), 4)
+    with pytest.raises(UserError, match="Of 8 patch tokens a block merges at most 4, but --merge-tokens is 5"):
+        check_merging(_build(), 5)
 
 
 def test_a_resnet_is_refused():
     model = keras_vit.build("BiT-R26x1", image_size=32, num_classes=3)
     with pytest.raises(UserError, match="without tokens"):
-        check_merging(model)
+        check_merging(model, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
@@ -124,7 +130,7 @@ def test_an_export_says_how_often_merged_tokens_give_the_same_class(tmp_path, dt
     assert json.loads((path / "report.json").read_text())["merge_tokens"] == 2
     assert "2 patch tokens merged in each block" in (path / "README.md").read_text()
     if found.agreement < 15 / 16:
-        with pytest.raises(ParityError, match="disagrees with the model"):
+        with pytest.raises(ParityError, match="SavedModel with --merge-tokens 2 disagrees with the model"):
             export_saved_model(model, labels, samples, tmp_path, **options, max_disagreement=0.0)
 
 
