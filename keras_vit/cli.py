@@ -36,7 +36,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
     """
     import tyro  # imported here: building a model does not need it
 
-    _refuse_repeated(arguments_class, arguments)
+    _refuse_two_names(arguments_class, arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -54,8 +54,8 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
         raise (_own_error(stop) or UserError(_one_sentence(complaint.getvalue()))) from None
 
 
-def _refuse_repeated(arguments_class: type, arguments: Sequence[str]) -> None:
-    """Raise UserError for an option that is given twice, also by its other name: tyro would take the last one."""
+def _refuse_two_names(arguments_class: type, arguments: Sequence[str]) -> None:
+    """Raise UserError for an option that is given by both of its names: tyro would take the last one."""
     other_names = {
         alias: f"--{field.name.replace('_', '-')}"
         for field in dataclasses.fields(arguments_class)
@@ -65,12 +65,9 @@ def _refuse_repeated(arguments_class: type, arguments: Sequence[str]) -> None:
     given: dict[str, str] = {}
     for argument in arguments:
         option = argument.partition("=")[0].replace("_", "-")
-        if not option.startswith("--"):
-            continue
-        first = given.setdefault(other_names.get(option, option), argument)
-        if first is not argument:
-            both = f"{first.partition('=')[0]} and {option}"
-            raise UserError(f"Give one of {both}: they are the same option, and the command takes it once.")
+        first = given.setdefault(other_names.get(option, option), option)
+        if option.startswith("--") and first != option:
+            raise UserError(f"{first} and {option} are two names of one option; give one of them.")
 
 
 def _own_error(error: BaseException | None) -> UserError | None:
