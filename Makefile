@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN = .venv/bin
 # Tests run in a new process for every few files, because TensorFlow does not free memory; two processes at a time, with
-# one thread per operation. JAX compiles in less time what runs only once. $$0 is a directory for the output of failed
-# processes.
+# one thread per operation. The longest files come first, so that neither process ends long before the other. JAX
+# compiles in less time what runs only once. $$0 is a directory for the output of failed processes.
 PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BIN)/python -m pytest -q -m "not slow" "$$@" 2>&1) && echo "$$output" || \
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
 # Without byte code, each of the many processes would compile TensorFlow and Keras again, for eight seconds.
@@ -29,7 +29,7 @@ demo: setup
 test: setup
 	@failed=$$(mktemp -d); \
 	{ ls tests/test_demo.py tests/test_documentation.py; \
-	  find tests -name 'test_*.py' | grep -v 'test_demo\|test_documentation' | sort; } | \
+	  ls -S $$(find tests -name 'test_*.py') | grep -v 'test_demo\|test_documentation'; } | \
 	  xargs -P 2 -n 14 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
 	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 

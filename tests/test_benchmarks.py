@@ -176,6 +176,7 @@ def test_on_a_gpu_the_failure_is_reported_if_no_batch_fits(monkeypatch):
     assert (case.batch, result.failure) == (8, "OOM")
 
 
+@pytest.mark.slow
 def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, monkeypatch, capsys):
     def compare_one(case, peers, rounds):
         if peers[0] == "transformers_compiled":

@@ -104,7 +104,7 @@ def test_the_documented_callback_sends_every_epoch_to_its_tracker(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # scripts leave files open
-@pytest.mark.parametrize("pages", ["first", "api", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pages", ["api", *(pytest.param(pages, marks=pytest.mark.slow) for pages in ("first", "all"))])
 def test_every_documented_command_and_script_runs_as_written(pages, directory, monkeypatch):
     monkeypatch.chdir(directory)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # as after `source .venv/bin/activate`

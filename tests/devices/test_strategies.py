@@ -118,18 +118,32 @@ def ends_of(folder: pathlib.Path, *runs: str, launcher: tuple[str, ...] = ()) ->
     return {file.stem: dict(np.load(file)) for file in folder.glob("*.npz")}
 
 
-@pytest.fixture(name="ends", scope="module")
-def _ends(tmp_path_factory) -> dict:
-    ends = ends_of(tmp_path_factory.mktemp("replicas"), "mirrored,accumulated", "single,adamw,accumulated")
-    workers = ("-m", "training.launch", "--workers", "2", "--")
-    return ends | ends_of(tmp_path_factory.mktemp("workers"), "multi-worker,accumulated", launcher=workers)
+STRATEGIES = ["mirrored", pytest.param("multi-worker", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(name="replicas", scope="module")
+def _replicas(tmp_path_factory) -> dict:
+    return ends_of(tmp_path_factory.mktemp("replicas"), "mirrored,accumulated", "single,adamw,accumulated")
+
+
+@pytest.fixture(name="workers", scope="module")
+def _workers(tmp_path_factory) -> dict:
+    launcher = ("-m", "training.launch", "--workers", "2", "--")
+    return ends_of(tmp_path_factory.mktemp("workers"), "multi-worker,accumulated", launcher=launcher)
+
+
+@pytest.fixture(name="ends")
+def _ends(replicas, request) -> dict:
+    """What the strategy of a test ended with, beside one device; workers only where a test is about them."""
+    several = "multi-worker" in request.node.callspec.params.values()
+    return replicas | request.getfixturevalue("workers") if several else replicas
 
 
 def assert_near(here: np.ndarray, there: np.ndarray, bound: float) -> None:
     assert np.linalg.norm(here - there) <= bound * np.linalg.norm(there)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "multi-worker"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("what", ["", "_ema"])
 def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, strategy, what):
     assert_near(ends[strategy]["accumulated" + what], ends["single"]["accumulated" + what], bound=1e-5)
@@ -142,25 +156,25 @@ def test_two_replicas_end_where_one_device_does_with_sgd_and_with_adapters(tmp_p
         assert_near(ends["mirrored"][name], ends["single"][name], bound)
 
 
-@pytest.mark.parametrize("strategy", ["single", "mirrored", "multi-worker"])
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
 def test_accumulated_micro_batches_end_where_the_whole_batch_does(ends, strategy):
     assert_near(ends[strategy]["accumulated"], ends["single"]["adamw"], bound=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["single", "mirrored", "multi-worker"])
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
 def test_an_epoch_has_its_steps_under_any_strategy(ends, strategy):
     assert ends[strategy]["accumulated_step"] == 16
 
 
-@pytest.mark.parametrize("strategy", ["single", "mirrored", "multi-worker"])
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
 def test_every_example_is_evaluated_once_under_any_strategy(ends, strategy):
     counts = ends[strategy]["accumulated_counts"].tolist()
     assert counts[1] == 1003
     assert counts == ends["single"]["accumulated_counts"].tolist()
 
 
-def test_replicas_drop_out_different_units(ends):
-    first, second = ends["mirrored"]["draws"]
+def test_replicas_drop_out_different_units(replicas):
+    first, second = replicas["mirrored"]["draws"]
     assert not np.any(first == second)
 
 

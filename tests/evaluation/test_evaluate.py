@@ -381,6 +381,7 @@ def _evaluated(model: pathlib.Path, output: pathlib.Path, **options) -> tuple[di
     return metrics, read_npz(output / "predictions.npz")
 
 
+@pytest.mark.slow
 def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
     expected, predictions = _evaluated(made / "run", tmp_path / "run")
     assert predictions["logits"].shape == (33, 10)

@@ -241,6 +241,7 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
     assert open_source(checkpoint=str(place / "run"), labels=str(labels)).origin.multi_label
 
 
+@pytest.mark.slow
 def test_an_export_is_evaluated_on_its_kind_of_images_and_saturated_probabilities_are_finite(place, tmp_path):
     model = run_directory.load_model(place / "run")
     model.get_layer("head").bias.assign([40.0, 0.0, -40.0])

@@ -54,6 +54,7 @@ def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
     assert (tmp_path / "soup" / "model.keras").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_greedy_soup_begins_with_the_best_run_and_keeps_what_does_not_harm(runs, tmp_path):
     # The last run is the best one again, the first is noise that can only harm.
     shutil.copy(Run(tmp_path / "run1").model_file, Run(tmp_path / "run2").model_file)

@@ -49,6 +49,7 @@ def write_images(folder, count: int = 11) -> list[tuple[np.ndarray, int]]:
     return written
 
 
+@pytest.mark.slow
 def test_every_image_of_a_folder_counts_with_the_published_preprocessing(official, tmp_path, capsys):
     model, publish = official
     written = write_images(tmp_path / "val")

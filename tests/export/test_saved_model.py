@@ -127,6 +127,7 @@ def test_serve_is_the_keras_model(served):
         served[2].serve(images[0])
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_serves_calibrated_probabilities_and_accepts_from_the_threshold_on(
     served, samples, expected, tmp_path, monkeypatch
 ):

@@ -80,6 +80,7 @@ def test_without_images_there_are_random_ones(place):
     assert len({tuple(tf.io.decode_png(file).shape) for file in first.encoded}) == 3
 
 
+@pytest.mark.slow
 def test_both_commands_take_a_checkpoint(place, monkeypatch, capsys):
     monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]

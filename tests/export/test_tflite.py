@@ -247,7 +247,7 @@ def test_the_recommended_format_is_the_fastest_accurate_one():
     )
 
 
-@pytest.mark.parametrize("size", ["of the model", "resized"])
+@pytest.mark.parametrize("size", [pytest.param("of the model", marks=pytest.mark.slow), "resized"])
 def test_pixels_can_be_the_input_of_every_format(tmp_path, size):
     """They are rounded after resizing, and the model is compared on the same pixels."""
     kinds = ("float32", "int8-dynamic", "int8") if size == "of the model" else ("float32",)
@@ -297,6 +297,7 @@ def test_every_family_becomes_a_file(name, tmp_path):
     assert not {"SHAPE", "PACK", "GATHER", "CUSTOM"} & set(tflite_file.operators(path))
 
 
+@pytest.mark.slow
 def test_a_model_trained_in_mixed_precision_is_exported_in_float32(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:

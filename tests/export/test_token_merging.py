@@ -120,7 +120,8 @@ def test_a_resnet_is_refused():
         check_merging(model, 1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_export_says_how_often_merged_tokens_give_the_same_class(tmp_path, dtype):
     model = _build(classifier="gap")
     labels, samples = tuple("abcde"), random_images(keras_vit.preprocessing_of(model))

@@ -126,6 +126,7 @@ def test_no_python_runs_on_the_way_of_an_image(digits, tmp_path):
             assert not [operation for operation in found if "PyFunc" in operation]
 
 
+@pytest.mark.slow
 def test_records_of_a_bucket_are_read_many_at_once_and_give_the_same_batches(digits, tmp_path):
     recipe = dataclasses.replace(find_recipe("digits"), batch_size=96)
 

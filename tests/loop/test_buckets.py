@@ -257,6 +257,7 @@ def test_requests_of_a_checkpoint_are_as_documented(folder, monkeypatch):
     assert [gfile.calls.total()] == documented("to continue"), gfile.calls
 
 
+@pytest.mark.slow
 def test_requests_of_a_run_are_as_documented(calls):
     opening, per_file = documented("to open TFRecord files")
     assert calls["opened"] == opening + 4 * per_file

@@ -105,6 +105,7 @@ def test_the_recipe_decides_how_images_are_resized_and_the_checkpoint_their_valu
     assert model.output_shape == (None, 10)
 
 
+@pytest.mark.slow
 def test_the_same_command_finds_its_run_finished(upstream, tmp_path, capsys):
     command = [*COMMAND, "--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "r"), "--image-size", "8", "8"]
     finetune.main(command)
@@ -186,6 +187,7 @@ def _old_run(upstream, tmp_path) -> pathlib.Path:
     return old
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_version_is_evaluated(upstream, old_run):
     evaluate.main(["--run", str(old_run), "--data", "digits"])
     accuracy = json.loads((old_run / "evaluation.json").read_text())["accuracy"]

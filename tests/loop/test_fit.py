@@ -146,6 +146,7 @@ def _trained(tmp_path_factory) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_model_was_saved_has_its_curves(trained):
     assert (trained.path / "curves.png").is_file()
     assert not trained.model_file.exists()
@@ -334,7 +335,8 @@ def test_a_diverged_run_is_not_finished(tmp_path):
     assert not (tmp_path / "run" / "model.keras").exists()
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), pytest.param(14, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "epochs"), [(5, 1), (14, 2)])
 def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
     recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
@@ -344,6 +346,7 @@ def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
     assert arrays["optimizer/00000"] == steps  # the optimizer's own count of its updates
 
 
+@pytest.mark.slow
 def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finished, tmp_path):
     execution = fit.Execution(evaluate_every=8)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")

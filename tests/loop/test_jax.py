@@ -35,7 +35,7 @@ def on_jax(*arguments: str, devices: int = 1) -> str:
 
 
 # The others take as long again.
-CASES = ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in jax_steps.CASES if name != "adamw")]
+CASES = [pytest.param(name, marks=pytest.mark.slow) for name in jax_steps.CASES]
 
 
 @pytest.fixture(name="steps", scope="module", params=CASES)

@@ -57,6 +57,7 @@ def test_impossible_steps_are_refused(steps):
         Execution(profile_steps=steps)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_trace_of_its_steps(tmp_path):
     model = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     recipe = dataclasses.replace(

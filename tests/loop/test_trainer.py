@@ -76,6 +76,7 @@ def test_a_step_of_sigmoid_loss_is_that_of_its_definition():
     np.testing.assert_allclose(np.array(head.bias), before - 0.5 * gradient, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_accumulated_moving_statistics_are_those_of_one_micro_batch_after_the_other():
     whole, parts = (trainer(FAMILIES["convolutional stem"], rate=1e-9, batch_size=size) for size in (4, 8))
     parts._accumulation = 2

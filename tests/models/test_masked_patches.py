@@ -200,6 +200,7 @@ def test_a_run_without_classes_says_what_it_needs(finished):
         run_directory.load(finished.path)
 
 
+@pytest.mark.slow
 def test_a_run_is_fine_tuned_to_classes(finished, tmp_path):
     command = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--batch-size", "8"]
     command += ["--warmup-steps", "1", "--image-size", "8", "8", "--learning-rate", "1e-9"]
@@ -213,6 +214,7 @@ def test_a_run_is_fine_tuned_to_classes(finished, tmp_path):
         np.testing.assert_allclose(new, value, atol=1e-6, err_msg=path)
 
 
+@pytest.mark.slow
 def test_pixels_have_no_accuracy(tmp_path):
     recipe = dataclasses.replace(RECIPE, target="patch-pixels", epochs=None, steps=3)
     arguments = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "run"), recipe=recipe)
@@ -328,6 +330,7 @@ def test_in_bfloat16_the_same_patches_are_masked_and_the_loss_is_close():
     np.testing.assert_allclose(*losses, rtol=0.05)  # bfloat16 has 8 bits
 
 
+@pytest.mark.slow
 def test_a_masked_autoencoder_learns_and_is_fine_tuned(tmp_path):
     options = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "mae"), recipe=AUTOENCODER)
     run = pretraining.pretrain(options, "tiny-mae")

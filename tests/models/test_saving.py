@@ -29,6 +29,7 @@ assert keras_vit.preprocessing_of(model).image_size == (64, 96)
 """
 
 
+@pytest.mark.slow
 def test_a_users_script_trains_saves_and_reloads_in_a_fresh_process(tmp_path):
     config = dataclasses.replace(keras_vit.MODELS["ViT-Ti_16"], num_layers=2)
     model = keras_vit.build(config, image_size=(64, 96), num_classes=5)

@@ -56,6 +56,7 @@ def save_backbone(folder: pathlib.Path) -> str:
     return str(folder / "backbone.keras")
 
 
+@pytest.mark.slow
 def test_a_head_is_trained_evaluated_and_exported(scenes, tmp_path):
     command = ["--checkpoint", save_backbone(tmp_path), "--data", str(scenes), "--workdir", str(tmp_path / "run")]
     command += ["--steps", "60", "--learning-rate", "0.02", "--blocks", "0", "-1"]

@@ -74,6 +74,7 @@ def test_any_step_has_the_same_crops_again_on_any_number_of_workers():
         np.testing.assert_array_equal(crops, tf.concat(of_workers, axis=0))
 
 
+@pytest.mark.slow
 def test_colors_are_changed_in_each_crop_on_its_own():
     recipe = dataclasses.replace(TINY, color_jitter=0.4, three_augment=True)
     (plain, _), _ = batches(TINY)[0]
@@ -187,6 +188,7 @@ def options(workdir, **changes) -> PretrainOptions:
     return PretrainOptions(source=DataOptions("digits"), workdir=str(workdir), recipe=recipe, **fields)
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_is_fine_tuned(tmp_path):
     run = pretraining.pretrain(options(tmp_path / "run"), "tiny-dino")
     first, last = run.metrics()
