@@ -107,8 +107,8 @@ class TFLiteOptions:
     dynamic_batch: bool = False
     """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights, int8 and int16x8."""
     calibration: str | None = None
-    """Folder of representative images for int4-weights, int8 and int16x8, and to even out the channels of int8-dynamic.
-    Default: training images in the run directory."""
+    """Folder of representative images for int4-weights, int8 and int16x8, and to rescale large channels for
+    int8-dynamic. Default: training images in the run directory."""
     calibration_images: int | None = None
     """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: float = LARGEST_DISAGREEMENT

@@ -156,8 +156,8 @@ def require_tensorflow() -> None:
 
     if keras.backend.backend() != "tensorflow":
         raise UserError(
-            f"Training and export need the TensorFlow backend of Keras, but it is {keras.backend.backend()}; "
-            "set KERAS_BACKEND=tensorflow."
+            f"This command needs the TensorFlow backend of Keras, but it is {keras.backend.backend()}; set "
+            "KERAS_BACKEND=tensorflow for it."
         )
 
 

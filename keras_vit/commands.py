@@ -124,7 +124,7 @@ def _recipe_lines(wildcard: str) -> list[str]:
 def _not_installed(name: str, missing: ModuleNotFoundError) -> UserError:
     return UserError(
         f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
-        f"pip install '{_DISTRIBUTION}[train,export,onnx]'."
+        f"pip install '{_DISTRIBUTION}[train,export,onnx]', with gpu or tpu instead of train where you use one."
     )
 
 

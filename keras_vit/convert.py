@@ -14,7 +14,7 @@ from keras_vit.models.config import Gelu
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Convert a checkpoint to the layout of another code and print the mapping of its keys."""
+    """Convert a checkpoint to the layout of another library and print the mapping of its keys."""
 
     source: Annotated[str, tyro.conf.Positional]
     """Checkpoint file or folder, address, official name such as augreg:B_16, .keras file, or run directory."""

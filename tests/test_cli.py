@@ -265,7 +265,7 @@ def test_another_backend_is_refused_before_anything_is_done(command, arguments, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     assert stopped(lambda _: command.main(arguments), capsys).startswith(
-        "Training and export need the TensorFlow backend of Keras, but it is jax;"
+        "This command needs the TensorFlow backend of Keras, but it is jax;"
     )
     assert list(tmp_path.iterdir()) == []
 

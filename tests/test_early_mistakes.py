@@ -52,7 +52,7 @@ MISTAKES = {
     "training.evaluate --run tests --data digits": "tests is not a finished run: it has no model.keras",
     "training.predict --run tests README.md": "tests is not a finished run: it has no model.keras",
     f"{TRAIN} --data folder:tests/fixtures/hf_bit": "should hold a folder for each of at least two classes, but holds",
-    "training.verify_official gone --data digits": "No accuracy is published here of 'gone'",
+    "training.verify_official gone --data digits": "There is no published accuracy to compare 'gone' with",
     "training.verify_official bit:distill/R50x1_224 --data folder:gone": DATA,
     "training.fewshot --run gone --data digits": NAME,
     "training.fewshot --run . --data folder:gone": DATA,

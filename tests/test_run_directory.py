@@ -81,7 +81,7 @@ def test_a_process_of_another_machine_is_named(tmp_path, capsys):
     (tmp_path / ".lock").write_text("7 on elsewhere")
     with locked(tmp_path):
         pass
-    assert f"Process 7 on elsewhere did not remove its lock of {tmp_path}; if it still runs," in capsys.readouterr().out
+    assert f"Process 7 on elsewhere did not remove its lock of {tmp_path}. If it still runs," in capsys.readouterr().out
 
 
 def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch, capsys):

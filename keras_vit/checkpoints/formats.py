@@ -279,7 +279,10 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
         return _resnet_layout(config, layout)
     _refuse_inexpressible(config, layout, _EXPRESSIBLE[layout])
     if layout == "timm" and config.pre_norm == config.patch_bias:
-        raise UserError("The layout timm has a patch bias exactly without pre_norm; choose another.")
+        raise UserError(
+            "In the layout timm, the patch embedding has a bias if and only if pre_norm is False; choose another "
+            "layout."
+        )
     if layout == "timm" and (
         config.distillation == "token" or (config.distillation != "none" and config.num_registers)
     ):

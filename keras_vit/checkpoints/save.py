@@ -1,4 +1,4 @@
-"""Save the weights of a model in the layout of another code."""
+"""Save the weights of a model in the layout of another library."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ from keras_vit.preprocessing import Preprocessing
 
 
 def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str, labels: Sequence[str] = ()) -> None:
-    """Save the weights of a model in the layout of another code.
+    """Save the weights of a model in the layout of another library.
 
     Args:
         model: built by `keras_vit.build`.

@@ -76,7 +76,9 @@ class InspectionOptions:
         if self.images:
             return self.images
         if self.run is None or self.run.endswith(".keras"):
-            raise UserError("--images is needed with a checkpoint: give an image, a folder of images, or a data set.")
+            raise UserError(
+                "--images is needed with a checkpoint or .keras file: give an image, a folder of images, or a data set."
+            )
         return str(run_directory.find(self.run, run_directory.SAMPLES))
 
 

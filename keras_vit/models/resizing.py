@@ -13,7 +13,7 @@ from keras_vit.errors import UserError, nearest
 # bilinear-aligned    vit_jax `checkpoint.py`: `scipy.ndimage.zoom` of order 1, which is bilinear with aligned corners
 #                     but for the sizes at which SciPy leaves the last row and column zero (28 -> 48 among them).
 # bicubic-aligned     torchvision `interpolate_embeddings`: torch bicubic, align_corners=True.
-# bilinear            timm for .npz files, and FlexiViT's patches: half-pixel centres, no antialiasing.
+# bilinear            timm for .npz files, and FlexiViT's patches: half-pixel centers, no antialiasing.
 # bicubic             Hugging Face `interpolate_pos_encoding`: torch bicubic, align_corners=False.
 # bicubic-antialias   timm `resample_abs_pos_embed` otherwise: torch bicubic, antialias=True.
 Resampler = Literal["bilinear-aligned", "bicubic-aligned", "bilinear", "bicubic", "bicubic-antialias"]
@@ -114,7 +114,7 @@ def _product(matrix: np.ndarray, values: np.ndarray, axis: int) -> np.ndarray:
 def resize_patch_kernel(kernel: np.ndarray, new_patch: tuple[int, int]) -> np.ndarray:
     """Resize the kernel so that resized patches keep their embedding, as far as they can (FlexiViT).
 
-    With B the bilinear resize of a patch (half-pixel centres, no antialiasing: tf.image.resize), the new kernel is
+    With B the bilinear resize of a patch (half-pixel centers, no antialiasing: tf.image.resize), the new kernel is
     pinv(B^T) w, for each channel and output (arXiv 2212.08013 section 3.4; big_vision `models/proj/flexi/vit.py`). Up,
     <B x, new> = <x, w> for every patch x. Down, it is the nearest on average over patches of white noise.
 

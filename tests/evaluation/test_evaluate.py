@@ -235,7 +235,7 @@ def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_p
 
 def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
     Run(tmp_path / "other").start({"command": "other"}, NAMES)
-    with pytest.raises(UserError, match="other is another run than .*run; give --output a directory of its own"):
+    with pytest.raises(UserError, match="other is the directory of another run, not of .*run; give --output"):
         evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(tmp_path / "other"))
 
 
@@ -311,7 +311,7 @@ def test_every_accepted_label_counts_and_images_without_one_do_not():
     logits, labels = np.eye(3)[[0, 1, 2, 0, 1]], np.array([0, 0, 2, 0, 1])
     found = evaluation.measure_real(logits, labels, [[0], [0, 1], [], [2], [1]])
     assert found == {"num_examples": 4, "num_left_out": 1, "num_correct": 3, "accuracy": 0.75}
-    with pytest.raises(UserError, match="accepts no label of any image"):
+    with pytest.raises(UserError, match="has no label for any image"):
         evaluation.measure_real(logits, labels, [[]] * 5)
     with pytest.raises(UserError, match="Only 20% of the images have their own label.*in another order"):
         evaluation.measure_real(logits, labels, [[1], [2], [0], [1], [1]])
@@ -320,7 +320,7 @@ def test_every_accepted_label_counts_and_images_without_one_do_not():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[[0], [1]", "is no JSON"),
+        ("[[0], [1]", "is not JSON"),
         ("[[0], [3], [1]]", "a list of class numbers, 0 to 2"),
         ("[[0], 1, [1]]", "a list of class numbers"),
         ("[[0], [true], [1]]", "a list of class numbers"),

@@ -147,7 +147,7 @@ def test_a_finished_study_is_reported_again_without_training(done, capsys, monke
     monkeypatch.setattr(runner, "_run_all", None)
     study.main(["head", "--data", "digits", *TINY, "--seeds", "1", "--workdir", str(done)])
     assert (done / "results.json").read_text() == before
-    assert "3 of 3 runs are there." in capsys.readouterr().out
+    assert "3 of 3 runs are finished already." in capsys.readouterr().out
 
 
 @pytest.mark.slow

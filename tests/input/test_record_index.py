@@ -49,7 +49,7 @@ def test_a_stale_index_is_named_and_made_anew(files, capsys):
     contents(files)
     write(files[2], [b"another", b"and", b"more"])
     assert contents(files)[-3:] == [b"another", b"and", b"more"]
-    assert f"records.npz does not fit {files[2]}, which was written anew; its records are" in capsys.readouterr().out
+    assert f"records.npz does not fit {files[2]}, which has changed; its records are" in capsys.readouterr().out
     contents(files)
     assert not capsys.readouterr().out
 
@@ -60,7 +60,7 @@ def test_a_damaged_index_is_named_and_made_anew(files, capsys):
     with open(index, "r+b") as stream:
         stream.truncate(os.path.getsize(index) // 2)
     assert contents(files) == expected
-    assert "records.npz is damaged; the records are looked for again" in capsys.readouterr().out
+    assert "records.npz is damaged; the records are indexed again" in capsys.readouterr().out
 
 
 def test_an_index_that_cannot_be_written_is_named_and_not_needed(files, monkeypatch, capsys):
@@ -69,7 +69,7 @@ def test_an_index_that_cannot_be_written_is_named_and_not_needed(files, monkeypa
 
     monkeypatch.setattr(record_index, "write_npz", refuse)
     assert contents(files) == list(tf.data.TFRecordDataset(files).as_numpy_iterator())
-    assert "records.npz cannot be written (Permission denied), so each run looks for" in capsys.readouterr().out
+    assert "records.npz cannot be written (Permission denied), so each run indexes" in capsys.readouterr().out
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_named(files):

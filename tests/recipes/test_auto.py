@@ -74,7 +74,7 @@ def test_a_reason_names_only_the_values_that_stay():
     recipe = auto_recipe(facts := DataFacts(708, (64, 64)))
     text = " ".join(auto_reasons(facts, recipe, dataclasses.replace(recipe, batch_size=5, shift=0, flip=True)))
     assert "Epochs: 64, which show 45,120 images." in text
-    assert "Augmentation: label smoothing, to keep the meaning of every image." in text
+    assert "Augmentation: label smoothing, without changing the class of any image." in text
     tuned = auto_finetune_recipe(10, (64, 64))
     used = dataclasses.replace(tuned, image_size=(96, 96), steps=3, flip=False)
     assert auto_finetune_reasons(10, (64, 64), tuned, used) == ["Augmentation: random windows."]
@@ -97,7 +97,7 @@ def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder,
     arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run"]
     finetune.main(["--recipe", "auto", "--checkpoint", str(tmp_path / "small.keras"), *arguments])
     printed = capsys.readouterr().out
-    assert f"Image size: {side} pixels, as the BiT-HyperRule" in printed
+    assert f"Image size: {side} pixels, as in the BiT-HyperRule" in printed
     assert f"recipe.crop_from: {160 * side // 128}" in printed
 
 

@@ -75,7 +75,7 @@ def load_model(
     if not _is_ours(path):
         return keras_vit.from_checkpoint(path, image_size=image_size, num_heads=num_heads)
     if num_heads is not None:
-        raise UserError("A model of ours tells its number of heads; leave --num-heads out.")
+        raise UserError("A run or .keras file stores its number of heads; leave --num-heads out.")
     model = run_directory.load_model(path)
     return model if image_size is None else keras_vit.adapt(model, image_size=image_size)
 

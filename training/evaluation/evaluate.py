@@ -173,7 +173,9 @@ def _report_directory(run: str, output: str | None) -> pathlib.Path:
         raise UserError(OUTPUT_NEEDED.format(run))
     directory = run_directory.check_output(output or run)
     if (directory / run_directory.CONFIG).is_file() and not (is_run and directory.samefile(run)):
-        raise UserError(f"{directory} is another run than {run}; give --output a directory of its own.")
+        raise UserError(
+            f"{directory} is the directory of another run, not of {run}; give --output a directory of its own."
+        )
     return directory
 
 

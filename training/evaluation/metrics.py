@@ -160,12 +160,12 @@ def measure_real(logits: np.ndarray, labels: np.ndarray, accepted: Sequence[Sequ
     """
     judged = np.array([bool(numbers) for numbers in accepted])
     if not judged.any():
-        raise UserError("--real-labels accepts no label of any image; give a file with labels.")
+        raise UserError("The --real-labels file has no label for any image; give a file with labels.")
     own = np.mean([label in numbers for label, numbers in zip(labels, accepted, strict=True) if numbers])
     if own < 0.5:
         raise UserError(
             f"Only {own:.0%} of the images have their own label among those of --real-labels, so the file is probably "
-            "in another order than the images; give them in one order."
+            "in another order than the images; put both in the same order."
         )
     predicted = np.argmax(logits, axis=-1)
     right = int(sum(said in numbers for said, numbers in zip(predicted, accepted, strict=True)))
@@ -189,7 +189,9 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
     try:
         accepted = json.loads(to_path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON ({str(error)[:100]}); --real-labels takes such as real.json.") from error
+        raise UserError(
+            f"{path} is not JSON ({str(error)[:100]}); --real-labels takes a file such as ImageNet's real.json."
+        ) from error
     if not isinstance(accepted, list) or not all(_are_labels(numbers, num_classes) for numbers in accepted):
         raise UserError(
             f"{path} must be a JSON list which has for each image a list of class numbers, 0 to {num_classes - 1}; "

@@ -206,7 +206,7 @@ def _report(title: str, metrics: dict) -> str:
     lines = [
         f"# {title}",
         "",
-        "An image may have several classes; a class is predicted from the probability 0.5 on.",
+        "An image may have several classes; a class is predicted if its probability is at least 0.5.",
         "",
         markdown_table(("measure", "value", "95 % interval"), totals, num_text_columns=1),
         "",

@@ -78,7 +78,7 @@ def _measured(trials: list[Trial], jobs: int | None) -> list[dict]:
     known = {trial.folder: found for trial in trials if (found := trial.measured())}
     missing = [trial for trial in trials if trial.folder not in known]
     if known:
-        print(f"{len(known)} of {len(trials)} runs are there.")
+        print(f"{len(known)} of {len(trials)} runs are finished already.")
     if missing:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if jobs is None:

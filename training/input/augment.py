@@ -43,7 +43,7 @@ def inception_crop(image: tf.Tensor, seed: tf.Tensor, area: tuple[float, float] 
 def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
     """The same window of the image in a file: of a JPEG nothing else is decoded, which takes half the time.
 
-    Colours at the window's edges may be a few values off, for JPEGs store them at half the resolution.
+    Colors at the window's edges may be a few values off, for JPEGs store them at half the resolution.
     """
 
     def from_jpeg() -> tf.Tensor:

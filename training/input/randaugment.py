@@ -164,7 +164,7 @@ def transform(image: tf.Tensor, matrix: list) -> tf.Tensor:
 
 
 def rotate(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
-    """About the center, anticlockwise."""
+    """About the center, counterclockwise."""
     angle = degrees * (math.pi / 180.0)
     cos, sin = tf.cos(angle), tf.sin(angle)
     x, y = (image.shape[1] - 1) / 2.0, (image.shape[0] - 1) / 2.0

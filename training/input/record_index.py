@@ -55,7 +55,7 @@ def _lengths_in(
     found = {path: known[os.path.basename(path)] for path in sizes if os.path.basename(path) in known}
     stale = [path for path, lengths in found.items() if _bytes_of(lengths) != sizes[path]]
     if stale:
-        print(f"The index {index} does not fit {stale[0]}, which was written anew; its records are looked for again.")
+        print(f"The index {index} does not fit {stale[0]}, which has changed; its records are indexed again.")
     missing = [path for path in sizes if path not in found or path in stale]
     if not missing:
         return found
@@ -65,7 +65,7 @@ def _lengths_in(
     try:
         write(folder, known | {os.path.basename(path): lengths for path, lengths in found.items()})
     except OSError as error:
-        print(f"The index {index} cannot be written ({error.strerror}), so each run looks for the records again.")
+        print(f"The index {index} cannot be written ({error.strerror}), so each run indexes the records again.")
     return found
 
 
@@ -95,7 +95,7 @@ def _read(index: str) -> dict[str, np.ndarray]:
     except RemoteError:
         raise
     except (ValueError, KeyError, TypeError):  # UserError is a ValueError
-        print(f"The index {index} is damaged; the records are looked for again.")
+        print(f"The index {index} is damaged; the records are indexed again.")
         return {}
 
 

@@ -243,8 +243,8 @@ def _warn_of_other_machine(file: pathlib.Path) -> None:
     holder = _holder(file)
     if " on " in holder and not holder.endswith(f" on {socket.gethostname()}"):
         print(
-            f"Process {holder} did not remove its lock of {file.parent}; if it still runs, which a file system without "
-            "locks between machines, such as a mounted bucket, would hide, end one of the two."
+            f"Process {holder} did not remove its lock of {file.parent}. If it still runs, end one of the two: some "
+            "file systems, such as a mounted bucket, do not share locks between machines."
         )
 
 

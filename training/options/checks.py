@@ -254,12 +254,13 @@ def check_images(run: str, source: DataOptions, train: int, evaluation: int, fin
     if known.counts == now.counts:
         raise UserError(
             f"{run} was trained when {known.data} had other images, or the same under other names or classes, so that "
-            "others are kept for evaluation now, and the run may know them; evaluate on images of another folder."
+            "others are kept for evaluation now, and the run may have been trained on them; evaluate on images of "
+            "another folder."
         )
     raise UserError(
         f"{run} was trained when {known.data} had {sum(known.counts):,} images, of which {known.counts[1]:,} were kept "
-        f"for evaluation; now it has {train + evaluation:,}, so that others are kept, and the run may know them; "
-        "evaluate on images of another folder."
+        f"for evaluation; now it has {train + evaluation:,}, so that others are kept, and the run may have been "
+        "trained on them; evaluate on images of another folder."
     )
 
 
@@ -270,8 +271,8 @@ def check_split(run: str, source: DataOptions) -> None:
         return
     advice = "leave --split-seed out" if known.split_seed is None else f"give --split-seed {known.split_seed}"
     raise UserError(
-        f"{run} was trained on another split of {known.data}, so it knows images that this split evaluates on; "
-        f"{advice}."
+        f"{run} was trained on another split of {known.data}, so it was trained on images that this split evaluates "
+        f"on; {advice}."
     )
 
 
@@ -284,8 +285,9 @@ def warn_of_known_images(checkpoint: str, source: DataOptions, train: int, evalu
     known = trained_on(checkpoint)
     if known is not None and known.place == now.place and (_is_other_split(known, now) or known.has_other_images(now)):
         print(
-            f"Warning: {checkpoint} was trained on another split of {known.data}, so it may know images that this run "
-            "is evaluated on, and the accuracy may be too high; evaluate on images of another folder."
+            f"Warning: {checkpoint} was trained on another split of {known.data}, so it may have been trained on "
+            "images that this run is evaluated on, and the accuracy may be too high; evaluate on images of "
+            "another folder."
         )
 
 
@@ -299,8 +301,8 @@ def check_soup(runs: Sequence[str]) -> None:
         differ = one.place == other.place and (_is_other_split(one, other) or one.has_other_images(other))
         if differ and one.place[0] in ("folder", "csv") and not _has_splits(*one.place):
             raise UserError(
-                f"{run} and {other_run} were trained on different splits of {one.data}, so each knows images that the "
-                "other is evaluated on; average runs of one split."
+                f"{run} and {other_run} were trained on different splits of {one.data}, so each may have been "
+                "trained on images that the other is evaluated on; average runs of one split."
             )
 
 

@@ -54,7 +54,10 @@ class VerifyOfficialOptions:
     def __post_init__(self) -> None:
         if self.name not in ACCURACY:
             close = nearest(self.name, ACCURACY)
-            raise UserError(f"No accuracy is published here of {self.name!r}; the nearest names are {close}.")
+            raise UserError(
+                f"There is no published accuracy to compare {self.name!r} with; the nearest names that have one are "
+                f"{close}."
+            )
         if self.batch_size < 1:
             raise UserError(f"--batch-size must be at least 1 image, but is {self.batch_size}.")
 
@@ -69,7 +72,8 @@ class SoupOptions:
     """Run directory of the average."""
     greedy: bool = False
     """Begin with the most accurate run, and keep of the others those that make the average no less accurate, on the
-    evaluation images of the runs; choose them by --eval-split apart from the test images. Default: average all."""
+    evaluation images of the runs; train the runs with an --eval-split that is not the test images. Default: average
+    all."""
 
     def __post_init__(self) -> None:
         folders = {to_path(run) if is_remote(run) else to_path(run).resolve() for run in self.runs}

@@ -61,7 +61,7 @@ class VtabOptions:
     steps: tuple[int, ...] = (2500,)
     """Training steps to choose from."""
     warmup_steps: int = 0
-    """Steps of the warmup, included in the training steps."""
+    """Steps of the warm-up, included in the training steps."""
     batch_size: int = 512
     """Images per step."""
     image_size: tuple[int, int] = (384, 384)

@@ -16,7 +16,10 @@ def jax_requested() -> bool:
 def check_jax(options: TrainingOptions, recipe: Recipe) -> None:
     """Raises UserError for the first option or recipe field that is not supported on JAX, or if JAX is missing."""
     if importlib.util.find_spec("jax") is None:
-        raise UserError("KERAS_BACKEND=jax needs the package jax; install requirements.txt, or set another backend.")
+        raise UserError(
+            'KERAS_BACKEND=jax needs the package jax; pip install jax, or "jax[cuda12]" for NVIDIA GPUs, or set '
+            "KERAS_BACKEND=tensorflow."
+        )
     devices, execution = options.devices, options.execution
     target = recipe.target if isinstance(recipe, PretrainRecipe) else "classes"
     for found, allowed in (

@@ -32,7 +32,7 @@ class PredictOptions:
     explain: Explanation | None = None
     """Show beside each picture, in the page, which parts count: attention rollout, or relevance (Grad-CAM)."""
     serve: bool = False
-    """Open a page on 127.0.0.1 that classifies one picture after the other."""
+    """Serve a page on 127.0.0.1 that classifies one picture after the other."""
     port: int = 8000
     """Port of the page."""
     image_size: tuple[int, int] | None = None

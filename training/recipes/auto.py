@@ -71,8 +71,8 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
     changes = [f"shifts by up to {used.shift} pixels"] if "shift" in stays else []
     changes += ["label smoothing"] if "label_smoothing" in stays else []
     if changes:
-        advice = "" if used.flip else "; --flip helps where left and right do not matter"
-        reasons.append(f"Augmentation: {' and '.join(changes)}, to keep the meaning of every image{advice}.")
+        advice = "" if used.flip else "; add --flip if a mirrored image keeps its class"
+        reasons.append(f"Augmentation: {' and '.join(changes)}, without changing the class of any image{advice}.")
     return [*reasons, "Checkpoint: none, as asked; python -m training.finetune --recipe auto starts from one."]
 
 
@@ -106,12 +106,13 @@ def auto_finetune_reasons(num_examples: int, image_size: tuple[int, int], recipe
     if "image_size" in stays:
         typical = f"{image_size[0]} by {image_size[1]}"
         reasons.append(
-            f"Image size: {used.image_size[0]} pixels, as the BiT-HyperRule for images of typically {typical}."
+            f"Image size: {used.image_size[0]} pixels, as in the BiT-HyperRule for images of typically {typical} "
+            "pixels."
         )
     if "steps" in stays:
         reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {num_examples:,} images, but 100 to 10,000.")
     changes = ["random windows"] if "inception_crop" in stays else []
-    changes += ["flips; --no-flip keeps left and right apart, as letters need"] if "flip" in stays else []
+    changes += ["flips; give --no-flip if mirroring changes the class, as for letters"] if "flip" in stays else []
     return [*reasons, f"Augmentation: {' and '.join(changes)}."] if changes else reasons
 
 

@@ -102,9 +102,9 @@ _HYPERRULES: dict[str, HyperRule] = {"bit-hyperrule-paper": "paper", "bit-hyperr
 def bit_hyperrule(numbers: HyperRule, num_examples: int, image_size: tuple[int, int]) -> Recipe:
     """Return the BiT-HyperRule for a training set of `num_examples` images of a typical (height, width) in pixels.
 
-    The paper and its code differ in the stairs of small data sets, in the warmup, which the paper does not mention, and
-    in the resolution: the paper uses 480, cropped from 512, only for its largest model, R152x4. The TensorFlow and JAX
-    code flips every image; the PyTorch code flips at random, as this recipe does.
+    The paper and its code differ in the stairs of small data sets, in the warm-up, which the paper does not mention,
+    and in the resolution: the paper uses 480, cropped from 512, only for its largest model, R152x4. The TensorFlow and
+    JAX code flips every image; the PyTorch code flips at random, as this recipe does.
     """
     small, medium = num_examples < 20_000, num_examples < 500_000
     steps = 500 if small else 10_000 if medium else 20_000

@@ -202,7 +202,7 @@ def _big_transfer(name: str, data: str) -> PretrainRecipe:
 
 def _early_convolutions(name: str) -> PretrainRecipe:
     """ViT_C. Section 5.4 does not state learning rate, weight decay and epochs: as in the paper's other AdamW runs. The
-    warmup is 5 epochs of ImageNet.
+    warm-up is 5 epochs of ImageNet.
     """
     return PretrainRecipe(
         model=MODELS[name],

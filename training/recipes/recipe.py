@@ -44,7 +44,7 @@ class Recipe:
     batch_size: int
     """Images per step, on all workers together."""
     learning_rate: float
-    """Peak learning rate, reached after the warmup."""
+    """Peak learning rate, reached after the warm-up."""
     epochs: int | None = None
     """Passes over the training data."""
     examples: int | None = None
@@ -106,7 +106,8 @@ class Recipe:
     """Size in pixels before the crop to image_size: of the smaller side for resize-small; of both sides for stretch,
     only for training."""
     inception_crop: bool = False
-    """Train on random windows of 5 to 100 % of the area and aspect 0.75 to 1.33, stretched to image_size."""
+    """Train on random windows of 5 to 100 % of the area and aspect 0.75 to 1.33, stretched to image_size; with
+    --resize pad, letterboxed."""
     flip: bool = False
     """Flip images left to right with probability 0.5."""
     shift: int = 0
@@ -151,7 +152,10 @@ class Recipe:
         if "" in self.lora_on or not self.lora_on:
             raise UserError("The recipe's lora_on must be names of layers, such as query value, but one is missing.")
         if self.randaugment_magnitude and not self.randaugment_layers:
-            raise UserError("The recipe's randaugment_magnitude has no effect without randaugment_layers; give 2.")
+            raise UserError(
+                "The recipe's randaugment_magnitude has no effect without randaugment_layers; give "
+                "--randaugment-layers 2."
+            )
         self._check_crop()
         self._check_teacher()
 
@@ -286,7 +290,10 @@ class PretrainRecipe(Recipe):
         if self.channels not in (1, 3):
             raise UserError(f"The recipe's channels must be 1 for grayscale or 3 for RGB, but are {self.channels}.")
         if isinstance(self.model, ViTConfig) and self.model.classifier in ("none", "unpooled"):
-            raise UserError(f"Training needs one prediction per image, not the classifier {self.model.classifier!r}.")
+            raise UserError(
+                f"Training needs one prediction per image, not the classifier {self.model.classifier!r}; give "
+                "--model.classifier token or gap."
+            )
 
     def _check_masked(self) -> None:
         if not isinstance(self.model, ViTConfig) or self.model.stem is not None or self.model.representation_size:
@@ -301,7 +308,10 @@ class PretrainRecipe(Recipe):
             self._check_decoder(self.model)
         rows, columns = self.model.grid(self.image_size)
         if rows * columns < 2:
-            raise UserError(f"The target {self.target} needs at least 2 patches, but the image has 1.")
+            raise UserError(
+                f"The target {self.target} needs at least 2 patches, but the image has 1; give a smaller patch or a "
+                "larger --image-size."
+            )
 
     def _check_no_labels(self) -> None:
         if self.patch_sizes or self.patch_dropout:

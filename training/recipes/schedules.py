@@ -1,7 +1,7 @@
 """Learning rate schedules.
 
-cosine and linear: vit_jax `utils.py`. stair: big_transfer `bit_hyperrule.py`. rsqrt: big_vision `utils.py`. The warmup
-multiplies the decayed value. All decays except stair count their progress from the end of the warmup.
+cosine and linear: vit_jax `utils.py`. stair: big_transfer `bit_hyperrule.py`. rsqrt: big_vision `utils.py`. The warm-up
+multiplies the decayed value. All decays except stair count their progress from the end of the warm-up.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ Decay = Literal["cosine", "linear", "stair", "rsqrt", "constant"]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Warmup, decay and cooldown of the learning rate, independent of its peak and the number of steps."""
+    """Warm-up, decay and cooldown of the learning rate, independent of its peak and the number of steps."""
 
     decay: Decay = "cosine"
     """cosine: to 0. linear: to linear_end. stair: times 0.1 after each of stairs. rsqrt: by 1 / sqrt(1 + step /

@@ -66,7 +66,9 @@ def _scenes(builder, split: str, image_key: str, mask_key: str) -> tuple[Scenes,
     checked = tf.data.Dataset.range(len(records)).map(check, tf.data.AUTOTUNE)
     for number, (same, value) in enumerate(checked.as_numpy_iterator()):
         if not same:
-            raise UserError(f"The mask of {records.name(number)} has not the size of its image; leave it out.")
+            raise UserError(
+                f"The mask of {records.name(number)} does not have the size of its image; choose splits without it."
+            )
         if value > IGNORED:
             raise UserError(
                 f"The mask of {records.name(number)} should have class numbers from 0 to 254, but has {value}."
