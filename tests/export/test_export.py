@@ -242,11 +242,11 @@ def test_a_concurrent_export_takes_the_next_version(samples, tmp_path, monkeypat
     verify = saved_model_export._verify
     (tmp_path / "2").mkdir()
 
-    def concurrent(*arguments):
+    def concurrent(*arguments, exact):
         for number in ("3", "10"):
             (tmp_path / number).mkdir()
             (tmp_path / number / "saved_model.pb").write_text("of the other export")
-        return verify(*arguments)
+        return verify(*arguments, exact=exact)
 
     monkeypatch.setattr(saved_model_export, "_verify", concurrent)
     path, _ = saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path)
