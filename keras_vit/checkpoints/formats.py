@@ -277,7 +277,10 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
         )
     if isinstance(config, ResNetConfig):
         return _resnet_layout(config, layout)
-    _refuse_inexpressible(config, layout, _EXPRESSIBLE[layout])
+    expressible = _EXPRESSIBLE[layout]
+    if layout == "huggingface":
+        expressible = {**expressible, **expressible_fields(config, family_of(config), num_classes)}
+    _refuse_inexpressible(config, layout, expressible)
     if layout == "timm" and config.pre_norm == config.patch_bias:
         raise UserError("The layout timm has a patch bias exactly without pre_norm; choose another.")
     if layout == "timm" and (
@@ -314,8 +317,6 @@ def _refuse_inexpressible(config: ViTConfig, layout: str, expressible: Mapping[s
 def _huggingface_layout(config: ViTConfig, num_classes: int) -> Layout:
     """The layout of the family that has these fields."""
     family = family_of(config)
-    allowed = _LEARNED | {"norm_after_pooling": (False,), "classifier": ("token",), "gelu": None}
-    _refuse_inexpressible(config, "huggingface", allowed | expressible_fields(config, family, num_classes))
     if family == "vit":
         return vit_layout("vit." if num_classes else "")
     if family == "deit":
@@ -332,29 +333,32 @@ def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
     return layouts[layout]
 
 
-_OF_FEW: tuple[str, ...] = ("key_bias", "patch_bias", "head_bias", "pre_norm", "gated_mlp", "layer_scale")
-_OF_FEW += ("num_registers", "distillation", "prefix_positions", "locality_attention")
+# Fields that no table restricts.
+_UNRESTRICTED = {
+    *("patch_size", "hidden_size", "num_layers", "mlp_dim"),  # in the shapes
+    *("num_heads", "layer_norm_epsilon"),  # in the shapes, config.json or an option of from_checkpoint
+    *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"),  # of training alone
+    *("stem", "representation_size"),  # which layout_of checks
+}
+# Values by field; None for any. A layout takes only the default of every other field, a new one too, unless its table
+# has more values.
+_DEFAULTS: dict[str, tuple | None] = {
+    field.name: (field.default,) for field in dataclasses.fields(ViTConfig) if field.name not in _UNRESTRICTED
+}
+_DEFAULTS["gelu"] = ("tanh", "erf")
 _ANY_HEAD = ("token", "gap", "map", "unpooled", "none")
-# Values by field; None for any.
-_ALL: dict[str, tuple | None] = {"position_injection": ("input",), "axial": (False,), "gelu": ("tanh", "erf")}
-_ALL |= {field.name: (field.default,) for field in dataclasses.fields(ViTConfig) if field.name in _OF_FEW}
-_LEARNED = {**_ALL, "position_embedding": ("learned",)}
-_FLAX_MODELS = {"qkv_bias": (True,), "norm_after_pooling": (False,), "classifier": _ANY_HEAD}
 _EXPRESSIBLE: Mapping[str, Mapping[str, tuple | None]] = {
-    "npz": {**_LEARNED, **_FLAX_MODELS},
-    "npz-linen": {**_LEARNED, **_FLAX_MODELS},
-    "big_vision": {**_ALL, **_FLAX_MODELS, "position_embedding": ("learned", "sincos-2d")},
-    "huggingface": {},  # by family, see _huggingface_layout
+    "npz": {**_DEFAULTS, "classifier": _ANY_HEAD},
+    "npz-linen": {**_DEFAULTS, "classifier": _ANY_HEAD},
+    "big_vision": {**_DEFAULTS, "classifier": _ANY_HEAD, "position_embedding": ("learned", "sincos-2d")},
+    "huggingface": {**_DEFAULTS, "gelu": None, "qkv_bias": None},  # more by family, see expressible_fields
     "timm": {
-        **_ALL,
+        **_DEFAULTS,
         **dict.fromkeys(("gated_mlp", "layer_scale", "num_registers", "distillation", "prefix_positions"), None),
-        "gelu": None,
-        "pre_norm": None,
-        "patch_bias": None,
-        "position_embedding": ("learned",),
+        **dict.fromkeys(("gelu", "pre_norm", "patch_bias", "qkv_bias", "norm_after_pooling"), None),
         "classifier": ("token", "gap", "map"),
     },
-    "torchvision": {**_LEARNED, "classifier": ("token",), "qkv_bias": (True,), "norm_after_pooling": (False,)},
+    "torchvision": _DEFAULTS,
 }
 _STEMS: dict[str, type | tuple] = {
     "npz": ResNetConfig,
