@@ -282,6 +282,7 @@ def train(
             num_steps=num_steps,
             per_epoch=per_epoch,
         )
+        checkpoint.on_complete()
         if is_chief(strategy):
             write_curves(run)  # before the model, which marks the run as finished
             run.save_model(trained_model(trainer))
