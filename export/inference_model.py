@@ -213,14 +213,14 @@ class _OnePassNorm(keras.layers.LayerNormalization):
 
 
 class _GroupNormByProducts(keras.layers.GroupNormalization):
-    """GroupNorm of feature maps (B, H, W, C) with means over the pixels as matrix products.
+    """GroupNorm of feature maps (B, h, w, C) with means over the pixels as matrix products.
 
     TensorFlow is slow at sums over axes other than the first and the last ones. The statistics are always float32.
     """
 
     def call(self, images):
         pixels, channels = images.shape[1] * images.shape[2], images.shape[3]
-        x = tf.cast(tf.reshape(images, (-1, pixels, channels)), tf.float32)  # (B, H * W, C)
+        x = tf.cast(tf.reshape(images, (-1, pixels, channels)), tf.float32)  # (B, h * w, C)
         over_pixels = tf.fill((tf.shape(x)[0], 1, pixels), 1.0 / pixels)
 
         def group_means(means):

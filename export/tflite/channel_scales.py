@@ -60,7 +60,7 @@ def with_even_channels(model: keras.Model, batches: Iterable[np.ndarray]) -> tup
 
     Args:
         model: classifier from `keras_vit.build`.
-        batches: calibration images (B, H, W, C), in the model's range.
+        batches: calibration images (B, h, w, C), in the model's range.
     """
     places = sites(model)
     if not places:

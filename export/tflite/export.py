@@ -170,7 +170,7 @@ def convert(
 ) -> bytes:
     """Convert the `inference_model` of a model to a float32 TFLite file, with batch 1 or a dynamic batch.
 
-    With some inputs (n, H, W, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. The conversion
+    With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. The conversion
     goes through a SavedModel. A file converted from a concrete function would have no weights.
     """
     preprocessing = preprocessing_of(model)

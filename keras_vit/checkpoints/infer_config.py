@@ -42,8 +42,8 @@ def ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str
     """Settings that neither the arrays nor a config.json determine, because several timm models have the same arrays.
 
     OpenAI's CLIP has another GELU than OpenCLIP. Without a class token, timm's models with a norm before pooling differ
-    in GELU and in the number of heads. Those
-    with a norm after pooling have either ordinary blocks or blocks that normalize after each branch.
+    in GELU and in the number of heads. Those with a norm after pooling have either ordinary blocks or blocks that
+    normalize after each branch.
     """
     if not isinstance(config, ViTConfig) or checkpoint.layout_name not in ("timm", "huggingface"):
         return ()

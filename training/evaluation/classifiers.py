@@ -148,7 +148,7 @@ def outputs(
     batch_size: int,
     multiple_of: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `compute` gives for the images (B, H, W, C) of every example, (n, …) float32, and their labels, in order.
+    """What `compute` gives for the images (B, h, w, C) of every example, (n, …) float32, and their labels, in order.
 
     The labels are (n,), or (n, K) of 0 and 1 where an image may have several classes.
 

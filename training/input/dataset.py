@@ -40,7 +40,7 @@ class Split:
 
     num_examples: int
     read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-    """int64 index -> (image uint8 (H, W, C) or the bytes of an image file, label int32); -1 for several classes."""
+    """int64 index -> (image uint8 (h, w, C) or the bytes of an image file, label int32); -1 for several classes."""
     name: Callable[[int], str] = "number {}".format
     """What to call an example where it is at fault."""
     damage: Callable[[str], str | None] = lambda message: None
@@ -58,7 +58,7 @@ class Split:
     """Whether an image may have any number of classes; else the shares of its target sum to 1."""
 
     def example(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """int64 index -> (image uint8 (H, W, C), label int32); C is unknown before it runs for encoded images."""
+        """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images."""
         image, label = self.read(index)
         return decode_image(image) if image.dtype == tf.string else image, label
 
@@ -105,7 +105,7 @@ as_written = tf.autograph.experimental.do_not_convert
 
 
 def decode_image(data: tf.Tensor) -> tf.Tensor:
-    """Bytes of an image file (keras_vit/files/image_formats.py; of a GIF the first frame) -> uint8 (H, W, C).
+    """Bytes of an image file (keras_vit/files/image_formats.py; of a GIF the first frame) -> uint8 (h, w, C).
 
     C is that of the file, with an alpha where it has one. What is refused by its header is INVALID_ARGUMENT.
     """
@@ -286,7 +286,7 @@ class Oddities:
     """Names of those with an EXIF orientation, which is not applied."""
 
     def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
-        """Look at an image (H, W, C) uint8, and at the bytes of its file."""
+        """Look at an image (h, w, C) uint8, and at the bytes of its file."""
         if is_uniform(image.numpy()):
             self.uniform.append(name)
         if content is not None and image_formats.orientation(content) != 1:

@@ -53,9 +53,9 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Batches from `first_step` on, `num_steps` of them or endless.
 
-    Images (B, H, W, C) in the model's range, labels (B, K) that sum to 1; of images with several classes, 1 for each.
-    For self-distillation the images are a tuple of large crops (B, 2, H, W, C) and small crops (B, n, h, w, C), or the
-    large ones alone if there are no small ones.
+    Images (B, h, w, C) in the model's range, labels (B, K) that sum to 1; of images with several classes, 1 for each.
+    For self-distillation the images are a tuple of large crops (B, 2, height, width, C) and small ones (B, n, h, w, C),
+    or the large ones alone if there are no small ones.
 
     With `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, for worker i of n.
     """
@@ -149,8 +149,9 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
 
 
 def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, preprocessing: Preprocessing):
-    """The crops of an image, decoded or not, for self-distillation, each augmented for itself: large (2, H, W, C), or
-    large and small (n, h, w, C), 0..255.
+    """The crops of an image, decoded or not, for self-distillation, each augmented for itself, 0..255.
+
+    Large crops (2, height, width, C), or these and small crops (n, h, w, C).
 
     The areas are the defaults of facebookresearch/dino `main_dino.py` (global_crops_scale, local_crops_scale).
     """
@@ -167,9 +168,8 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
         window = _augmented(window, seeds, recipe, preprocessing)
         if recipe.color_jitter or recipe.three_augment:
             draws = color.color_draws(crop_seed)[None]
-            window = color.augment_colors(window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment)[
-                0
-            ]
+            windows = color.augment_colors(window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+            window = windows[0]
         return window
 
     large = tf.stack([crop(recipe.image_size, _LARGE_CROP_AREA) for _ in range(2)])
@@ -258,7 +258,7 @@ def _mixed(
 def evaluation_batches(
     split: Split, preprocessing: Preprocessing, *, num_classes: int, batch_size: int, part: tuple[int, int] = (0, 1)
 ) -> tf.data.Dataset:
-    """Every example once, in order: images (B, H, W, C), labels (B, K) as in training, weights (B,) float32.
+    """Every example once, in order: images (B, h, w, C), labels (B, K) as in training, weights (B,) float32.
 
     Every batch has its full size: behind the last example come black images of weight 0 and without a label. With
     `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, equally many in every part.

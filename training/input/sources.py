@@ -79,7 +79,7 @@ def digits() -> Source:
 
 
 def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
-    """Images (n, H, W, C) uint8 and labels (n,) in memory."""
+    """Images (n, h, w, C) uint8 and labels (n,) in memory."""
     _check_labels(labels, names)
     known, images, labels = labels, tf.constant(images), tf.constant(labels, tf.int32)
     return Split(len(known), lambda index: (images[index], labels[index]), labels=known)

@@ -54,7 +54,7 @@ class Trainer(keras.Model):
         the model, which is already built, and fail (keras#20585).
 
         Args:
-            network: images (B, H, W, C) -> inputs of the objective, such as logits (B, K).
+            network: images (B, h, w, C) -> inputs of the objective, such as logits (B, K).
             batch_size: examples per step, on all replicas together.
             objective: computes the loss and the metrics from the outputs of the network in training.
             accumulation: micro-batches per step, whose gradients are summed.

@@ -55,7 +55,7 @@ def _scenes(pairs: Pairs, held_out: bool = False) -> Scenes:
 
 
 def read_mask(path: str) -> np.ndarray:
-    """Return the classes of a mask: (H, W) uint8, of a palette its indices. Raises UserError if it is no mask."""
+    """Return the classes of a mask: (h, w) uint8, of a palette its indices. Raises UserError if it is no mask."""
     try:
         with PIL.Image.open(path) as image:
             values = np.asarray(image)
