@@ -247,9 +247,9 @@ class _OneProductAttention(DotProductAttention):
     def key_heads(self, key):
         return split_heads(key, self.num_heads)
 
-    def probabilities(self, query, key, offset_logits=None):
+    def probabilities(self, query, key, attention_bias=None):
         logits = tf.matmul(query, key, transpose_b=True)
-        return tf.nn.softmax(logits if offset_logits is None else logits + offset_logits)
+        return tf.nn.softmax(logits if attention_bias is None else logits + attention_bias)
 
 
 def _is_norm(layer: keras.layers.Layer) -> bool:

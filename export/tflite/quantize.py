@@ -40,7 +40,7 @@ from export.tflite.calibration import products, searched_ranges, with_corrected_
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
-# Formats whose products take activations in 8 bits, to which even channels matter.
+# Formats whose products take activations in 8 bits, to which SmoothQuant matters.
 EIGHT_BIT_ACTIVATIONS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int4-weights", "int8")
 # Size of a weight relative to float32.
 WEIGHT_SHARE: dict[TFLiteFormat, float] = {
