@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys
-from keras_vit.checkpoints.formats import TORCH, TORCH_STAGES
 from keras_vit.checkpoints.hf_config import FileConfig
 from keras_vit.checkpoints.huggingface.image_processor import ValueRange
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
+from keras_vit.checkpoints.layouts import TORCH, TORCH_STAGES
 from keras_vit.errors import UserError
 from keras_vit.models.config import (
     Classifier,

@@ -31,9 +31,9 @@ from keras_vit.checkpoints.key_mapping import (
     SAME,
     TO_HEADS,
     UNIT,
-    Form,
     Layout,
     Rule,
+    Transform,
     bit_norm,
     bit_units,
     bottlenecks,
@@ -64,9 +64,9 @@ def num_classes_of(weights: Mapping) -> int:
     return 0 if found is None else found.shape[-1] if found.shape else 1
 
 
-def _unchanged(*keys: str, form: Form = SAME) -> tuple[Rule, ...]:
+def _unchanged(*keys: str, transform: Transform = SAME) -> tuple[Rule, ...]:
     """Rules for keys that equal the names of the weights."""
-    return tuple(Rule((key,), key, form) for key in keys)
+    return tuple(Rule((key,), key, transform) for key in keys)
 
 
 def _both(*layers: str, leaves: tuple[str, str] = ("kernel", "bias")) -> tuple[str, ...]:
@@ -96,8 +96,10 @@ _FLAX_OUTSIDE_BLOCKS = (
 )
 _FLAX_RESNET = (
     *_unchanged("conv_root/kernel", *(f"{UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
-    *_unchanged(*_both("gn_root", leaves=_SCALE_BIAS), form=CHANNELS),
-    *_unchanged(*_both(*(f"{UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), form=CHANNELS),
+    *_unchanged(*_both("gn_root", leaves=_SCALE_BIAS), transform=CHANNELS),
+    *_unchanged(
+        *_both(*(f"{UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), transform=CHANNELS
+    ),
 )
 
 
@@ -128,7 +130,7 @@ _BIT = Layout(
         *_unchanged(*(f"{BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
         *_unchanged(*(f"{BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
         *_unchanged("resnet/group_norm/gamma", "resnet/group_norm/beta"),
-        *_unchanged("resnet/head/conv2d/kernel", form=POINTWISE),
+        *_unchanged("resnet/head/conv2d/kernel", transform=POINTWISE),
         *_unchanged("resnet/head/conv2d/bias"),
     ),
     variance_epsilon=1e-10,

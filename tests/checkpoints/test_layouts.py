@@ -14,7 +14,7 @@ import safetensors.numpy
 import keras_vit
 from keras_vit import ConvStem, UserError
 from keras_vit.checkpoints.convert import convert
-from keras_vit.checkpoints.formats import _EXPRESSIBLE, _UNRESTRICTED
+from keras_vit.checkpoints.layouts import _EXPRESSIBLE, _UNRESTRICTED
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
