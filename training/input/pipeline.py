@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import Preprocessing, UserError
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
-from training.input.dataset import Split, as_written, decode_image
+from training.input.dataset import Split, decode_image, without_autograph
 from training.options.checks import check_batch_size
 from training.recipes.recipe import PretrainRecipe, Recipe
 
@@ -73,13 +73,13 @@ def training_batches(
     recolored = bool(recipe.color_jitter or recipe.three_augment)
     crops = recipe if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation" else None
 
-    @as_written
+    @without_autograph
     def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         index, position = shuffled(number)
         image, label = split.read(index)
         return image, split.target(index) if split.target else label, position
 
-    @as_written
+    @without_autograph
     def example(image: tf.Tensor, label: tf.Tensor, position: tf.Tensor) -> tuple:
         example_seed = tf.stack([seed, position])
         if crops is not None:
@@ -87,12 +87,12 @@ def training_batches(
         image = _training_image(image, example_seed, recipe, preprocessing)
         return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
 
-    @as_written
+    @without_autograph
     def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
         return images, labels
 
-    @as_written
+    @without_autograph
     def batch(step: tf.Tensor, examples: tuple) -> tuple:
         images, labels = tf.nest.map_structure(preprocessing.normalize, examples[0]), examples[1]
         labels = labels if split.target else tf.one_hot(labels, num_classes)
@@ -104,7 +104,7 @@ def training_batches(
         data = numbers.map(stored, num_parallel_calls=split.parallel_reads, deterministic=True)
         data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     else:
-        both = as_written(lambda number: example(*stored(number)))
+        both = without_autograph(lambda number: example(*stored(number)))
         data = numbers.map(both, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     if recolored and crops is None:
         data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -265,7 +265,7 @@ def evaluation_batches(
     """
     rows = _rows_of_part(batch_size, part)
 
-    @as_written
+    @without_autograph
     def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             image, label = split.example(index)
@@ -291,7 +291,7 @@ def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.Path
     """
     limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
 
-    @as_written
+    @without_autograph
     def sample(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.example(index)
 
