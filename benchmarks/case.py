@@ -46,7 +46,7 @@ Call = Callable[[], object]
 
 
 def random_images(case: Case) -> np.ndarray:
-    """A batch of images (B, H, W, 3) in [-1, 1)."""
+    """A batch of images (B, h, w, 3) in [-1, 1)."""
     return np.random.default_rng(0).uniform(-1.0, 1.0, (case.batch, case.size, case.size, 3)).astype(np.float32)
 
 

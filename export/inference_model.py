@@ -213,14 +213,14 @@ class _OnePassNorm(keras.layers.LayerNormalization):
 
 
 class _GroupNormByProducts(keras.layers.GroupNormalization):
-    """GroupNorm of feature maps (B, H, W, C) with means over the pixels as matrix products.
+    """GroupNorm of feature maps (B, h, w, C) with means over the pixels as matrix products.
 
     TensorFlow is slow at sums over axes other than the first and the last ones. The statistics are always float32.
     """
 
     def call(self, images):
         pixels, channels = images.shape[1] * images.shape[2], images.shape[3]
-        x = tf.cast(tf.reshape(images, (-1, pixels, channels)), tf.float32)  # (B, H * W, C)
+        x = tf.cast(tf.reshape(images, (-1, pixels, channels)), tf.float32)  # (B, h * w, C)
         over_pixels = tf.fill((tf.shape(x)[0], 1, pixels), 1.0 / pixels)
 
         def group_means(means):
@@ -247,9 +247,9 @@ class _OneProductAttention(DotProductAttention):
     def key_heads(self, key):
         return split_heads(key, self.num_heads)
 
-    def probabilities(self, query, key, offset_logits=None):
+    def probabilities(self, query, key, attention_bias=None):
         logits = tf.matmul(query, key, transpose_b=True)
-        return tf.nn.softmax(logits if offset_logits is None else logits + offset_logits)
+        return tf.nn.softmax(logits if attention_bias is None else logits + attention_bias)
 
 
 def _is_norm(layer: keras.layers.Layer) -> bool:

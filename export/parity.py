@@ -46,7 +46,7 @@ class Reference:
         return none_if_nan(accuracy(self, self.logits))
 
     def batches(self, *, raw_pixels: bool = False) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
-        """Batches of image files and of model inputs (B, H, W, C), float32, or uint8 with `raw_pixels`."""
+        """Batches of image files and of model inputs (B, h, w, C), float32, or uint8 with `raw_pixels`."""
         return _batches(self.samples, self.preprocessing, raw_pixels)
 
 

@@ -91,7 +91,7 @@ class Preprocessing:
         return low, high
 
     def fit(self, image):
-        """Resize a decoded image (..., H, W, C), 0..255 -> (..., height, width, channels), 0..255.
+        """Resize a decoded image (..., h, w, C), 0..255 -> (..., height, width, channels), 0..255.
 
         The result is float32, or the dtype of the image if it already has the size.
         """
@@ -113,7 +113,7 @@ class Preprocessing:
         )
 
     def to_channels(self, image):
-        """Decoded images (..., H, W, C), 1 to 4 channels -> (..., H, W, channels) of the same dtype, without alpha."""
+        """Decoded images (..., h, w, C), 1 to 4 channels -> (..., h, w, channels) of the same dtype, without alpha."""
         return to_channels(image, self.channels, self.background)
 
     def normalize(self, image):
@@ -127,15 +127,15 @@ class Preprocessing:
         """Images -> the float32 input of a model.
 
         Args:
-            image: one decoded image (H, W, C), 0..255, or a PIL image -> (height, width, channels). A batch
-                (B, H, W, C), or a list of images of any sizes -> (B, height, width, channels).
+            image: one decoded image (h, w, C), 0..255, or a PIL image -> (height, width, channels). A batch
+                (B, h, w, C), or a list of images of any sizes -> (B, height, width, channels).
         """
         if isinstance(image, list | tuple):
             return ops.stack([self(one) for one in image])
         return self.normalize(self.fit(_pixels(image)))
 
     def layer(self, name: str | None = None) -> "PreprocessingLayer":
-        """A Keras layer that does the same: images (B, H, W, C), 0..255 -> (B, height, width, channels) float32.
+        """A Keras layer that does the same: images (B, h, w, C), 0..255 -> (B, height, width, channels) float32.
 
         keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer(), model])
         """
@@ -166,7 +166,7 @@ class PreprocessingLayer(keras.layers.Layer):
 
 
 def _pixels(image):
-    """A PIL image as an array (H, W, C) uint8, alpha kept; anything else as it is."""
+    """A PIL image as an array (h, w, C) uint8, alpha kept; anything else as it is."""
     if not hasattr(image, "getbands"):
         return image
     if image.mode.startswith("I"):  # 16 bits
@@ -193,7 +193,7 @@ def _floats(value) -> float | tuple[float, ...]:
 def _center_of_resized(image, smaller_side: int, size: tuple[int, int]):
     """big_vision's resize_small with TensorFlow's "area" method, then its central_crop.
 
-    (..., H, W, C) -> (..., h, w, C) float32.
+    (..., height, width, C) -> (..., h, w, C) float32.
 
     An output pixel is the mean of the image area that it covers. Each axis is a matrix product, which every backend
     supports, and only the cropped part is computed.
@@ -208,8 +208,8 @@ def _center_of_resized(image, smaller_side: int, size: tuple[int, int]):
 
 
 def _resampled(image, rows, columns):
-    """Images (..., H, W, C) with the weights (h, H) of their rows and (w, W) of their columns -> (..., h, w, C)."""
-    planes = ops.moveaxis(image, -1, -3)  # (..., C, H, W)
+    """Images (..., height, width, C), weights (h, height) of rows and (w, width) of columns -> (..., h, w, C)."""
+    planes = ops.moveaxis(image, -1, -3)  # (..., C, height, width)
     planes = ops.matmul(ops.matmul(rows, planes), ops.transpose(columns))  # (..., C, h, w)
     return ops.moveaxis(planes, -3, -1)
 
@@ -227,7 +227,7 @@ def _area_weights(side, factor, length: int):
 
 
 def _letterboxed(image, size: tuple[int, int]):
-    """The whole image in its aspect ratio, centered on white: (..., H, W, C) 0..255 -> (..., h, w, C) float32.
+    """The whole image in its aspect ratio, centered on white: (..., height, width, C) 0..255 -> (..., h, w, C) float32.
 
     Equal to tf.image.resize with antialiasing, then padding. As a matrix product for each axis it runs on every backend
     with sides that are unknown before the graph runs, and takes no memory for a padded square of a long image.
@@ -252,7 +252,7 @@ def _letterbox_weights(side, step, length: int):
 
 
 def to_channels(image, channels: int, background: Background | None = None):
-    """Images (..., H, W, C) with 1 to 4 channels -> (..., H, W, channels) of the same dtype.
+    """Images (..., h, w, C) with 1 to 4 channels -> (..., h, w, channels) of the same dtype.
 
     Grayscale becomes RGB by repetition, RGB becomes grayscale by luma. An alpha channel, the last of 2 or 4, is dropped
     or blended with the background. C may be unknown until the graph runs.
@@ -264,7 +264,7 @@ def to_channels(image, channels: int, background: Background | None = None):
             f"An image with {image.shape[-1]} channels cannot be converted to {channels}; use 1 or 3 channels."
         )
     has_color = ops.cast(ops.shape(image)[-1] >= 3, "int32")
-    rgb = ops.take(image, ops.arange(3, dtype="int32") * has_color, axis=-1)  # (H, W, 3)
+    rgb = ops.take(image, ops.arange(3, dtype="int32") * has_color, axis=-1)  # (h, w, 3)
     if background == "white":
         rgb = _on_white(image, rgb)
     if channels == 3:
@@ -272,11 +272,11 @@ def to_channels(image, channels: int, background: Background | None = None):
     gray = ops.sum(ops.cast(rgb, "float32") * ops.convert_to_tensor(_LUMA, dtype="float32"), axis=-1, keepdims=True)
     if keras.backend.is_float_dtype(image.dtype):
         return ops.cast(gray, image.dtype)
-    return ops.cast(ops.round(gray), image.dtype)  # (H, W, 1)
+    return ops.cast(ops.round(gray), image.dtype)  # (h, w, 1)
 
 
 def is_uniform(image: np.ndarray) -> bool:
-    """Whether an image (H, W, C) uint8, 1 to 4 channels, has one color throughout once it is on white."""
+    """Whether an image (h, w, C) uint8, 1 to 4 channels, has one color throughout once it is on white."""
     if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
         return False  # as nearly all are, at no cost
     seen = np.asarray(to_channels(image, 3, "white"))
@@ -284,7 +284,7 @@ def is_uniform(image: np.ndarray) -> bool:
 
 
 def _on_white(image, rgb):
-    """Blend an image (H, W, C) with colors `rgb` (H, W, 3) on white. Without alpha, return `rgb`.
+    """Blend an image (h, w, C) with colors `rgb` (h, w, 3) on white. Without alpha, return `rgb`.
 
     Of integer pixels, no result is halfway between two integers (255 is odd), so all backends round alike.
     """

@@ -35,7 +35,8 @@ _MILLIONS: Mapping[str, float] = {
     "FlexiViT-S_16": 22.1, "FlexiViT-B_16": 86.6, "FlexiViT-L_16": 304.4,
 }
 # fmt: on
-# Pattern of names: (pixels, purpose, license of the checkpoints). The first that matches counts.
+# Pattern of names: (pixels, purpose, license of the checkpoints). The first that matches counts. No pattern matches all
+# names, so that a new family cannot get the license of another.
 _FAMILIES: Mapping[str, tuple[int, str, str]] = {
     "testing*": (224, "tests", ""),
     "DeiT*": (224, "classification", "Apache-2.0"),
@@ -47,7 +48,10 @@ _FAMILIES: Mapping[str, tuple[int, str, str]] = {
     "SigLIP*": (224, "features beside text", "Apache-2.0"),
     "MAE*": (224, "fine-tuning", "CC-BY-NC-4.0"),
     "FlexiViT*": (240, "any patch size", "Apache-2.0"),
-    "*": (224, "classification", "Apache-2.0"),
+    "ViT*": (224, "classification", "Apache-2.0"),
+    "R*+ViT*": (224, "classification", "Apache-2.0"),
+    "Axial*": (224, "classification", ""),
+    "BiT*": (224, "classification", "Apache-2.0"),
 }
 # Names of the Hugging Face hub.
 _HUB: Mapping[str, str] = {

@@ -1,11 +1,13 @@
 """The list of models: every one has its numbers, and every official checkpoint belongs to one."""
 
+import fnmatch
+
 import pytest
 
 import keras_vit
 from keras_vit.checkpoints.download import official_names
 from keras_vit.checkpoints.huggingface.hub import parse_name
-from keras_vit.published import find_models
+from keras_vit.published import _FAMILIES, _MILLIONS, find_models
 from tests.models.test_families import COUNTS
 from tests.models.test_models import OFFICIAL_COUNTS
 
@@ -17,6 +19,13 @@ def test_a_wildcard_fits_in_any_case():
     assert keras_vit.list_models("vit*_16", pretrained=True) == ["ViT-Ti_16", "ViT-S_16", "ViT-B_16", "ViT-L_16"]
     assert keras_vit.list_models("nothing") == []
     assert keras_vit.list_models() == list(keras_vit.MODELS)
+
+
+def test_every_model_has_its_parameters_and_a_family_of_its_own():
+    assert _MILLIONS.keys() == keras_vit.MODELS.keys()
+    without = [name for name in keras_vit.MODELS if not any(fnmatch.fnmatchcase(name, family) for family in _FAMILIES)]
+    assert not without
+    assert not any(fnmatch.fnmatchcase("a new family", family) for family in _FAMILIES)
 
 
 def test_every_official_checkpoint_belongs_to_one_model():

@@ -53,7 +53,7 @@ def timm(case: Case) -> Server:
 
 
 def _decoding(case: Case, forward: Callable[[np.ndarray], np.ndarray]) -> Server:
-    """A server of a function from images (B, H, W, 3) in [-1, 1] to probabilities."""
+    """A server of a function from images (B, h, w, 3) in [-1, 1] to probabilities."""
 
     def stacked(images: Sequence[np.ndarray]) -> np.ndarray:
         return forward(np.stack(images))

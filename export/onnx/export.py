@@ -53,7 +53,7 @@ def export_onnx(
     model = logits_model(model)
     for kind in formats:
         runtimes.check_size(kind, model)
-    texts = fingerprint.claim(output, model, labels, origin)
+    texts = fingerprint.check_output(output, model, labels, origin)
     expected = parity.reference(
         in_dtype(model, "float32"), preprocessing_of(model), samples, multi_label=origin.multi_label
     )

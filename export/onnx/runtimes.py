@@ -22,7 +22,7 @@ from export.options import OnnxFormat
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 
-# Takes images (B, H, W, C) float32 and returns logits (B, K).
+# Takes images (B, h, w, C) float32 and returns logits (B, K).
 Runner = Callable[[np.ndarray], np.ndarray]
 
 # Files of each format; a runtime loads the first one.

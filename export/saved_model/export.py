@@ -131,7 +131,10 @@ def _put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib
 def _write(
     model: keras.Model, labels: Sequence[str], labels_file: pathlib.Path, path: pathlib.Path, **options: Any
 ) -> None:
-    """Write signatures, weights and labels. The function holds the last reference to the model."""
+    """Write signatures, weights and labels. The function holds the last reference to the model.
+
+    The options are those of `signatures`.
+    """
     servable = Servable(model, labels, str(labels_file))
     functions = signatures(model, servable.labels, **options)
     servable.serve = tf.function(

@@ -1,12 +1,12 @@
 """The signatures of a SavedModel: the named inputs and outputs for TF Serving.
 
-K classes, B images (0 or more), image size H x W with C channels:
+K classes, B images (0 or more), image size h x w with C channels:
 
     serving_default     image_bytes (B,) image files of any size, decoded, resized and normalized in the graph as in
                         evaluation -> probabilities (B, K), and the top 5 classes: classes (B, 5) int32, labels (B, 5)
                         their names, scores (B, 5) their probabilities; with a threshold, accepted (B,) bool
-    image_tensor        image (B, H, W, C) float32 in the model's range -> logits (B, K), probabilities (B, K)
-    image_tensor_uint8  image (B, H, W, C) uint8, 0..255 -> the same
+    image_tensor        image (B, h, w, C) float32 in the model's range -> logits (B, K), probabilities (B, K)
+    image_tensor_uint8  image (B, h, w, C) uint8, 0..255 -> the same
     features            image_bytes (B,) -> features (B, D), the input of the head ("pre_logits")
     attention           image_bytes (B,) -> attention_0 … (B, heads, N, N), softmax probabilities; optional
     classify            inputs (B,) serialized tf.Example with the file in "image/encoded" -> classes (B, 5) names,
@@ -40,7 +40,7 @@ ENCODED = "image/encoded"
 class Servable(tf.Module):
     """The content of a SavedModel besides its signatures: variables, if any, labels, and `serve`.
 
-    `serve` is the endpoint of Keras' own exports: images (B, H, W, C) -> logits (B, K), as the Keras model is called.
+    `serve` is the endpoint of Keras' own exports: images (B, h, w, C) -> logits (B, K), as the Keras model is called.
     `keras.layers.TFSMLayer(directory)` and `tf.saved_model.load(directory).serve(images)` use it.
 
     Tracking the Keras model too would store each weight twice.
@@ -174,7 +174,7 @@ def describe(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
 
     Args:
         directory: of the SavedModel.
-        image_shape: (H, W, C).
+        image_shape: (h, w, C).
     """
     file = directory / "saved_model.pb"
     saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())

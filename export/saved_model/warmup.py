@@ -24,7 +24,7 @@ def write_requests(directory: pathlib.Path, signatures: Mapping, image_file: byt
         directory: of the SavedModel.
         signatures: concrete functions of the loaded SavedModel by name.
         image_file: input of signatures that take image files.
-        image_shape: (H, W, C) of the black image for the other signatures.
+        image_shape: (h, w, C) of the black image for the other signatures.
     """
     path = directory / FILE
     path.parent.mkdir(exist_ok=True)

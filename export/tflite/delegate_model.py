@@ -52,7 +52,7 @@ def delegate_model(model: keras.Model, images: np.ndarray, *, all_tokens: bool =
 
     Args:
         model: from `keras_vit.build`.
-        images: some inputs (n, H, W, C) of the model, which decide the powers of two of its LayerNorms.
+        images: some inputs (n, h, w, C) of the model, which decide the powers of two of its LayerNorms.
         all_tokens: compute all tokens of the last block.
 
     Raises UserError for relative positions, axial attention, and layers that are not those of `keras_vit.build`.
@@ -244,7 +244,7 @@ class _Pooled(PoolTokens):
 
 
 class _PooledMap(keras.layers.GlobalAveragePooling2D):
-    """(B, H, W, C) -> (B, 1, 1, C)."""
+    """(B, h, w, C) -> (B, 1, 1, C)."""
 
     def call(self, inputs):
         return tf.reduce_mean(inputs, (1, 2), keepdims=True)
@@ -254,7 +254,7 @@ class _PooledMap(keras.layers.GlobalAveragePooling2D):
 
 
 class _FourAxesGroupNorm(keras.layers.GroupNormalization):
-    """GroupNorm of (B, H, W, C): the means of the groups are a product of those of the channels."""
+    """GroupNorm of (B, h, w, C): the means of the groups are a product of those of the channels."""
 
     def call(self, images):
         channels = images.shape[-1]

@@ -17,11 +17,11 @@ from export.inference_model import in_dtype, inference_model
 from export.options import CALIBRATED, Target, TFLiteFormat, check_tflite_formats
 from export.source import Provenance, check_model, read_folder
 from export.tflite import quantize, tflite_file
-from export.tflite.channel_scales import Scaled, with_even_channels
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.delegate_rules import require_rules
 from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, STATIC, WEIGHT_SHARE
+from export.tflite.smooth_quant import Gain, smooth_quant
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
@@ -67,7 +67,7 @@ def export_tflite(
         _check_dense(model, target)
     check_model(model, labels, output)
     model = logits_model(model)
-    texts = fingerprint.claim(output, model, labels, origin)
+    texts = fingerprint.check_output(output, model, labels, origin)
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = preprocessing_of(model)
@@ -75,12 +75,12 @@ def export_tflite(
         in_dtype(model, "float32"), preprocessing, samples, multi_label=origin.multi_label, raw_pixels=uint8_input
     )
     inputs: list[np.ndarray] = []
-    even, scaled = model, dict[str, Scaled]()
+    smoothed, scaled = model, dict[str, Gain]()
     if calibration is not None:
         reference = parity.Reference(calibration, preprocessing, np.zeros(0))
         inputs = [image[None] for _, images in reference.batches(raw_pixels=uint8_input) for image in images]
         if any(kind in EIGHT_BIT_ACTIVATIONS for kind in formats):
-            even, scaled = with_even_channels(model, (images for _, images in reference.batches()))
+            smoothed, scaled = smooth_quant(model, (images for _, images in reference.batches()))
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, errors, steps = {}, {}, {}
@@ -89,19 +89,19 @@ def export_tflite(
         for kind in formats:
             started = time.perf_counter()
             # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
-            all_tokens, is_even = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and even is not model
-            if (all_tokens, is_even) not in float_files:
-                float_files[all_tokens, is_even] = pathlib.Path(temporary) / f"{kind}.tflite"
-                float_files[all_tokens, is_even].write_bytes(
+            all_tokens, is_smoothed = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and smoothed is not model
+            if (all_tokens, is_smoothed) not in float_files:
+                float_files[all_tokens, is_smoothed] = pathlib.Path(temporary) / f"{kind}.tflite"
+                float_files[all_tokens, is_smoothed].write_bytes(
                     convert(
-                        even if is_even else model,
+                        smoothed if is_smoothed else model,
                         for_delegates=scaled_by,
                         uint8_input=uint8_input,
                         dynamic_batch=dynamic_batch,
                         all_tokens=all_tokens,
                     )
                 )
-            float_file = float_files[all_tokens, is_even]
+            float_file = float_files[all_tokens, is_smoothed]
             if kind in STATIC:
                 content, steps[kind] = quantize.quantize_static(
                     float_file, kind, inputs, multi_label=origin.multi_label
@@ -170,7 +170,7 @@ def convert(
 ) -> bytes:
     """Convert the `inference_model` of a model to a float32 TFLite file, with batch 1 or a dynamic batch.
 
-    With some inputs (n, H, W, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. The conversion
+    With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. The conversion
     goes through a SavedModel. A file converted from a concrete function would have no weights.
     """
     preprocessing = preprocessing_of(model)
@@ -253,7 +253,7 @@ def _report(
     expected: parity.Reference,
     rows: Mapping[TFLiteFormat, Mapping[str, Any]],
     errors: Mapping[TFLiteFormat, Mapping[str, float]],
-    scaled: Mapping[str, Scaled],
+    scaled: Mapping[str, Gain],
     steps: Mapping[TFLiteFormat, Sequence[quantize.Step]],
 ) -> None:
     listed = {kind: dict(list(found.items())[:_LISTED]) for kind, found in errors.items()}
@@ -297,7 +297,7 @@ def _report(
     )
 
 
-def _gains(scaled: Mapping[str, Scaled], steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report.Table]:
+def _gains(scaled: Mapping[str, Gain], steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report.Table]:
     """Tables of what each step of the quantization gained."""
     tables: list[report.Table] = [
         (

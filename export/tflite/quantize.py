@@ -40,7 +40,7 @@ from export.tflite.calibration import products, searched_ranges, with_corrected_
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
-# Formats whose products take activations in 8 bits, to which even channels matter.
+# Formats whose products take activations in 8 bits, to which SmoothQuant matters.
 EIGHT_BIT_ACTIVATIONS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int4-weights", "int8")
 # Size of a weight relative to float32.
 WEIGHT_SHARE: dict[TFLiteFormat, float] = {
@@ -81,7 +81,7 @@ def quantize(float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence
     Args:
         float_file: float32 file with batch 1, or with a dynamic batch if the format needs no calibration.
         kind: the format.
-        calibration: inputs (1, H, W, C) of the model, for int4-weights.
+        calibration: inputs (1, h, w, C) of the model, for int4-weights.
     """
     settings = _recipe(kind, float_file)
     with _silenced():
@@ -101,7 +101,7 @@ def quantize_static(
     Args:
         float_file: float32 file with batch 1.
         kind: the format.
-        calibration: inputs (1, H, W, C) of the model.
+        calibration: inputs (1, h, w, C) of the model.
         multi_label: whether an image may have several classes.
     """
     content = float_file.read_bytes()
@@ -233,7 +233,7 @@ def layer_errors(
     Args:
         float_file: the model in float32.
         file: the quantized model.
-        images: inputs (1, H, W, C).
+        images: inputs (1, h, w, C).
         layers: names of the layers of the model. Tensors with other names are left out.
     """
     errors: dict[str, float] = {}

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.formats import identify_layout
 from keras_vit.checkpoints.hf_config import FileConfig, read_file_config
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, translate
+from keras_vit.checkpoints.layouts import identify_layout
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz

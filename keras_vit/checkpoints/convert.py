@@ -12,9 +12,9 @@ from keras_vit import run_directory
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.formats import HEADS, LAYOUTS, layout_of
 from keras_vit.checkpoints.from_checkpoint import from_checkpoint
 from keras_vit.checkpoints.infer_config import value_range
+from keras_vit.checkpoints.layouts import HEADS, LAYOUTS, layout_of
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.save import save_checkpoint
 from keras_vit.errors import UserError

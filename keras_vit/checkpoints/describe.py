@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.formats import HEADS, num_classes_of
 from keras_vit.checkpoints.hf_config import FileConfig
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
@@ -21,6 +20,7 @@ from keras_vit.checkpoints.infer_config import (
     known_image_size,
     known_num_heads,
 )
+from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.errors import check_integers
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.files.safetensors import read_json

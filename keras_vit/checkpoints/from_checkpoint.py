@@ -18,7 +18,6 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.formats import HEADS, num_classes_of
 from keras_vit.checkpoints.infer_config import (
     file_config_grid,
     infer_config,
@@ -28,6 +27,7 @@ from keras_vit.checkpoints.infer_config import (
     value_range,
 )
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
+from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, match_weights, values_by_key
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.lazy_array import LazyArray
@@ -116,7 +116,7 @@ def from_checkpoint(
         classifier_activation, dtype, name: see `keras_vit.build`.
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
-    how_built = HowBuilt(classifier_activation, dtype, name)
+    build_options = BuildOptions(classifier_activation, dtype, name)
     check_integers("stored_grid", stored_grid, length=2)
     check_integers("conv_stem_strides", conv_stem_strides, length=0)
     check_integers("num_heads", num_heads)
@@ -148,8 +148,8 @@ def from_checkpoint(
         elif any(rates.values()):
             raise UserError("The file is of a ResNet, which has no dropout; leave the rates out.")
         activation = classifier_activation or classifier_activation_of(model)
-        how_built = dataclasses.replace(how_built, classifier_activation=activation)
-        return _adapted(model, config, image_size, changes, how_built)
+        build_options = dataclasses.replace(build_options, classifier_activation=activation)
+        return _adapted(model, config, image_size, changes, build_options)
     checkpoint = open_checkpoint(file)
     refuse_unexpected_keys(checkpoint)
     known = {name: value for name, value in overrides.items() if value is not None}
@@ -179,7 +179,7 @@ def from_checkpoint(
         crop_from=checkpoint.file_config.crop_from,
     )
     preprocessing = resized_preprocessing(preprocessing, image_size)
-    return build_and_fill(checkpoint, config, preprocessing, grid, changes, how_built)
+    return build_and_fill(checkpoint, config, preprocessing, grid, changes, build_options)
 
 
 def _refuse_settings_of_keras_model(settings: Mapping[str, object], rates: Mapping[str, float]) -> None:
@@ -238,8 +238,8 @@ def adapt(
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
     dtype = model.get_layer("spec").dtype_policy.name
-    how_built = HowBuilt(classifier_activation_of(model), None if dtype == "float32" else dtype)
-    return _adapted(model, config_of(model), image_size, changes, how_built)
+    build_options = BuildOptions(classifier_activation_of(model), None if dtype == "float32" else dtype)
+    return _adapted(model, config_of(model), image_size, changes, build_options)
 
 
 def _adapted(
@@ -247,7 +247,7 @@ def _adapted(
     config: ModelConfig,
     image_size: int | tuple[int, int] | None,
     changes: "Changes",
-    how_built: "HowBuilt",
+    build_options: "BuildOptions",
 ) -> keras.Model:
     """Build a model with the changes and copy the weights; `config` may differ from the model's in its drop rates."""
     preprocessing, weights = preprocessing_of(model), {}
@@ -260,7 +260,7 @@ def _adapted(
         size, preprocessing = preprocessing.image_size, resized_preprocessing(preprocessing, image_size)
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
             config.check_image_size(preprocessing.image_size)
-    return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, how_built)
+    return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, build_options)
 
 
 def resized_preprocessing(preprocessing: Preprocessing, image_size: int | tuple[int, int]) -> Preprocessing:
@@ -304,7 +304,7 @@ class Changes:
 
 
 @dataclasses.dataclass(frozen=True)
-class HowBuilt:
+class BuildOptions:
     """Arguments of `keras_vit.build` that are not in a file."""
 
     classifier_activation: str | None = None
@@ -318,7 +318,7 @@ def build_and_fill(
     preprocessing: Preprocessing,
     stored_grid: tuple[int, int] | None,
     changes: Changes,
-    how_built: HowBuilt,
+    build_options: BuildOptions,
 ) -> keras.Model:
     """Build the model of a checkpoint with the changes and load the weights.
 
@@ -328,7 +328,7 @@ def build_and_fill(
         preprocessing: of the new model, with the channels of the checkpoint.
         stored_grid: (rows, columns) of the stored position embeddings, if known.
         changes: to config and preprocessing.
-        how_built: the arguments of `build` that no file tells.
+        build_options: the arguments of `build` that no file tells.
     """
     weights, num_classes = checkpoint.weights, changes.num_classes
     new_head = num_classes is not None
@@ -353,7 +353,7 @@ def build_and_fill(
         weights = _with_channels(weights, changes.channels, changes.channel_rule)
         preprocessing = _for_channels(preprocessing, changes.channels)
     with no_init_weights():
-        model = build(config, preprocessing=preprocessing, num_classes=num_classes, **dataclasses.asdict(how_built))
+        model = build(config, preprocessing=preprocessing, num_classes=num_classes, **dataclasses.asdict(build_options))
     keep = HEADS if new_head else ()
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys
-from keras_vit.checkpoints.formats import TORCH, TORCH_STAGES
 from keras_vit.checkpoints.hf_config import FileConfig
 from keras_vit.checkpoints.huggingface.image_processor import ValueRange
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
+from keras_vit.checkpoints.layouts import TORCH, TORCH_STAGES
 from keras_vit.errors import UserError
 from keras_vit.models.config import (
     Classifier,
@@ -42,8 +42,8 @@ def ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str
     """Settings that neither the arrays nor a config.json determine, because several timm models have the same arrays.
 
     OpenAI's CLIP has another GELU than OpenCLIP. Without a class token, timm's models with a norm before pooling differ
-    in GELU and in the number of heads. Those
-    with a norm after pooling have either ordinary blocks or blocks that normalize after each branch.
+    in GELU and in the number of heads. Those with a norm after pooling have either ordinary blocks or blocks that
+    normalize after each branch.
     """
     if not isinstance(config, ViTConfig) or checkpoint.layout_name not in ("timm", "huggingface"):
         return ()

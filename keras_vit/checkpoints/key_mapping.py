@@ -1,7 +1,7 @@
 """Rules that map keys and shapes of a file to those of the model and back.
 
 A rule pairs two key templates: "{i}" stands for a number, "{s-1}" for a number minus one, "{u:02d}" for a number of at
-least two digits. Its form maps the array to the weight. The same table of rules reads a layout and writes it.
+least two digits. Its transform maps the array to the weight. The same table of rules reads a layout and writes it.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ QKV = ("query", "key", "value")
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class Transform:
     """How an array in a file relates to the weight of the model."""
 
     ranks: tuple[int, ...]
@@ -50,45 +50,45 @@ def _squeeze(axes: tuple[int, ...], shape: tuple[int, ...], squeezed: tuple[int,
     return squeezed if set(axes) <= {1} else shape
 
 
-SAME = Form((), lambda shape: shape, lambda array: array, lambda weight, heads: weight)
+SAME = Transform((), lambda shape: shape, lambda array: array, lambda weight, heads: weight)
 # torch's Linear: (out, in).
-LINEAR = Form((2,), lambda s: (s[1], s[0]), lambda a: a.T, lambda w, heads: w.T)
+LINEAR = Transform((2,), lambda s: (s[1], s[0]), lambda a: a.T, lambda w, heads: w.T)
 # torch's Conv2d: (out, in, height, width).
-CONV = Form(
+CONV = Transform(
     (4,),
     lambda s: (s[2], s[3], s[1], s[0]),
     lambda a: a.transpose(2, 3, 1, 0),
     lambda w, heads: w.transpose(3, 2, 0, 1),
 )
 # flax's projections to query, key and value: kernels (D, heads, d) and biases (heads, d).
-TO_HEADS = Form(
+TO_HEADS = Transform(
     (2, 3),
     _merge_last,
     lambda a: a.reshape(_merge_last(a.shape)),
     lambda w, heads: w.reshape(*w.shape[:-1], heads, w.shape[-1] // heads),
 )
 # flax's projection from the heads: (heads, d, D).
-FROM_HEADS = Form(
+FROM_HEADS = Transform(
     (3,),
     _merge_first,
     lambda a: a.reshape(_merge_first(a.shape)),
     lambda w, heads: w.reshape(heads, w.shape[0] // heads, w.shape[1]),
 )
 # GroupNorm: (C), in files of older flax (1, 1, 1, C).
-CHANNELS = Form((1, 4), lambda s: _squeeze(s[:-1], s, s[-1:]), lambda a: a.reshape(-1), lambda w, heads: w)
+CHANNELS = Transform((1, 4), lambda s: _squeeze(s[:-1], s, s[-1:]), lambda a: a.reshape(-1), lambda w, heads: w)
 # A dense layer stored as a 1x1 convolution: (1, 1, in, out), torch's (out, in, 1, 1).
-POINTWISE = Form(
+POINTWISE = Transform(
     (4,), lambda s: _squeeze(s[:2], s, s[2:]), lambda a: a.reshape(a.shape[2:]), lambda w, heads: w[None, None]
 )
-POINTWISE_TORCH = Form(
+POINTWISE_TORCH = Transform(
     (4,),
     lambda s: _squeeze(s[2:], s, (s[1], s[0])),
     lambda a: a[:, :, 0, 0].T,
     lambda w, heads: w.T[:, :, None, None],
 )
 # A token stored as a vector, and position embeddings as a matrix.
-TOKEN = Form((1,), lambda s: (1, 1, *s), lambda a: a[None, None], lambda w, heads: w[0, 0])
-TABLE = Form((2,), lambda s: (1, *s), lambda a: a[None], lambda w, heads: w[0])
+TOKEN = Transform((1,), lambda s: (1, 1, *s), lambda a: a[None, None], lambda w, heads: w[0, 0])
+TABLE = Transform((2,), lambda s: (1, *s), lambda a: a[None], lambda w, heads: w[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Rule:
 
     names: tuple[str, ...]
     key: str
-    form: Form = SAME
+    transform: Transform = SAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +121,9 @@ class Layout:
     """Beginnings of the keys of other networks in the file: a text encoder, a decoder."""
 
 
-def dense(name: str, key: str, form: Form = LINEAR) -> tuple[Rule, Rule]:
+def dense(name: str, key: str, transform: Transform = LINEAR) -> tuple[Rule, Rule]:
     """The rules of a dense layer or convolution in PyTorch."""
-    return Rule((f"{name}/kernel",), f"{key}.weight", form), Rule((f"{name}/bias",), f"{key}.bias")
+    return Rule((f"{name}/kernel",), f"{key}.weight", transform), Rule((f"{name}/bias",), f"{key}.bias")
 
 
 def norm(name: str, key: str) -> tuple[Rule, Rule]:
@@ -211,34 +211,34 @@ def translate(arrays: Mapping[str, LazyArray], rules: Iterable[Rule]) -> tuple[d
 
 
 def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str, Weight]:
-    form, parts = rule.form, len(rule.names)
+    transform, parts = rule.transform, len(rule.names)
     if parts and not array.is_float:
         raise UserError(f"The array {array.key!r} should hold floating-point numbers, but holds {array.dtype}.")
-    if form.ranks and len(array.shape) not in form.ranks:
-        ranks = " or ".join(map(str, form.ranks))
+    if transform.ranks and len(array.shape) not in transform.ranks:
+        ranks = " or ".join(map(str, transform.ranks))
         raise UserError(f"The array {array.key!r} should have {ranks} axes, but has shape {array.shape}.")
     if parts == 1:
-        name, shape = _fill(rule.names[0], numbers), form.shape(array.shape)
+        name, shape = _fill(rule.names[0], numbers), transform.shape(array.shape)
         if array.part is not None:
-            return {name: Weight(array, shape, functools.partial(_load_part, form, array.part))}
-        return {name: Weight(array, shape, form.load, functools.partial(_file_view, form, array.shape))}
+            return {name: Weight(array, shape, functools.partial(_load_part, transform, array.part))}
+        return {name: Weight(array, shape, transform.load, functools.partial(_file_view, transform, array.shape))}
     if parts and (not array.shape or array.shape[0] % parts):
         raise UserError(f"The array {array.key!r} should hold {parts} equal parts, but has shape {array.shape}.")
     found = {}
     for part, name in enumerate(rule.names):
         size = array.shape[0] // parts
-        load = functools.partial(_load_part, form, slice(part * size, (part + 1) * size))
-        found[_fill(name, numbers)] = Weight(array, form.shape((size, *array.shape[1:])), load)
+        load = functools.partial(_load_part, transform, slice(part * size, (part + 1) * size))
+        found[_fill(name, numbers)] = Weight(array, transform.shape((size, *array.shape[1:])), load)
     return found
 
 
-def _load_part(form: Form, part: int | slice, array: np.ndarray) -> np.ndarray:
-    return form.load(array[part])
+def _load_part(transform: Transform, part: int | slice, array: np.ndarray) -> np.ndarray:
+    return transform.load(array[part])
 
 
-def _file_view(form: Form, shape: tuple[int, ...], weight: np.ndarray) -> np.ndarray:
+def _file_view(transform: Transform, shape: tuple[int, ...], weight: np.ndarray) -> np.ndarray:
     """The view of a weight with the shape of the file."""
-    return form.store(weight, 1).reshape(shape, copy=False)
+    return transform.store(weight, 1).reshape(shape, copy=False)
 
 
 def untranslate(weights: Mapping[str, np.ndarray], rules: Iterable[Rule], num_heads: int) -> dict[str, np.ndarray]:
@@ -255,7 +255,7 @@ def untranslate(weights: Mapping[str, np.ndarray], rules: Iterable[Rule], num_he
             parts = [_fill(part, numbers) for part in rule.names]
             if not all(part in weights for part in parts):
                 continue
-            views = [rule.form.store(weights[part], num_heads) for part in parts]
+            views = [rule.transform.store(weights[part], num_heads) for part in parts]
             arrays[_fill(rule.key, numbers)] = views[0] if len(views) == 1 else np.concatenate(views)
             used |= set(parts)
     if unknown := sorted(weights.keys() - used):

@@ -11,9 +11,9 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import KERAS_WEIGHTS, Checkpoint, join_keys, open_checkpoint
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.formats import TORCH
 from keras_vit.checkpoints.infer_config import file_config_grid, heads_in, not_square_error, square_grid
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
+from keras_vit.checkpoints.layouts import TORCH
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.keras_weights import open_keras_weights
 from keras_vit.files.lazy_array import check_all

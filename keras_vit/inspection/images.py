@@ -27,7 +27,7 @@ class Image:
 
     name: str
     pixels: np.ndarray
-    """(H, W, C) uint8, C 1 to 4."""
+    """(h, w, C) uint8, C 1 to 4."""
     label: str | None = None
 
 
@@ -80,7 +80,7 @@ def decode(data: bytes, name: str, label: str | None = None) -> Image:
 
 
 def _as_bytes(image, data: bytes) -> np.ndarray:
-    """(H, W) or (H, W, C) uint8, as TensorFlow decodes the file: 16 bits to 8, palettes to RGB, alpha kept."""
+    """(h, w) or (h, w, C) uint8, as TensorFlow decodes the file: 16 bits to 8, palettes to RGB, alpha kept."""
     if image.format == "GIF":
         pixels = np.asarray(image.convert("RGBA"))
         return pixels[:, :, :3] * (pixels[:, :, 3:] > 0).astype(np.uint8)  # transparent pixels are black in TensorFlow
@@ -98,7 +98,7 @@ def _as_bytes(image, data: bytes) -> np.ndarray:
 
 
 def _with_alpha_of(key: tuple[int, ...], image, bits: int) -> np.ndarray:
-    """A PNG (H, W) or (H, W, 3) whose color `key`, of `bits` bits, is transparent -> (H, W, 2) or (H, W, 4) uint8."""
+    """A PNG (h, w) or (h, w, 3) whose color `key`, of `bits` bits, is transparent -> (h, w, 2) or (h, w, 4) uint8."""
     if len(key) == 3 and bits == 16:
         raise ValueError("16-bit colors with a transparent one; save it with an alpha channel")
     image.info.pop("transparency", None)

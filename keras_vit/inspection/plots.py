@@ -185,13 +185,13 @@ def _beside_inputs(result: InspectionResult) -> matplotlib.figure.Figure:
 
 
 def show_image(axes, image: np.ndarray) -> None:
-    """An image (H, W, C) uint8 without axes."""
+    """An image (h, w, C) uint8 without axes."""
     axes.imshow(as_rgb(image), interpolation="nearest")
     axes.set_axis_off()
 
 
 def as_rgb(image: np.ndarray) -> np.ndarray:
-    """(H, W, C) -> (H, W, 3); of an image that is not RGB its first channel, gray."""
+    """(h, w, C) -> (h, w, 3); of an image that is not RGB its first channel, gray."""
     return image if image.shape[-1] == 3 else image[:, :, :1].repeat(3, axis=-1)
 
 

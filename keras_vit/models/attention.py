@@ -50,12 +50,13 @@ def attention(
         key = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_key")(key)
     if locality:
         query = HeadScale(num_heads, name=f"{name}.scaled_query")(query)
-    mixed = [query, key, value]
+    inputs = [query, key, value]
     if locality:
-        mixed.append(NoSelfAttention(name=f"{name}.relative")(query))  # (1, 1, N, N)
+        # A mask, not relative positions; saved models have it under this name.
+        inputs.append(NoSelfAttention(name=f"{name}.relative")(query))  # (1, 1, N, N)
     if relative:
-        mixed.append(RelativePositions(num_heads, name=f"{name}.relative")(query))  # (B, H, N, N)
-    y = DotProductAttention(num_heads, dropout_rate, name=name)(*mixed)  # (B, N, D)
+        inputs.append(RelativePositions(num_heads, name=f"{name}.relative")(query))  # (B, H, N, N)
+    y = DotProductAttention(num_heads, dropout_rate, name=name)(*inputs)  # (B, N, D)
     return TokenDense(width, name=f"{name}.out")(y)
 
 
@@ -95,17 +96,17 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
         layer.queries_at_a_time = queries
 
 
-def attention_probabilities(query, key, offset_logits=None, *, scaled: bool = False):
+def attention_probabilities(query, key, attention_bias=None, *, scaled: bool = False):
     """softmax(q k / sqrt(d)) per head: (B, H, N, d) and (B, H, d, M) -> (B, H, N, M), rows summing to 1.
 
     The query is scaled before the product, as in flax, unless it is already `scaled`. The softmax is always computed in
-    float32. `offset_logits` (B, H, N, M), from RelativePositions, are added before the softmax.
+    float32. `attention_bias` (B, H, N, M), of RelativePositions or NoSelfAttention, is added before the softmax.
     """
     if not scaled:
         query = query * (query.shape[-1] ** -0.5)
     logits = ops.matmul(query, key)  # (B, H, N, M)
-    if offset_logits is not None:
-        logits = logits + offset_logits
+    if attention_bias is not None:
+        logits = logits + attention_bias
     return ops.cast(ops.softmax(ops.cast(logits, "float32"), axis=-1), query.dtype)
 
 
@@ -125,9 +126,9 @@ def join_heads(heads):
 class DotProductAttention(keras.layers.Layer):
     """Multi-head attention between projected tokens; the projections are separate layers.
 
-    Call: query (B, N, D), key (B, M, D), value (B, M, D), with relative positions also their logits (B, H, N, M) ->
-    (B, N, D). In training, each probability is dropped with
-    `dropout_rate`, for every head and query by itself (flax: broadcast_dropout=False).
+    Call: query (B, N, D), key (B, M, D), value (B, M, D), perhaps an attention bias (B, H, N, M) -> (B, N, D). In
+    training, each probability is dropped with `dropout_rate`, for every head and query by itself (flax:
+    broadcast_dropout=False).
 
     `queries_at_a_time` is set by `chunk_attention` and is not saved.
 
@@ -145,39 +146,39 @@ class DotProductAttention(keras.layers.Layer):
         self.dropout = keras.layers.Dropout(dropout_rate) if dropout_rate else None
         self.queries_at_a_time: int | None = None
 
-    def call(self, query, key, value, offset_logits=None, training=None):
+    def call(self, query, key, value, attention_bias=None, training=None):
         in_chunks = self.queries_at_a_time is not None and self.queries_at_a_time < query.shape[1]
         drops = self.dropout is not None and training
-        if not in_chunks and not drops and offset_logits is None and keras.backend.backend() == "jax":
+        if not in_chunks and not drops and attention_bias is None and keras.backend.backend() == "jax":
             return self._in_one_operation(query, key, value)
         key, value = self.key_heads(key), split_heads(value, self.num_heads)
         if in_chunks:
             return self._in_chunks(query, key, value)
-        probabilities = self.probabilities(split_heads(query, self.num_heads), key, offset_logits)
-        return join_heads(self.mixed(probabilities, value, training))
+        probabilities = self.probabilities(split_heads(query, self.num_heads), key, attention_bias)
+        return join_heads(self.weighted_values(probabilities, value, training))
 
     def key_heads(self, key):
         """Split keys (B, M, D) into heads for `probabilities`: (B, H, d, M)."""
         return split_heads(key, self.num_heads, transposed=True)
 
-    def probabilities(self, query, key, offset_logits=None):
+    def probabilities(self, query, key, attention_bias=None):
         """See attention_probabilities."""
-        return attention_probabilities(query, key, offset_logits)  # (B, H, N, M)
+        return attention_probabilities(query, key, attention_bias)  # (B, H, N, M)
 
-    def mixed(self, probabilities, value, training=None):
+    def weighted_values(self, probabilities, value, training=None):
         """The mean of the values (B, H, M, d) by probabilities (B, H, N, M), some of them dropped: (B, H, N, d)."""
         if self.dropout is not None:
             probabilities = self.dropout(probabilities, training=training)
         return ops.matmul(probabilities, value)
 
     def _in_one_operation(self, query, key, value):
-        """The same without dropout and offset_logits: (B, N, D), (B, M, D) and (B, M, D) -> (B, N, D)."""
+        """The same without dropout and attention_bias: (B, N, D), (B, M, D) and (B, M, D) -> (B, N, D)."""
         heads = self.num_heads, query.shape[-1] // self.num_heads
         query, key, value = (ops.reshape(x, (-1, x.shape[1], *heads)) for x in (query, key, value))
         # On a TPU, Keras 3.15 would choose a kernel with a causal mask, although none is given.
         flash = False if keras.distribution.list_devices()[0].startswith("tpu") else None  # None: Keras chooses
-        mixed = ops.dot_product_attention(query, key, value, flash_attention=flash)
-        return ops.reshape(mixed, (-1, query.shape[1], heads[0] * heads[1]))
+        outputs = ops.dot_product_attention(query, key, value, flash_attention=flash)
+        return ops.reshape(outputs, (-1, query.shape[1], heads[0] * heads[1]))
 
     def _in_chunks(self, query, key, value):
         """The same, for c queries after the others, so that (B, H, c, M) are the most probabilities at a time.
@@ -191,12 +192,13 @@ class DotProductAttention(keras.layers.Layer):
         chunks = ops.pad(query, ((0, 0), (0, missing), (0, 0)))
         chunks = ops.reshape(chunks, (-1, num_chunks, size, self.num_heads, width // self.num_heads))
         # Recompute chunks for the gradient: stored chunks would need as much memory as full attention.
-        mix = keras.remat(lambda c, key, value: self.mixed(self.probabilities(c, key), value))
+        attend = keras.remat(lambda c, key, value: self.weighted_values(self.probabilities(c, key), value))
         chunks = ops.transpose(chunks, (1, 0, 3, 2, 4))  # (N / c, B, H, c, d)
-        mixed = ops.transpose(ops.map(lambda c: mix(c, key, value), chunks), (1, 0, 3, 2, 4))  # (B, N / c, c, H, d)
-        return ops.reshape(mixed, (-1, num_queries + missing, width))[:, :num_queries]
+        outputs = ops.map(lambda c: attend(c, key, value), chunks)
+        outputs = ops.transpose(outputs, (1, 0, 3, 2, 4))  # (B, N / c, c, H, d)
+        return ops.reshape(outputs, (-1, num_queries + missing, width))[:, :num_queries]
 
-    def compute_output_shape(self, query_shape, key_shape, value_shape, offset_logits_shape=None):
+    def compute_output_shape(self, query_shape, key_shape, value_shape, attention_bias_shape=None):
         return query_shape
 
 
@@ -209,17 +211,17 @@ class AttentionProbabilities(keras.layers.Layer):
         self.num_heads = num_heads
         self.scaled = scaled
 
-    def call(self, query, key, offset_logits=None):
+    def call(self, query, key, attention_bias=None):
         query, key = split_heads(query, self.num_heads), split_heads(key, self.num_heads, transposed=True)
-        return attention_probabilities(query, key, offset_logits, scaled=self.scaled)
+        return attention_probabilities(query, key, attention_bias, scaled=self.scaled)
 
-    def compute_output_shape(self, query_shape, key_shape, offset_logits_shape=None):
+    def compute_output_shape(self, query_shape, key_shape, attention_bias_shape=None):
         return query_shape[0], self.num_heads, query_shape[1], key_shape[1]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class RelativePositions(keras.layers.Layer):
-    """Logits of attention that depend on the offset between two tokens: query (B, N, D) -> (B, H, N, N).
+    """An attention bias that depends on the offset between two tokens: query (B, N, D) -> (B, H, N, N).
 
     Paper "An Image is Worth 16x16 Words", appendix D.4: the query's content meets a learned vector for the offset of
     the two positions, and the product is added to the content logits. What the paper leaves open: each block has a
@@ -270,7 +272,7 @@ class HeadScale(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class NoSelfAttention(keras.layers.Layer):
-    """Logits that keep each token from attending to itself: query (B, N, D) -> (1, 1, N, N)."""
+    """An attention bias that keeps each token from attending to itself: query (B, N, D) -> (1, 1, N, N)."""
 
     def call(self, query):
         # exp underflows to 0 behind it, and float16 holds it.

@@ -1,7 +1,7 @@
 """BiT ResNet-v2: pre-activation bottlenecks, GroupNorm, standardized convolutions.
 
 Paper: "Big Transfer" (arXiv 1912.11370). Agrees with big_transfer `bit_pytorch/models.py` and `bit_jax/models.py`.
-It is not the stem of the hybrids (`resnet.py`), which is post-activation and standardizes and pads in another way.
+It is not the stem of the hybrids (`stems.py`), which is post-activation and standardizes and pads in another way.
 Layers bear the names of the released checkpoints, with "." for "/".
 
 Axes: B batch, h rows, w columns, C channels.

@@ -173,9 +173,8 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     block = f"Transformer.encoderblock_{config.num_layers - 1}"
     attention = f"{block}.MultiHeadDotProductAttention_1"
     of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}
-    if (
-        config.position_embedding == "relative" or config.locality_attention
-    ):  # its logits come with the query of all tokens
+    # Their attention bias comes with the query of all tokens.
+    if config.position_embedding == "relative" or config.locality_attention:
         of_all |= {attention, *(f"{attention}.{part}" for part in ("query", "scaled_query", "relative"))}
     if config.position_embedding == "rotary":
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}

@@ -70,7 +70,7 @@ def costs(
         model = build(config, image_size=image_size, num_classes=num_classes, channels=channels)
     total = Costs(model.count_params(), 0, 0)
 
-    def operator_table(layer, *inputs, **options):
+    def count(layer, *inputs, **options):
         nonlocal total
         outputs = layer(*inputs, **options)
         total += _of_call(layer, keras.tree.flatten(inputs), outputs)
@@ -78,7 +78,7 @@ def costs(
 
     # With a batch of one image the sequences that attention folds it into are in the shapes, too.
     image = keras.Input(batch_shape=(1, *model.input_shape[1:]))
-    keras.models.clone_model(model, image, clone_function=lambda layer: layer, call_function=operator_table)
+    keras.models.clone_model(model, image, clone_function=lambda layer: layer, call_function=count)
     return total
 
 

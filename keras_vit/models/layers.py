@@ -111,7 +111,7 @@ class StandardizedConv2D(keras.layers.Layer):
         padding: "valid" or "same", as in TensorFlow.
         variance_epsilon, deviation_epsilon: see above.
 
-    Shape: (B, H, W, C) -> (B, H', W', filters).
+    Shape: (B, h, w, C) -> (B, h', w', filters).
     """
 
     def __init__(

@@ -36,7 +36,7 @@ def resnet_classifier(
 
 
 def resnet(x, config: ResNetConfig):
-    """Images (B, H, W, C) -> feature map (B, H / s, W / s, c) at the network's stride s."""
+    """Images (B, h, w, C) -> feature map (B, h / s, w / s, c) at the network's stride s."""
     x = standardized_conv(x, config, config.root_channels, 7, 2, "same", "conv_root")
     x = keras.layers.ReLU(name="relu_root")(group_norm(x, config, "gn_root"))
     x = keras.layers.MaxPooling2D(3, 2, padding="same", data_format=CHANNELS_LAST, name="resnet_root")(x)
@@ -85,7 +85,7 @@ def axial_attention(x, num_heads: int, strides: int, name: str):
 
 
 def conv_stem(x, stem: ConvStem):
-    """Images (B, H, W, C) -> feature map (B, H / s, W / s, c): convolution, BatchNorm and ReLU for each layer."""
+    """Images (B, h, w, C) -> feature map (B, h / s, w / s, c): convolution, BatchNorm and ReLU for each layer."""
     # torch's default for a convolution: uniform within 1 / sqrt(fan_in).
     kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
     for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
@@ -107,13 +107,13 @@ def conv_stem(x, stem: ConvStem):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class ShiftAndCut(keras.layers.Layer):
-    """Shifted patches: (B, H, W, C) -> (B, H / P, W / P, P * P * 5 C), pixels row by row.
+    """Shifted patches: (B, h, w, C) -> (B, h / P, w / P, P * P * 5 C), pixels row by row.
 
     The channels of a pixel are those of the image, then of its copies shifted by P // 2 pixels to the upper left, upper
     right, lower left and lower right; what enters at the border is 0.
 
     Args:
-        patch_size: P, a divisor of H and W.
+        patch_size: P, a divisor of h and w.
     """
 
     def __init__(self, patch_size: int, **kwargs):
@@ -125,10 +125,10 @@ class ShiftAndCut(keras.layers.Layer):
         padded = ops.pad(images, ((0, 0), (half, half), (half, half), (0, 0)))
         corners = [(2 * half, 2 * half), (2 * half, 0), (0, 2 * half), (0, 0)]  # first row and column of a copy
         copies = [padded[:, row : row + height, column : column + width] for row, column in corners]
-        x = ops.concatenate([images, *copies], axis=-1)  # (B, H, W, 5 C)
+        x = ops.concatenate([images, *copies], axis=-1)  # (B, h, w, 5 C)
         rows, columns, channels = height // size, width // size, x.shape[-1]
         x = ops.reshape(x, (-1, size, columns, size * channels))  # at most four axes, for TFLite
-        x = ops.transpose(x, (0, 2, 1, 3))  # (B * H / P, W / P, P, P * 5 C)
+        x = ops.transpose(x, (0, 2, 1, 3))  # (B * h / P, w / P, P, P * 5 C)
         return ops.reshape(x, (-1, rows, columns, size * size * channels))
 
     def compute_output_shape(self, input_shape):

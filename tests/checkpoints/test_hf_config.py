@@ -654,7 +654,7 @@ def test_a_fifth_stage_is_refused_because_torch_dilates_it(layout, name, tmp_pat
     model = keras_vit.build(config, image_size=32, num_classes=3)
     with pytest.raises(UserError, match=f"{layout} cannot express a ResNet of 5 stages"):
         keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
-    monkeypatch.setattr(keras_vit.checkpoints.formats, "TORCH_STAGES", 5)
+    monkeypatch.setattr(keras_vit.checkpoints.layouts, "TORCH_STAGES", 5)
     keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
     with pytest.raises(UserError, match="has 5 stages"):
         keras_vit.from_checkpoint(tmp_path / name, num_groups=2)

@@ -1,6 +1,6 @@
 """Mutated checkpoint files: each is loaded completely or refused with one sentence, quickly and in little memory.
 
-`python -m pytest tests/test_fuzz.py -m slow` tries 10,000; the quick test the first 400 of them.
+`python -m pytest tests/checkpoints/test_hostile_files.py -m slow` tries 10,000; the quick test the first 150 of them.
 """
 
 import json

@@ -92,7 +92,7 @@ def draws(strategy):
         lambda: keras_vit.build(dropping, preprocessing=preprocessing, num_classes=5),
         base, 16, strategy=strategy, execution=fit.Execution(), seed=1,
     )
-    return np.stack(tf.function(lambda: strategy.run(lambda: tf.stack(trainer.draw(0))))().values)
+    return np.stack(tf.function(lambda: strategy.run(lambda: tf.stack(trainer.layer_seeds(0))))().values)
 
 # Replicas first: their devices are made before TensorFlow starts.
 for argument in sys.argv[2:]:

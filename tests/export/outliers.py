@@ -18,8 +18,8 @@ from export.inference_model import float32_copy
 from export.options import CALIBRATED, TFLiteFormat
 from export.parity import Reference
 from export.tflite import quantize
-from export.tflite.channel_scales import sites, with_even_channels
 from export.tflite.export import convert
+from export.tflite.smooth_quant import scalable_activations, smooth_quant
 from export.tflite.tflite_file import run as run_file
 from keras_vit import cli, preprocessing_of, run_directory
 from keras_vit.files.tables import markdown_table
@@ -29,13 +29,13 @@ _FORMATS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8", "int4-weights")
 
 
 def with_outliers(model: keras.Model, seed: int = 1) -> keras.Model:
-    """Make some channels of each site 16 to 128 times as large, and their weights as much smaller.
+    """Make some channels of each activation 16 to 128 times as large, and their weights as much smaller.
 
-    The outputs stay the same. At least two channels of a site, one of 32, are chosen at random.
+    The outputs stay the same. At least two channels of an activation, one of 32, are chosen at random.
     """
     rng = np.random.default_rng(seed)
-    for site in sites(model):
-        source, readers = model.get_layer(site.source), [model.get_layer(name) for name in site.products]
+    for activation in scalable_activations(model):
+        source, readers = model.get_layer(activation.source), [model.get_layer(name) for name in activation.products]
         factors = np.ones(readers[0].kernel.shape[0], np.float32)
         chosen = rng.choice(len(factors), max(2, len(factors) // 32), replace=False)
         factors[chosen] = 2.0 ** rng.integers(4, 8, len(chosen))
@@ -73,9 +73,9 @@ def main(arguments: Sequence[str]) -> None:
     rows = []
     for title, model in (("as trained", trained), ("with outliers", with_outliers(float32_copy(trained)))):
         expected = Reference(samples, preprocessing, model.predict(images, verbose=0))
-        even, _ = with_even_channels(model, np.split(inputs, 8))
+        smoothed, _ = smooth_quant(model, np.split(inputs, 8))
         for kind in _FORMATS:
-            shares = [agreement(network, kind, calibration, expected) for network in (model, even)]
+            shares = [agreement(network, kind, calibration, expected) for network in (model, smoothed)]
             rows.append((title, kind, *(f"{share:.2%}" for share in shares)))
     print(markdown_table(("model", "format", "channels as they are", "scaled channels"), rows, num_text_columns=2))
 

@@ -47,7 +47,7 @@ def build(name: str = "token", channels: int = 3) -> keras.Model:
 
 @pytest.fixture(autouse=True)
 def _not_natively(monkeypatch):
-    """TensorFlow's C++ library takes seconds to load; tests/test_served.py has it."""
+    """TensorFlow's C++ library takes seconds to load; tests/export/test_saved_model.py has it."""
     monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
 
 

@@ -11,10 +11,10 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 import keras_vit
 from export.parity import Reference
 from export.tflite.calibration import Product, products, searched_ranges, with_corrected_biases
-from export.tflite.channel_scales import best_scales, sites, with_even_channels
 from export.tflite.export import convert
 from export.tflite.graph import Graph, unpack
 from export.tflite.quantize import quantize_static
+from export.tflite.smooth_quant import best_scales, scalable_activations, smooth_quant
 from keras_vit import run_directory
 from tests.export.outliers import agreement, with_outliers
 from tests.models.test_saving import CONFORMANCE
@@ -36,19 +36,19 @@ def tiny(name: str) -> keras.Model:
 def test_even_channels_change_no_bit_of_any_kind_of_model(name, tiny_images):
     model = with_outliers(tiny(name))
     expected = np.asarray(model(tiny_images))
-    even, scaled = with_even_channels(model, [tiny_images[:3], tiny_images[3:]])
-    assert {site.source for site in sites(model)} == scaled.keys()
-    np.testing.assert_array_equal(even(tiny_images), expected)
+    smoothed, scaled = smooth_quant(model, [tiny_images[:3], tiny_images[3:]])
+    assert {activation.source for activation in scalable_activations(model)} == scaled.keys()
+    np.testing.assert_array_equal(smoothed(tiny_images), expected)
     np.testing.assert_array_equal(model(tiny_images), expected)
     for found in scaled.values():
         assert found.after < found.before
 
 
 def test_what_more_than_products_read_is_left_alone():
-    found = {site.source for site in sites(tiny("axial"))}
+    found = {activation.source for activation in scalable_activations(tiny("axial"))}
     assert not any(name.endswith("LayerNorm_0") for name in found)  # a reshape reads it
-    assert sites(tiny("bit")) == []
-    wider = {site.source for site in sites(tiny("token and mean"))}
+    assert scalable_activations(tiny("bit")) == []
+    wider = {activation.source for activation in scalable_activations(tiny("token and mean"))}
     assert "Transformer.encoder_norm" not in wider  # the head reads two of its vectors
 
 
@@ -178,6 +178,6 @@ def test_a_trained_model_with_outliers_is_as_good_in_8_bits_as_without(demo_plac
     calibration = [image[None] for image in images[:64]]
     before = agreement(model, "int8", calibration, expected)
     planted = with_outliers(model)
-    even, _ = with_even_channels(planted, np.array_split(images, 4))
-    assert agreement(even, "int8", calibration, expected) >= before - 0.01
+    smoothed, _ = smooth_quant(planted, np.array_split(images, 4))
+    assert agreement(smoothed, "int8", calibration, expected) >= before - 0.01
     assert agreement(planted, "int8", calibration, expected) < before - 0.02

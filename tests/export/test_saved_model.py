@@ -364,7 +364,7 @@ def png_header(width: int, height: int) -> bytes:
 
 
 def raw_png(rows: np.ndarray, bits: int, color_type: int, key: bytes = b"") -> bytes:
-    """A PNG of rows (H, bytes) as they are stored: Pillow writes no transparent color of any depth, no deep alpha."""
+    """A PNG of rows (h, bytes) as they are stored: Pillow writes no transparent color of any depth, no deep alpha."""
     width = rows.shape[1] * 8 // bits // {0: 1, 2: 3, 4: 2, 6: 4}[color_type]
     parts = [b"IHDR" + struct.pack(">IIBBBBB", width, len(rows), bits, color_type, 0, 0, 0)]
     parts += [b"tRNS" + key] if key else []

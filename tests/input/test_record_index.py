@@ -74,7 +74,9 @@ def test_an_index_that_cannot_be_written_is_named_and_not_needed(files, monkeypa
 
 def test_a_file_that_shrinks_while_it_is_read_is_named(files):
     records = TFRecords([(file, 0, 100) for file in files])
-    split = Split(len(records), lambda index: (records.read(index), tf.constant(0)), damage=records.damage)
+    split = Split(
+        len(records), lambda index: (records.read(index), tf.constant(0)), explain_damage=records.explain_damage
+    )
     write(files[2], [])
     with pytest.raises(UserError, match="c was changed while it was read"), bad_examples_reported(split):
         split.read(tf.constant(21, tf.int64))
@@ -84,7 +86,9 @@ def test_an_index_of_other_records_of_the_same_size_is_named(files):
     contents(files)
     write(files[2], [b"1", b"2" * 20_000])
     records = TFRecords([(file, 0, 100) for file in files])
-    split = Split(len(records), lambda index: (records.read(index), tf.constant(0)), damage=records.damage)
+    split = Split(
+        len(records), lambda index: (records.read(index), tf.constant(0)), explain_damage=records.explain_damage
+    )
     with pytest.raises(UserError, match="records.npz does not fit .*c; remove it"), bad_examples_reported(split):
         split.read(tf.constant(21, tf.int64))
 

@@ -9,7 +9,7 @@ import pytest
 import keras_vit
 from keras_vit.models.self_supervised import masked_autoencoder, self_distillation_model
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
-from training.loop.optimizers import layer_shares, make_optimizer
+from training.loop.optimizers import layer_lr_multipliers, make_optimizer
 
 
 def model_and_gradients():
@@ -59,17 +59,17 @@ def test_momentum_is_not_nesterovs():
 
 def test_each_layer_learns_a_share_of_what_the_next_one_does():
     model, _ = model_and_gradients()
-    shares = layer_shares(model, 0.5)
-    assert shares["head/kernel"] == shares["Transformer.encoder_norm/gamma"] == 1.0
-    assert shares["Transformer.encoderblock_1.MlpBlock_3.Dense_0/kernel"] == 0.5
-    assert shares["Transformer.encoderblock_0.LayerNorm_0/gamma"] == 0.25
-    assert shares["embedding/kernel"] == shares["cls/cls"] == 0.125
+    multipliers = layer_lr_multipliers(model, 0.5)
+    assert multipliers["head/kernel"] == multipliers["Transformer.encoder_norm/gamma"] == 1.0
+    assert multipliers["Transformer.encoderblock_1.MlpBlock_3.Dense_0/kernel"] == 0.5
+    assert multipliers["Transformer.encoderblock_0.LayerNorm_0/gamma"] == 0.25
+    assert multipliers["embedding/kernel"] == multipliers["cls/cls"] == 0.125
     gradients = [np.ones(variable.shape, np.float32) for variable in model.trainable_variables]
     before = model.get_weights()
     optimizer = make_optimizer("sgd", model, 0.1, clip_norm=None, layer_decay=0.5)
     optimizer.apply(gradients, model.trainable_variables)
     for variable, old in zip(model.trainable_variables, before, strict=True):
-        np.testing.assert_allclose(variable.numpy(), old - 0.1 * shares[variable.path], atol=1e-6)
+        np.testing.assert_allclose(variable.numpy(), old - 0.1 * multipliers[variable.path], atol=1e-6)
 
 
 SQUARE = dataclasses.replace(TINY, patch_size=4, hidden_size=16, num_heads=2)
@@ -117,8 +117,11 @@ GRAY = keras_vit.Preprocessing((16, 16), 1)
     ids=["masked autoencoder", "self-distillation", "hybrid", "sequence pooling"],
 )
 def test_layers_behind_the_encoder_learn_at_the_full_rate_whatever_their_names(make, before, behind):
-    shares = layer_shares(make(), 0.5)
-    found = {share: {path.split("/")[0] for path in shares if shares[path] == share} for share in (0.125, 1.0)}
+    multipliers = layer_lr_multipliers(make(), 0.5)
+    found = {
+        multiplier: {path.split("/")[0] for path in multipliers if multipliers[path] == multiplier}
+        for multiplier in (0.125, 1.0)
+    }
     assert before <= found[0.125]
     assert behind <= found[1.0]
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from keras_vit.files.npz import read_npz
 from training import pretrain
 from training.devices.strategies import CONTINUE_LATER
-from training.loop import checkpoints
+from training.loop import checkpoints, fit
 from training.loop.run import Run
 
 # The smallest run that has everything in it that could go wrong: dropout, shifts, an average, momenta, several epochs
@@ -133,6 +134,20 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, monkeypatch):
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_last_step_is_told_the_truth_and_the_model_is_written(
+    number, undisturbed, tmp_path, monkeypatch, capfd
+):
+    shutil.copytree(undisturbed, tmp_path / "run")
+    (tmp_path / "run" / "model.keras").unlink()  # as a run that was killed after its last step
+    monkeypatch.setattr(fit, "write_curves", lambda run: os.kill(os.getpid(), number))
+    in_process(tmp_path / "run")
+    error = capfd.readouterr().err
+    assert "Stopping after this step" not in error
+    assert ("Training is complete; writing model.keras." in error) == (number == signal.SIGINT)
+    assert (tmp_path / "run" / "model.keras").is_file()
 
 
 def test_the_average_is_what_the_run_saves(undisturbed):

@@ -11,8 +11,8 @@ import pytest
 
 import keras_vit
 from keras_vit import MODELS, Preprocessing, ResNetConfig, UserError, ViTConfig
-from keras_vit.checkpoints.formats import layout_of
 from keras_vit.checkpoints.key_mapping import untranslate
+from keras_vit.checkpoints.layouts import layout_of
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.errors import nearest
 from keras_vit.models.config import ModelConfig

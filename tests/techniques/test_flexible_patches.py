@@ -49,7 +49,7 @@ def test_all_sizes_are_trained_in_one_trace(monkeypatch):
     images = np.random.default_rng(0).uniform(-1, 1, (8, 8, 8, 1)).astype(np.float32)
     labels = np.eye(10, dtype=np.float32)[np.arange(8)]
     for _ in range(12):
-        sizes.append(int(trainer._trained.index()))
+        sizes.append(int(trainer._forward.index()))
         trainer.train_on_batch(images, labels)
     assert len(set(sizes)) == 3
     assert len(traces) == 1

@@ -176,7 +176,7 @@ def test_small_crops_see_resized_positions():
     table = trained.network.get_layer("Transformer.posembed_input").pos_embedding
     table.assign(np.random.default_rng(2).normal(size=table.shape))
     (_, small), _ = batches(TINY)[0]
-    found = trained._trained._small(small[:, 0], training=False)["student"]
+    found = trained._forward._small(small[:, 0], training=False)["student"]
     expected = keras_vit.adapt(rebuilt(trained.network, TINY.model, TINY.preprocessing(1)), image_size=(4, 4))
     head = keras.Model(trained.network.get_layer("pool").output, trained.network.get_layer("prototypes").output)
     np.testing.assert_allclose(found, head(expected(small[:, 0])), rtol=1e-4, atol=1e-5)

@@ -110,11 +110,11 @@ class _Attention(_Wrapped):
         super().__init__(layer)
         self._probabilities = probabilities
 
-    def call(self, query, key, value, offset_logits=None, training=None):
-        if offset_logits is not None or self.layer.queries_at_a_time is not None:
-            return self.layer(query, key, value, offset_logits, training=training)
+    def call(self, query, key, value, attention_bias=None, training=None):
+        if attention_bias is not None or self.layer.queries_at_a_time is not None:
+            return self.layer(query, key, value, attention_bias, training=training)
         query, key, value = (split_heads(tokens, self.layer.num_heads) for tokens in (query, key, value))
-        return join_heads(self.layer.mixed(self._probabilities(query, key), value, training))
+        return join_heads(self.layer.weighted_values(self._probabilities(query, key), value, training))
 
 
 def _is_patch_embedding(layer: keras.layers.Conv2D) -> bool:

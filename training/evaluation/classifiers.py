@@ -21,7 +21,7 @@ from keras_vit.files.remote import is_remote, local_copy, to_path
 from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
 from training.devices.strategies import open_strategy
-from training.input.dataset import Split, as_written, bad_examples_reported
+from training.input.dataset import Split, bad_examples_reported, without_autograph
 from training.input.pipeline import evaluation_batches
 from training.options.common import InputOptions, StrategyOptions
 
@@ -148,7 +148,7 @@ def outputs(
     batch_size: int,
     multiple_of: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `compute` gives for the images (B, H, W, C) of every example, (n, …) float32, and their labels, in order.
+    """What `compute` gives for the images (B, h, w, C) of every example, (n, …) float32, and their labels, in order.
 
     The labels are (n,), or (n, K) of 0 and 1 where an image may have several classes.
 
@@ -263,7 +263,7 @@ def _of_files(
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `outputs`, for encoded images (B,); images that are not stored so are encoded as PNG, which loses nothing."""
 
-    @as_written
+    @without_autograph
     def file(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.read(index)
         if split.target and split.multi_label:

@@ -98,7 +98,7 @@ def draw_mistakes(
 
 
 def _as_colors(image: np.ndarray) -> np.ndarray:
-    """An image (H, W, C) of 1 to 4 channels as RGB or RGBA; the second and the fourth channel are alpha."""
+    """An image (h, w, C) of 1 to 4 channels as RGB or RGBA; the second and the fourth channel are alpha."""
     if image.shape[-1] > 2:
         return image
     return np.concatenate([image[..., :1].repeat(3, axis=-1), image[..., 1:]], axis=-1)

@@ -1,8 +1,8 @@
 """Random changes to training images, each a pure function of them and a seed: the same seed, the same change.
 
-Axes: B H W C. Single images are uint8 or float32 with values 0..255; seeds are two integers, as tf.random.stateless_*
-takes. keras-cv's MixUp and CutMix draw a share and a partner for each image from the state of the layer; here they come
-from the seed, and are those of big_vision and BiT.
+Axes: B batch, h rows, w columns, C channels. Single images are uint8 or float32 with values
+0..255; seeds are two integers, as tf.random.stateless_* takes. keras-cv's MixUp and CutMix draw a weight and a partner
+for each image from the state of the layer; here they come from the seed, and are those of big_vision and BiT.
 """
 
 import tensorflow as tf
@@ -34,7 +34,7 @@ def inception_window(
 
 
 def inception_crop(image: tf.Tensor, seed: tf.Tensor, area: tuple[float, float] = _CROP_AREA) -> tf.Tensor:
-    """A random window of 5 to 100 % of the area, or another share, and aspect 0.75 to 1.33: (H, W, C) -> (h, w, C)."""
+    """A random window of aspect 0.75 to 1.33 and 5 to 100 % of the area, or `area`: (height, width, C) -> (h, w, C)."""
     window = tf.slice(image, *inception_window(tf.shape(image), seed, area))
     window.set_shape((None, None, image.shape[-1]))
     return window
@@ -49,9 +49,8 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: P
     def from_jpeg() -> tf.Tensor:
         begin, size = inception_window(tf.io.extract_jpeg_shape(data), seed)
         window = tf.concat([begin[:2], size[:2]], axis=0)
-        if (
-            preprocessing.channels == 3
-        ):  # libjpeg repeats gray as we do, at no cost; its gray of colors is not quite ours
+        # libjpeg repeats gray as we do, at no cost; its gray of colors is not quite ours.
+        if preprocessing.channels == 3:
             return tf.io.decode_and_crop_jpeg(data, window, channels=3)
         return preprocessing.to_channels(tf.io.decode_and_crop_jpeg(data, window))
 
@@ -64,12 +63,15 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: P
 
 
 def random_crop(image: tf.Tensor, seed: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """A window of `size` at a uniformly random place: (H, W, C) -> (h, w, C)."""
+    """A window of `size` at a uniformly random place: (height, width, C) -> (h, w, C)."""
     return tf.image.stateless_random_crop(image, (*size, image.shape[-1]), seed)
 
 
 def resize_small(image: tf.Tensor, side: int) -> tf.Tensor:
-    """The smaller side to `side` by averaging areas, the aspect kept (big_vision): (H, W, C) -> (h, w, C) float32."""
+    """The smaller side to `side` by averaging areas, the aspect kept (big_vision).
+
+    (height, width, C) -> (h, w, C) float32.
+    """
     shape = tf.cast(tf.shape(image)[:2], tf.float32)
     size = tf.round(shape * (side / tf.reduce_min(shape)))
     return tf.image.resize(image, tf.cast(size, tf.int32), "area")
@@ -89,7 +91,7 @@ def random_shift(image: tf.Tensor, seed: tf.Tensor, pixels: int, fill: int = 0) 
 
 
 def random_erasing(image: tf.Tensor, seed: tf.Tensor, probability: float) -> tf.Tensor:
-    """With `probability` noise in the place of a window of 2 to 40 % of the area; (H, W, C) uint8."""
+    """With `probability` noise in the place of a window of 2 to 40 % of the area; (h, w, C) uint8."""
     chance, area, aspect, corner, noise = tf.unstack(tf.random.split(seed, 5))
     height, width, _ = image.shape
     areas = tf.random.stateless_uniform((_ERASING_TRIALS,), area, *_ERASED_AREA) * height * width
@@ -107,7 +109,7 @@ def random_erasing(image: tf.Tensor, seed: tf.Tensor, probability: float) -> tf.
 
 
 def _window(begin: tf.Tensor, end: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Whether a pixel lies in a window: (H, W, 1) bool."""
+    """Whether a pixel lies in a window: (h, w, 1) bool."""
     rows, columns = (
         (tf.range(side) >= begin[axis]) & (tf.range(side) < end[axis]) for axis, side in enumerate((height, width))
     )
@@ -121,16 +123,16 @@ def beta(seed: tf.Tensor, p: float) -> tf.Tensor:
 
 
 def mixup(pairs: tuple, seed: tf.Tensor, p: float, *, mostly_own: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Images and labels mixed with those of their partners, the whole batch with one share of Beta(p, p).
+    """Images and labels mixed with those of their partners, the whole batch with one weight of Beta(p, p).
 
     Args:
-        pairs: (images (B, H, W, C), labels (B, K)) of the batch, and the same of the partners; floats.
-        mostly_own: take the larger of the share and the rest for each image itself (big_vision), or the share (BiT).
+        pairs: (images (B, h, w, C), labels (B, K)) of the batch, and the same of the partners; floats.
+        mostly_own: take the larger of the weight and the rest for each image itself (big_vision), or the weight (BiT).
     """
-    share = beta(seed, p)
+    weight = beta(seed, p)
     if mostly_own:
-        share = tf.maximum(share, 1.0 - share)
-    return tuple(own * share + other * (1.0 - share) for own, other in zip(*pairs, strict=True))
+        weight = tf.maximum(weight, 1.0 - weight)
+    return tuple(own * weight + other * (1.0 - weight) for own, other in zip(*pairs, strict=True))
 
 
 def cutmix(pairs: tuple, seed: tf.Tensor, p: float) -> tuple[tf.Tensor, tf.Tensor]:
@@ -140,13 +142,13 @@ def cutmix(pairs: tuple, seed: tf.Tensor, p: float) -> tuple[tf.Tensor, tf.Tenso
     `mixup`.
     """
     (images, labels), (other_images, other_labels) = pairs
-    share_seed, centre_seed = tf.unstack(tf.random.split(seed))
+    weight_seed, center_seed = tf.unstack(tf.random.split(seed))
     _, height, width, _ = images.shape
     sides = tf.constant((height, width))
-    size = tf.cast(tf.cast(sides, tf.float32) * tf.sqrt(1.0 - beta(share_seed, p)), tf.int32)
-    center = tf.cast(tf.random.stateless_uniform((2,), centre_seed) * tf.cast(sides, tf.float32), tf.int32)
+    size = tf.cast(tf.cast(sides, tf.float32) * tf.sqrt(1.0 - beta(weight_seed, p)), tf.int32)
+    center = tf.cast(tf.random.stateless_uniform((2,), center_seed) * tf.cast(sides, tf.float32), tf.int32)
     begin = tf.maximum(center - size // 2, 0)
     end = tf.minimum(center + size // 2, sides)
     window = _window(begin, end, height, width)
-    share = 1.0 - tf.reduce_mean(tf.cast(window, tf.float32))
-    return tf.where(window, other_images, images), labels * share + other_labels * (1.0 - share)
+    weight = 1.0 - tf.reduce_mean(tf.cast(window, tf.float32))
+    return tf.where(window, other_images, images), labels * weight + other_labels * (1.0 - weight)

@@ -14,7 +14,7 @@ The layers compute some things differently from torchvision, so the images are n
 Grayscale and solarization are those of PIL but for rounding. The blur is a true Gaussian, which PIL approximates with
 boxes.
 
-Axes: B H W C. Images are 0..255 with 1 or 3 channels; draws are uniform in [0, 1).
+Axes: B batch, h rows, w columns, C channels. Images are 0..255 with 1 or 3 channels; draws are uniform in [0, 1).
 """
 
 import functools
@@ -40,7 +40,7 @@ def color_draws(seed: tf.Tensor) -> tf.Tensor:
 
 
 def augment_colors(images: tf.Tensor, draws: tf.Tensor, *, jitter: float, three: bool) -> tf.Tensor:
-    """3-Augment, if `three`, then color jitter up to `jitter`: (B, H, W, C) and (B, 5) -> (B, H, W, C) uint8.
+    """3-Augment, if `three`, then color jitter up to `jitter`: (B, h, w, C) and (B, 5) -> (B, h, w, C) uint8.
 
     The result for an image does not depend on the other images of the batch.
     """

@@ -40,10 +40,10 @@ class Split:
 
     num_examples: int
     read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-    """int64 index -> (image uint8 (H, W, C) or the bytes of an image file, label int32); -1 for several classes."""
+    """int64 index -> (image uint8 (h, w, C) or the bytes of an image file, label int32); -1 for several classes."""
     name: Callable[[int], str] = "number {}".format
     """What to call an example where it is at fault."""
-    damage: Callable[[str], str | None] = lambda message: None
+    explain_damage: Callable[[str], str | None] = lambda message: None
     """The message of an error of the graph -> the sentence about a damaged file behind it."""
     fingerprint: int = 0
     """The same for the same examples; compared between workers."""
@@ -58,7 +58,7 @@ class Split:
     """Whether an image may have any number of classes; else the shares of its target sum to 1."""
 
     def example(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """int64 index -> (image uint8 (H, W, C), label int32); C is unknown before it runs for encoded images."""
+        """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images."""
         image, label = self.read(index)
         return decode_image(image) if image.dtype == tf.string else image, label
 
@@ -69,7 +69,7 @@ class Split:
             len(indices),
             lambda index: self.read(chosen[index]),
             lambda index: self.name(int(indices[index])),
-            self.damage,
+            self.explain_damage,
             zlib.crc32(np.asarray(indices, np.int64).tobytes(), self.fingerprint),
             self.parallel_reads,
             None if self.labels is None else self.labels[indices],
@@ -101,11 +101,11 @@ class Source:
 
 # For functions of `tf.data.Dataset.map`. AutoGraph takes longer to rewrite them than TensorFlow to trace them, and they
 # have no statement that depends on a tensor.
-as_written = tf.autograph.experimental.do_not_convert
+without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def decode_image(data: tf.Tensor) -> tf.Tensor:
-    """Bytes of an image file (keras_vit/files/image_formats.py; of a GIF the first frame) -> uint8 (H, W, C).
+    """Bytes of an image file (keras_vit/files/image_formats.py; of a GIF the first frame) -> uint8 (h, w, C).
 
     C is that of the file, with an alpha where it has one. What is refused by its header is INVALID_ARGUMENT.
     """
@@ -197,8 +197,8 @@ def bad_examples_reported(*splits: Split) -> Iterator[None]:
         ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
         for split in splits:
-            if damage := split.damage(error.message):
-                raise UserError(damage) from error
+            if sentence := split.explain_damage(error.message):
+                raise UserError(sentence) from error
         if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", str(error)):
             raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; correct the data, or give splits without it.") from error
         for split in splits:
@@ -226,18 +226,18 @@ def _undecodable(split: Split) -> dict[int, str]:
         try:
             image, _ = split.read(tf.constant(index, tf.int64))
         except tf.errors.DataLossError as error:
-            return split.damage(error.message) or reason(error)
+            return split.explain_damage(error.message) or error_reason(error)
         return decoding_problem(image) if image.dtype == tf.string else None
 
     return problems_of(range(split.num_examples), problem)
 
 
 def _bad_images(split: Split, bad: dict[int, str]) -> str:
-    named = listed({split.name(index): why for index, why in bad.items()})
+    named = summarize_problems({split.name(index): why for index, why in bad.items()})
     return f"{len(bad)} of {split.num_examples} images cannot be decoded: {named}"
 
 
-def listed(problems: Mapping[str, str]) -> str:
+def summarize_problems(problems: Mapping[str, str]) -> str:
     """Names with their problems, for a message: a few of them, how many have which, and a file that holds all."""
     shown = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems.items(), _NAMED))
     if len(problems) <= _NAMED:
@@ -261,8 +261,8 @@ def problems_of(examples: Sequence, problem: Callable) -> dict:
         return {example: why for example, why in zip(examples, progress, strict=True) if why}
 
 
-def decoding_problem(data: tf.Tensor, oddities: "Oddities | None" = None, name: str = "") -> str | None:
-    """Why the bytes of a file are no image that we read, or None; `oddities` notes what else is odd about it."""
+def decoding_problem(data: tf.Tensor, image_warnings: "ImageWarnings | None" = None, name: str = "") -> str | None:
+    """Why the bytes of a file are no image that we read, or None; `image_warnings` notes what else is odd about it."""
     content = data.numpy()
     if problem := image_formats.format_problem(content):
         return problem
@@ -270,14 +270,14 @@ def decoding_problem(data: tf.Tensor, oddities: "Oddities | None" = None, name: 
         has_color_key = image_formats.color_key(content) is not None
         image = tf.io.decode_png(data, channels=4) if has_color_key else _decode(data)
     except tf.errors.OpError as error:
-        return reason(error)
-    if oddities is not None:
-        oddities.note(name, image[..., :3] if content.startswith(b"BM") else image, content)
+        return error_reason(error)
+    if image_warnings is not None:
+        image_warnings.note(name, image[..., :3] if content.startswith(b"BM") else image, content)
     return None
 
 
 @dataclasses.dataclass
-class Oddities:
+class ImageWarnings:
     """Images that can be read, but look different to the model than to their author."""
 
     uniform: list[str] = dataclasses.field(default_factory=list)
@@ -286,7 +286,7 @@ class Oddities:
     """Names of those with an EXIF orientation, which is not applied."""
 
     def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
-        """Look at an image (H, W, C) uint8, and at the bytes of its file."""
+        """Look at an image (h, w, C) uint8, and at the bytes of its file."""
         if is_uniform(image.numpy()):
             self.uniform.append(name)
         if content is not None and image_formats.orientation(content) != 1:
@@ -303,22 +303,22 @@ class Oddities:
                 print(f"Warning: {len(names):,} of {looked_at} are {what}: {', '.join(sorted(names)[:_NAMED])}{more}")
 
 
-def warn_of_oddities(*splits: Split) -> None:
+def warn_about_images(*splits: Split) -> None:
     """Look at some images of each split, evenly spaced, and warn of what is odd about them."""
     for split in splits:
         chosen = np.unique(np.linspace(0, split.num_examples - 1, _LOOKED_AT).astype(np.int64))
-        oddities = Oddities()
+        image_warnings = ImageWarnings()
         for index in chosen:
             with contextlib.suppress(tf.errors.OpError, UserError):  # reported where it is needed
                 data, _ = split.read(tf.constant(index))
                 if data.dtype != tf.string:
                     return  # pixels without files
-                decoding_problem(data, oddities, split.name(int(index)))
-        oddities.warn(
+                decoding_problem(data, image_warnings, split.name(int(index)))
+        image_warnings.warn(
             f"{len(chosen)} images looked at" if len(chosen) < split.num_examples else f"{len(chosen)} images"
         )
 
 
-def reason(error: tf.errors.OpError) -> str:
+def error_reason(error: tf.errors.OpError) -> str:
     """What went wrong, without the names of TensorFlow's operators."""
     return error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]

@@ -14,7 +14,15 @@ from keras_vit import UserError
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.image_formats import is_picture_name
 from keras_vit.files.remote import is_remote
-from training.input.dataset import Oddities, Source, Split, decoding_problem, listed, problems_of, reason
+from training.input.dataset import (
+    ImageWarnings,
+    Source,
+    Split,
+    decoding_problem,
+    error_reason,
+    problems_of,
+    summarize_problems,
+)
 from training.options.checks import HOLD_OUT, check_class_size, directories, split_folders
 from training.options.common import OnBadImage
 from training.options.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
@@ -204,16 +212,16 @@ def _readable(found: dict[str, list[str]], where: str, check: _FileCheck) -> dic
 
 def _good_files(files: Sequence[str], where: str, check: _FileCheck) -> list[str]:
     """The files that are readable images; a UserError names the others, unless they are skipped."""
-    oddities = Oddities()
-    bad = problems_of(files, lambda file: _file_problem(file, oddities, check.contents))
+    image_warnings = ImageWarnings()
+    bad = problems_of(files, lambda file: _file_problem(file, image_warnings, check.contents))
     if bad:
-        named = listed({shown(file): why for file, why in bad.items()})
+        named = summarize_problems({shown(file): why for file, why in bad.items()})
         count = f"{len(bad)} of {len(files)} files in {where} are no readable images: {named}"
         if check.on_bad_image == "stop":
             raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
         print(f"Skipped: {count}.")
     good = [file for file in files if file not in bad]
-    oddities.warn(f"{len(good):,} images in {where}")
+    image_warnings.warn(f"{len(good):,} images in {where}")
     return good
 
 
@@ -227,8 +235,8 @@ def _entries(folder: pathlib.Path) -> list[str]:
     )
 
 
-def _file_problem(file: str, oddities: Oddities, contents: FileContents) -> str | None:
-    """Why a file cannot be decoded, or None; `oddities` notes what else is odd about it, `contents` what is in it."""
+def _file_problem(file: str, image_warnings: ImageWarnings, contents: FileContents) -> str | None:
+    """Why a file cannot be decoded, or None; the others note what is odd about it and what is in it."""
     if os.path.isdir(file):
         return "a link to a folder, which is not followed"
     if not is_remote(file) and not os.path.isfile(file):
@@ -236,9 +244,9 @@ def _file_problem(file: str, oddities: Oddities, contents: FileContents) -> str 
     try:
         data = tf.io.read_file(os.fsencode(file))
         contents.note(file, data.numpy())
-        return decoding_problem(data, oddities, shown(file))
+        return decoding_problem(data, image_warnings, shown(file))
     except tf.errors.OpError as error:
-        return reason(error)
+        return error_reason(error)
 
 
 def _file_split(classes: dict[str, list[str]], contents: FileContents) -> Split:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import Preprocessing, UserError
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
-from training.input.dataset import Split, as_written, decode_image
+from training.input.dataset import Split, decode_image, without_autograph
 from training.options.checks import check_batch_size
 from training.recipes.recipe import PretrainRecipe, Recipe
 
@@ -53,9 +53,9 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Batches from `first_step` on, `num_steps` of them or endless.
 
-    Images (B, H, W, C) in the model's range, labels (B, K) that sum to 1; of images with several classes, 1 for each.
-    For self-distillation the images are a tuple of large crops (B, 2, H, W, C) and small crops (B, n, h, w, C), or the
-    large ones alone if there are no small ones.
+    Images (B, h, w, C) in the model's range, labels (B, K) that sum to 1; of images with several classes, 1 for each.
+    For self-distillation the images are a tuple of large crops (B, 2, height, width, C) and small ones (B, n, h, w, C),
+    or the large ones alone if there are no small ones.
 
     With `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, for worker i of n.
     """
@@ -73,13 +73,13 @@ def training_batches(
     recolored = bool(recipe.color_jitter or recipe.three_augment)
     crops = recipe if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation" else None
 
-    @as_written
+    @without_autograph
     def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         index, position = shuffled(number)
         image, label = split.read(index)
         return image, split.target(index) if split.target else label, position
 
-    @as_written
+    @without_autograph
     def example(image: tf.Tensor, label: tf.Tensor, position: tf.Tensor) -> tuple:
         example_seed = tf.stack([seed, position])
         if crops is not None:
@@ -87,12 +87,12 @@ def training_batches(
         image = _training_image(image, example_seed, recipe, preprocessing)
         return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
 
-    @as_written
+    @without_autograph
     def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
         return images, labels
 
-    @as_written
+    @without_autograph
     def batch(step: tf.Tensor, examples: tuple) -> tuple:
         images, labels = tf.nest.map_structure(preprocessing.normalize, examples[0]), examples[1]
         labels = labels if split.target else tf.one_hot(labels, num_classes)
@@ -104,7 +104,7 @@ def training_batches(
         data = numbers.map(stored, num_parallel_calls=split.parallel_reads, deterministic=True)
         data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     else:
-        both = as_written(lambda number: example(*stored(number)))
+        both = without_autograph(lambda number: example(*stored(number)))
         data = numbers.map(both, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     if recolored and crops is None:
         data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -149,8 +149,9 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
 
 
 def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, preprocessing: Preprocessing):
-    """The crops of an image, decoded or not, for self-distillation, each augmented for itself: large (2, H, W, C), or
-    large and small (n, h, w, C), 0..255.
+    """The crops of an image, decoded or not, for self-distillation, each augmented for itself, 0..255.
+
+    Large crops (2, height, width, C), or these and small crops (n, h, w, C).
 
     The areas are the defaults of facebookresearch/dino `main_dino.py` (global_crops_scale, local_crops_scale).
     """
@@ -167,9 +168,8 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
         window = _augmented(window, seeds, recipe, preprocessing)
         if recipe.color_jitter or recipe.three_augment:
             draws = color.color_draws(crop_seed)[None]
-            window = color.augment_colors(window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment)[
-                0
-            ]
+            windows = color.augment_colors(window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+            window = windows[0]
         return window
 
     large = tf.stack([crop(recipe.image_size, _LARGE_CROP_AREA) for _ in range(2)])
@@ -258,14 +258,14 @@ def _mixed(
 def evaluation_batches(
     split: Split, preprocessing: Preprocessing, *, num_classes: int, batch_size: int, part: tuple[int, int] = (0, 1)
 ) -> tf.data.Dataset:
-    """Every example once, in order: images (B, H, W, C), labels (B, K) as in training, weights (B,) float32.
+    """Every example once, in order: images (B, h, w, C), labels (B, K) as in training, weights (B,) float32.
 
     Every batch has its full size: behind the last example come black images of weight 0 and without a label. With
     `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, equally many in every part.
     """
     rows = _rows_of_part(batch_size, part)
 
-    @as_written
+    @without_autograph
     def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             image, label = split.example(index)
@@ -291,7 +291,7 @@ def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.Path
     """
     limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
 
-    @as_written
+    @without_autograph
     def sample(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.example(index)
 

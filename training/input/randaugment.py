@@ -5,8 +5,8 @@ those of tensorflow/tpu `efficientnet/autoaugment.py`, which big_vision's `pp/ar
 has another list (no rotation, posterizing, inversion, sharpness, cutout), other scales, bilinear reflections for gray
 borders, and draws from the state of its layers, so that an image could not be made again from its number.
 
-Axes: H W C, uint8 0..255, 1 or 3 channels; a level is a strength where 10 is the scale's nominal end; seeds are two
-integers.
+Axes: h rows, w columns, C channels, 1 or 3 of them; images are uint8, 0..255; a level is a strength where 10 is the
+scale's nominal end; seeds are two integers.
 """
 
 import functools

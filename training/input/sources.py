@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
-from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_of_oddities
+from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_about_images
 from training.input.image_folder import csv_list, folder
 from training.input.tfrecord import TFRecords, tfrecord
 from training.options.checks import check_data
@@ -57,7 +57,7 @@ def _open(options: DataOptions) -> Source:
             source = tfds_source(rest, options.data_dir, options.train_split, options.eval_split)
         else:
             source = tfrecord(rest, options.on_bad_image)
-        warn_of_oddities(source.train, source.evaluation)  # of a folder all files are looked at
+        warn_about_images(source.train, source.evaluation)  # of a folder all files are looked at
         return source
     if kind == "csv":
         return csv_list(to_path(rest), options.on_bad_image, options.split_seed)
@@ -79,7 +79,7 @@ def digits() -> Source:
 
 
 def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
-    """Images (n, H, W, C) uint8 and labels (n,) in memory."""
+    """Images (n, h, w, C) uint8 and labels (n,) in memory."""
     _check_labels(labels, names)
     known, images, labels = labels, tf.constant(images), tf.constant(labels, tf.int32)
     return Split(len(known), lambda index: (images[index], labels[index]), labels=known)

@@ -85,9 +85,9 @@ class TFRecords:
     def split(self, read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Split:
         """The records as examples, which `read` makes of their numbers."""
         parallel_reads = _PARALLEL_READS if any(map(is_remote, self._paths)) else None
-        return Split(len(self), read, self.name, self.damage, self.fingerprint, parallel_reads)
+        return Split(len(self), read, self.name, self.explain_damage, self.fingerprint, parallel_reads)
 
-    def damage(self, message: str) -> str | None:
+    def explain_damage(self, message: str) -> str | None:
         """The record that the reader's message is about, in a sentence; None if it is about none of these."""
         for path, size in self._sizes.items():
             if "Dataset was empty" in message and file_size(path) != size:

@@ -24,6 +24,9 @@ from training.loop.trainer import Trainer
 # Seconds between two lines of a log file. So many epochs have a line each; later ones only after this time, so that an
 # hour of short epochs is below 10 kB.
 _LINE_SECONDS, _EPOCHS_WITH_LINES = 60.0, 20
+# What Ctrl-C prints during training, and after it.
+_STOPPING = b"\nStopping after this step, with a checkpoint saved; Ctrl-C again stops at once.\n"
+_WRITING = b"\nTraining is complete; writing model.keras. Ctrl-C again stops at once.\n"
 
 
 class TrainingInterrupted(Exception):
@@ -84,7 +87,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.records: list[dict] = []
         self._seconds = 0.0  # spent on the current epoch by earlier processes
         self._sums: list = [0.0] * len(trainer.sums)
-        self._stop_requested = False
+        self._stop_requested = self._is_complete = False
         self._restore()
         if writes:
             run.write_metrics(self.records)
@@ -112,14 +115,18 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def handle_stop_signals(self) -> Iterator[None]:
-        """On SIGTERM or Ctrl-C finish the step, save and raise TrainingInterrupted; a second Ctrl-C stops at once."""
+        """On SIGTERM or Ctrl-C finish the step, save and raise TrainingInterrupted; a second Ctrl-C stops at once.
+
+        After `on_complete` there is no step to stop after, and what is left takes seconds, so the first signal changes
+        nothing.
+        """
 
         def handler(number, _) -> None:
             self._stop_requested = True  # only this: the signal may interrupt TensorFlow anywhere
             if number == signal.SIGINT:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 # Not by print, which the signal may have interrupted.
-                os.write(2, b"\nStopping after this step, with a checkpoint saved; Ctrl-C again stops at once.\n")
+                os.write(2, _WRITING if self._is_complete else _STOPPING)
 
         previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -127,6 +134,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         finally:
             for number, previous_handler in previous.items():
                 signal.signal(number, previous_handler)
+
+    def on_complete(self) -> None:
+        """Called when all calls of `fit` are done and the trained model is about to be saved."""
+        self._is_complete = True
+        if self._stop_requested:  # since the last step
+            print("Training was complete when it was asked to stop; writing model.keras.")
 
     def on_epoch_begin(self, epoch, logs=None):
         self._first_step, self._start = self.step, time.monotonic()

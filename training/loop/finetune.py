@@ -13,7 +13,7 @@ from keras_vit import UserError, ViTConfig
 from keras_vit.checkpoints.checkpoint import KERAS_WEIGHTS
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.formats import HEADS
+from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.remote import to_path
 from training.loop.fit import rebuilt
 from training.loop.run import Run

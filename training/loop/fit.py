@@ -29,7 +29,7 @@ from training.loop.jax.trainer import JaxTrainer
 from training.loop.objectives import distillation_objective, make_objective
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.run import Run, write_curves
-from training.loop.trainer import Trainer, TrainingForm
+from training.loop.trainer import Trainer, TrainingForward
 from training.options.common import Execution
 from training.recipes.recipe import PretrainRecipe, Recipe, begins_with
 from training.techniques.distillation import two_headed
@@ -168,7 +168,7 @@ def _make_trainer(
         stop_requested=stop_requested,
         strategy=strategy,
         validation=objective,
-        training_form=_training_form(model, recipe, num_steps, seed, execution),
+        training_forward=_training_forward(model, recipe, num_steps, seed, execution),
     )
 
 
@@ -180,22 +180,22 @@ def _ema_decay(recipe: Recipe, num_steps: int) -> float | Callable | None:
     return recipe.ema_decay
 
 
-def _training_form(
+def _training_forward(
     model: keras.Model, recipe: Recipe, num_steps: int, seed: int, execution: Execution
-) -> Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForm] | None:
-    """Return the trainer's `training_form`; None if training computes what evaluation does."""
+) -> Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForward] | None:
+    """Return the trainer's `training_forward`; None if training computes what evaluation does."""
     if execution.remat and (recipe.patch_sizes or recipe.patch_dropout):
         raise UserError("--patch-sizes and --patch-dropout do not support rematerialization; leave --remat out.")
     if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
         if execution.remat:
             raise UserError("--target self-distillation does not support rematerialization; leave --remat out.")
-        return lambda trained, step, averages: MultiCrop(model, trained, averages, step, recipe, num_steps)
+        return lambda network, step, averages: MultiCrop(model, network, averages, step, recipe, num_steps)
     if recipe.patch_dropout:
-        return lambda trained, step, averages: PatchDropout(model, trained, recipe.patch_dropout)
+        return lambda network, step, averages: PatchDropout(model, network, recipe.patch_dropout)
     if recipe.patch_sizes:
-        return lambda trained, step, averages: FlexiblePatches(model, trained, step, recipe.patch_sizes, seed)
+        return lambda network, step, averages: FlexiblePatches(model, network, step, recipe.patch_sizes, seed)
     if recipe.teacher and recipe.distillation == "hard":
-        return lambda trained, step, averages: two_headed(trained)
+        return lambda network, step, averages: two_headed(network)
     return None
 
 
@@ -282,6 +282,7 @@ def train(
             num_steps=num_steps,
             per_epoch=per_epoch,
         )
+        checkpoint.on_complete()
         if is_chief(strategy):
             write_curves(run)  # before the model, which marks the run as finished
             run.save_model(trained_model(trainer))

@@ -21,15 +21,16 @@ from training.techniques.self_distillation import SelfDistillation
 
 
 class Classification:
-    """Classes of each image, from logits (B, K)."""
+    """Classes of each image, from logits (B, K).
 
-    def __init__(self, loss: Loss = "softmax", label_smoothing: float = 0.0):
-        """Args:
+    Args:
         loss: "softmax" cross-entropy, or "sigmoid" cross-entropy summed over the classes. "multi-label" is the same
             for images of several classes: its metric is the share of classes for which the model is right with the
             threshold 0.5, the binary accuracy of Keras.
         label_smoothing: probability mass taken from the label and spread over all classes.
-        """
+    """
+
+    def __init__(self, loss: Loss = "softmax", label_smoothing: float = 0.0):
         self._loss, self._label_smoothing = loss, label_smoothing
         self.metrics = ("loss", "binary_accuracy" if loss == "multi-label" else "accuracy")
         self.metric_dtype = "float32" if loss == "multi-label" else "int32"  # shares or counts
@@ -59,8 +60,8 @@ class MaskedPatches:
     * "patch-pixels": all pixels of the patch, row by row with the channels innermost, with the squared error.
 
     "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377) adds "patch-normalized-pixels": the same
-    pixels less their mean, divided by the root of their variance in the patch; as in facebookresearch/mae
-    `models_mae.py` the variance is that of a sample (n - 1), and 1e-6 is added to it.
+    pixels less their mean, divided by the root of their variance in the patch. The variance is that of a sample
+    (n - 1), and 1e-6 is added to it, as in facebookresearch/mae `models_mae.py`.
 
     The paper leaves details open; they follow a public implementation (vit-pytorch `mpp.py`): the mean is that of the
     preprocessed pixels, scaled to 0 to 1; its eight levels are equally wide, and an upper edge belongs to the next
@@ -79,7 +80,10 @@ class MaskedPatches:
         return num_patch_outputs(self._target, self._patch, self._preprocessing.channels)
 
     def targets(self, images: tf.Tensor) -> tf.Tensor:
-        """Images (B, H, W, C) in the model's range -> classes (B, N, cells) int32, or pixels (B, N, h * w * C)."""
+        """Images (B, height, width, C) in the model's range -> classes (B, N, cells), or pixels (B, N, h * w * C).
+
+        h and w are the sides of a patch; classes are int32, pixels float32.
+        """
         height, width = self._patch
         batch, rows, columns, channels = images.shape
         grid = (rows // height, columns // width)

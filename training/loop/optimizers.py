@@ -115,6 +115,13 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
 
     The arithmetic is that of Keras, but in a single TensorFlow operation, where Keras traces and runs twenty. On other
     backends it is on keras.ops, for a step that is compiled as a whole.
+
+    Args:
+        learning_rate: a number or a schedule.
+        rule: how a variable is updated.
+        clip_norm: maximum global norm of the summed gradient; None disables clipping.
+        decay: weight decay by variable path, times the learning rate, per step; default 0.
+        lr_multipliers: factor of the learning rate by variable path; default 1.
     """
 
     def __init__(
@@ -124,17 +131,10 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         *,
         clip_norm: float | None,
         decay: dict[str, float],
-        share: dict[str, float],
+        lr_multipliers: dict[str, float],
     ):
-        """Args:
-        learning_rate: a number or a schedule.
-        rule: how a variable is updated.
-        clip_norm: maximum global norm of the summed gradient; None disables clipping.
-        decay: weight decay by variable path, times the learning rate, per step; default 0.
-        share: multiplier of the learning rate by variable path; default 1.
-        """
         super().__init__(learning_rate)
-        self._rule, self._clip_norm, self._decay, self._share = rule, clip_norm, decay, share
+        self._rule, self._clip_norm, self._decay, self._lr_multipliers = rule, clip_norm, decay, lr_multipliers
 
     def build(self, variables):
         super().build(variables)
@@ -161,7 +161,7 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
             gradients = _clipped(gradients, self._clip_norm)
         learning_rate, step = ops.cast(self.learning_rate, "float32"), to_tensor(self.iterations.value)
         for variable, gradient, *slots in zip(trainable_variables, gradients, *self.slots, strict=True):
-            rate = learning_rate * self._share.get(variable.path, 1.0)
+            rate = learning_rate * self._lr_multipliers.get(variable.path, 1.0)
             update(variable, gradient, rate, self._decay.get(variable.path, 0.0), step, slots)
         self.iterations.assign_add(1)
 
@@ -209,14 +209,14 @@ def make_optimizer(
         Momentum(0.9) if kind == "sgd" else Adam(0.9, 0.999, 1e-8),
         clip_norm=clip_norm,
         decay={variable.path: weight_decay for variable in variables if variable.name == "kernel"},
-        share=layer_shares(model, layer_decay),
+        lr_multipliers=layer_lr_multipliers(model, layer_decay),
     )
     optimizer.build(variables)
     return optimizer
 
 
-def layer_shares(model: keras.Model, layer_decay: float) -> dict[str, float]:
-    """Return the multiplier of the learning rate by path: 1 after the encoder, times layer_decay for each block below.
+def layer_lr_multipliers(model: keras.Model, layer_decay: float) -> dict[str, float]:
+    """Return the factor of the learning rate by path: 1 after the encoder, times layer_decay for each block below.
 
     Layers before the encoder (embedding, prefix tokens, positions, a stem) count as one layer below the first block.
     """
@@ -226,12 +226,12 @@ def layer_shares(model: keras.Model, layer_decay: float) -> dict[str, float]:
         if layer.name.startswith(_BLOCK)
     }
     top = max(blocks.values()) + 2 if blocks else 0
-    shares: dict[str, float] = {}
+    multipliers: dict[str, float] = {}
     depth = 0
     for layer in model.layers:  # from the images to the outputs
         if layer.name in blocks:
             depth = blocks[layer.name] + 1
         elif depth:
             depth = top
-        shares |= {variable.path: layer_decay ** (top - depth) for variable in layer.trainable_variables}
-    return shares
+        multipliers |= {variable.path: layer_decay ** (top - depth) for variable in layer.trainable_variables}
+    return multipliers

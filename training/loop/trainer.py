@@ -27,7 +27,7 @@ from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.patch_dropout import PatchDropout
 from training.techniques.self_distillation import MultiCrop
 
-TrainingForm: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | MultiCrop
+TrainingForward: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | MultiCrop
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
@@ -48,13 +48,13 @@ class Trainer(keras.Model):
         stop_requested: tf.Variable | None = None,
         strategy: tf.distribute.Strategy | None = None,
         validation: Objective | None = None,
-        training_form: Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForm] | None = None,
+        training_forward: Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForward] | None = None,
     ):
         """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
         the model, which is already built, and fail (keras#20585).
 
         Args:
-            network: images (B, H, W, C) -> inputs of the objective, such as logits (B, K).
+            network: images (B, h, w, C) -> inputs of the objective, such as logits (B, K).
             batch_size: examples per step, on all replicas together.
             objective: computes the loss and the metrics from the outputs of the network in training.
             accumulation: micro-batches per step, whose gradients are summed.
@@ -67,7 +67,7 @@ class Trainer(keras.Model):
                 `any_stop_requested` is true in all of them if one set it.
             strategy: under whose scope the network was created; None for one device.
             validation: objective of the evaluation, from the outputs of the network; None for that of the training.
-            training_form: takes the network, perhaps with faster kernels, the step and the averages of the weights;
+            training_forward: takes the network, perhaps with faster kernels, the step and the averages of the weights;
                 returns what is computed in training, on the same weights; None for the network.
         """
         super().__init__(name="trainer", dtype="float32")
@@ -85,14 +85,14 @@ class Trainer(keras.Model):
         self._statistics += [layer.center for layer in network.layers if isinstance(layer, Center)]
         if remat:
             check_segments(network)
-        self._trained = with_cpu_kernels(network) if on_cpu() else network
+        self._forward = with_cpu_kernels(network) if on_cpu() else network
         with self._strategy.scope():
             self._make_variables()
-            if training_form is not None:
-                self._trained = training_form(self._trained, self.step, self.ema)
-        if isinstance(self._trained, PatchDropout):
-            self._random.append(self._trained.seed)
-        self._segments = segments(self._trained) if remat else []
+            if training_forward is not None:
+                self._forward = training_forward(self._forward, self.step, self.ema)
+        if isinstance(self._forward, PatchDropout):
+            self._random.append(self._forward.seed)
+        self._segments = segments(self._forward) if remat else []
         # Set by the caller of `fit`, whose dataset is longer: the last execution of several steps stops there.
         self.epoch_steps: int | None = None
         self.evaluation_steps: int | None = None
@@ -102,8 +102,10 @@ class Trainer(keras.Model):
     def _make_variables(self) -> None:
         self.step = self._number("step", "int32")
         self._any_stop_requested = self._number("any_stop_requested", "float32")
-        metric = self._objective.metric_dtype
-        self.sums = [self._number("loss", "float32"), self._number("correct", metric), self._number("seen", "int32")]
+        # Of the losses, of the second metric (correct predictions, entropies), and of the weights (numbers
+        # of examples or predictions), by which both are divided.
+        dtypes = {"loss": "float32", "metric": self._objective.metric_dtype, "weight": "int32"}
+        self.sums = [self._number(name, dtype) for name, dtype in dtypes.items()]
         self.test_sums = [self._number(f"test_{total.name}", total.dtype) for total in self.sums]
         self.ema = [self._copy(variable) for variable in self.network.trainable_variables] if self._ema_decay else []
 
@@ -240,15 +242,15 @@ class Trainer(keras.Model):
         return tf.while_loop(lambda index, _: index < count, add, (tf.constant(0), start), parallel_iterations=1)[1]
 
     def _backward(self, images, labels, micro, statistics):
-        """Return gradients, the objective's [loss, correct, seen] sums and moving statistics of one micro-batch.
+        """Return gradients, the sums [loss, metric, weight], and the moving statistics of one micro-batch.
 
         The loss is the sum over its examples divided by the batch size of the full step.
         """
-        if isinstance(self._trained, FlexiblePatches):
-            return self._trained.switch(lambda network: self._gradients(network, images, labels, micro, statistics))
-        return self._gradients(self._trained, images, labels, micro, statistics)
+        if isinstance(self._forward, FlexiblePatches):
+            return self._forward.switch(lambda network: self._gradients(network, images, labels, micro, statistics))
+        return self._gradients(self._forward, images, labels, micro, statistics)
 
-    def _gradients(self, trained: Callable[..., Any], images, labels, micro, statistics):
+    def _gradients(self, forward: Callable[..., Any], images, labels, micro, statistics):
         """As `_backward`, for a function from images to the inputs of the objective.
 
         With a sharpness radius, the gradient is that of weights which are this far uphill ("Sharpness-Aware
@@ -257,22 +259,25 @@ class Trainer(keras.Model):
         2106.01548).
         """
         here = [variable.value for variable in self.network.trainable_variables]
-        gradients, sums, statistics_after = self._gradients_at(here, trained, images, labels, micro, statistics)
+        gradients, sums, statistics_after = self._gradients_at(here, forward, images, labels, micro, statistics)
         if self._sharpness_radius:
             scale = self._sharpness_radius / (tf.linalg.global_norm(gradients) + 1e-12)
             uphill = [tf.convert_to_tensor(w) + scale * g for w, g in zip(here, gradients, strict=True)]
-            gradients = self._gradients_at(uphill, trained, images, labels, micro, statistics)[0]
+            gradients = self._gradients_at(uphill, forward, images, labels, micro, statistics)[0]
         return gradients, sums, statistics_after
 
-    def _gradients_at(self, weights, trained: Callable[..., Any], images, labels, micro, statistics):
+    def _gradients_at(self, weights, forward: Callable[..., Any], images, labels, micro, statistics):
         """As `_gradients`, at weights that are the values of the variables or other tensors."""
-        values = [*zip(self._random, self.draw(micro), strict=True), *zip(self._statistics, statistics, strict=True)]
+        values = [
+            *zip(self._random, self.layer_seeds(micro), strict=True),
+            *zip(self._statistics, statistics, strict=True),
+        ]
         with tf.GradientTape() as tape:
             if any(isinstance(weight, tf.Tensor) for weight in weights):
                 tape.watch(weights)
                 values += zip(self.network.trainable_variables, weights, strict=True)
             with keras.StatelessScope(values) as scope:
-                network: Callable[..., Any] = trained
+                network: Callable[..., Any] = forward
                 if self._segments:
                     network = rematerialized(self._segments, values)
                 outputs = network(images, training=True)
@@ -282,7 +287,7 @@ class Trainer(keras.Model):
         statistics = [scope.get_current_value(variable) for variable in self._statistics]
         return gradients, sums, statistics
 
-    def draw(self, micro) -> list[tf.Tensor]:
+    def layer_seeds(self, micro) -> list[tf.Tensor]:
         """Return the seed of each random layer, different for each step, replica and micro-batch."""
         replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
         key = tf.stack([tf.constant(self._seed % 2**31, tf.int32), self.step.value])
@@ -295,8 +300,8 @@ class Trainer(keras.Model):
         """Add to the totals and return the means so far."""
         for total, value in zip(totals, sums, strict=True):
             total.assign_add(ops.cast(value, total.dtype))
-        loss, correct, seen = (ops.cast(total.value, "float32") for total in totals)
-        return dict(zip(self._objective.metrics, (loss / seen, correct / seen), strict=False))
+        loss, metric, weight = (ops.cast(total.value, "float32") for total in totals)
+        return dict(zip(self._objective.metrics, (loss / weight, metric / weight), strict=False))
 
     def reset_metrics(self):
         """Called by Keras before each epoch and each evaluation."""

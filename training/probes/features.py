@@ -73,7 +73,7 @@ class SquareCrop(Preprocessing):
             raise UserError(f"--crop-from must be at least both sides of {self.image_size}, but is {self.side}.")
 
     def fit(self, image):
-        """One decoded image (H, W, C), 0..255 -> (height, width, channels) float32, 0..255."""
+        """One decoded image (h, w, C), 0..255 -> (height, width, channels) float32, 0..255."""
         image = tf.image.resize(self.to_channels(image), (self.side, self.side))
         top, left = ((self.side - length) // 2 for length in self.image_size)
         return image[top : top + self.image_size[0], left : left + self.image_size[1]]

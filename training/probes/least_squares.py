@@ -1,4 +1,4 @@
-"""Regularized least squares in closed form on features of a few images of each class; `fewshot.py` has its sources."""
+"""Regularized least squares in closed form on features of a few images of each class; see training/fewshot.py."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The vote of the nearest neighbors among features; `knn.py` has its sources."""
+"""The vote of the nearest neighbors among features; training/knn.py has its sources."""
 
 from collections.abc import Sequence
 

@@ -23,7 +23,7 @@ def export_segmenter(model: keras.Model, scenes: Scenes, output: pathlib.Path, l
     """Write a SavedModel to a new folder, unless there is one; it is compared with the model before it is renamed.
 
     Its signature takes `image`, uint8 (B, h, w, C) of any size, and returns `mask`, uint8 (B, h, w), and `logits`,
-    float32 (B, H, W, K), at the model's size.
+    float32 (B, h, w, K), at the model's size.
 
     Raises ParityError if it differs from the model by more than rounding.
     """

@@ -13,7 +13,7 @@ _DATA_FORMAT = "channels_last"
 
 
 def segmenter(model: keras.Model, blocks: Sequence[int], num_classes: int) -> keras.Model:
-    """Return a model of the same weights with a linear head: images (B, H, W, C) -> logits (B, H, W, K).
+    """Return a model of the same weights with a linear head: images (B, h, w, C) -> logits (B, h, w, K).
 
     As the linear evaluation of DINOv2 (arXiv 2304.07193, section 7.4; ViT-S/14 on ADE20k: 44.3 % mIoU from the last
     block): batch normalization of the patch tokens, then one linear layer; the logits are resized bilinearly. Only

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.files.labels import read_labels
 from keras_vit.run_directory import LABELS
-from training.input.dataset import Oddities, decode_image, decoding_problem, listed, problems_of
+from training.input.dataset import ImageWarnings, decode_image, decoding_problem, problems_of, summarize_problems
 from training.options.segment import check_pairs, split_folders
 from training.segmentation.scenes import IGNORED, Scenes
 
@@ -55,7 +55,7 @@ def _scenes(pairs: Pairs, held_out: bool = False) -> Scenes:
 
 
 def read_mask(path: str) -> np.ndarray:
-    """Return the classes of a mask: (H, W) uint8, of a palette its indices. Raises UserError if it is no mask."""
+    """Return the classes of a mask: (h, w) uint8, of a palette its indices. Raises UserError if it is no mask."""
     try:
         with PIL.Image.open(path) as image:
             values = np.asarray(image)
@@ -105,14 +105,14 @@ def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def _checked(pairs: Pairs) -> set[int]:
     """Return the classes in the masks of a split. Raises UserError for the files that do not fit."""
-    oddities = Oddities()
-    problem = functools.partial(_image_problem, oddities=oddities)
+    image_warnings = ImageWarnings()
+    problem = functools.partial(_image_problem, image_warnings=image_warnings)
     if bad := problems_of([image for image, _ in pairs], problem):
         raise UserError(
-            f"{len(bad)} of {len(pairs)} images cannot be read: {listed(bad)}; repair them, or remove them and "
-            "their masks."
+            f"{len(bad)} of {len(pairs)} images cannot be read: {summarize_problems(bad)}; repair them, or remove them "
+            "and their masks."
         )
-    oddities.warn(f"{len(pairs):,} images")
+    image_warnings.warn(f"{len(pairs):,} images")
     classes: set[int] = set()
     for image, mask in pairs:
         values = read_mask(mask)
@@ -127,8 +127,8 @@ def _checked(pairs: Pairs) -> set[int]:
     return classes - {IGNORED}
 
 
-def _image_problem(file: str, oddities: Oddities) -> str | None:
-    return decoding_problem(tf.io.read_file(file), oddities, file)
+def _image_problem(file: str, image_warnings: ImageWarnings) -> str | None:
+    return decoding_problem(tf.io.read_file(file), image_warnings, file)
 
 
 def _labels(root: pathlib.Path, found: Sequence[int]) -> tuple[str, ...]:

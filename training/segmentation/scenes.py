@@ -28,12 +28,12 @@ class Scenes:
         return tf.data.Dataset.range(self.num_examples).map(self.read, tf.data.AUTOTUNE, deterministic=True)
 
     def batches(self, preprocessing: Preprocessing, batch_size: int, seed: int) -> tf.data.Dataset:
-        """Return endless training batches: images (B, H, W, C) in the model's range, classes (B, H, W), weights."""
+        """Return endless training batches: images (B, h, w, C) in the model's range, classes (B, h, w), weights."""
         numbers = tf.data.Dataset.range(self.num_examples).shuffle(self.num_examples, seed=seed).repeat()
 
         def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             image, mask = self.read(number)
-            classes = tf.image.resize(mask[..., None], preprocessing.image_size, "nearest")[..., 0]  # (H, W)
+            classes = tf.image.resize(mask[..., None], preprocessing.image_size, "nearest")[..., 0]  # (h, w)
             counted = tf.cast(classes != IGNORED, tf.float32)
             return (
                 as_input(image, preprocessing),
@@ -46,5 +46,5 @@ class Scenes:
 
 
 def as_input(image: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
-    """Return an image as the model takes it: (H, W, C)."""
+    """Return an image as the model takes it: (h, w, C)."""
     return tf.ensure_shape(preprocessing(image), (*preprocessing.image_size, preprocessing.channels))

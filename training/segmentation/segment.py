@@ -105,7 +105,7 @@ def evaluate(model: keras.Model, scenes: Scenes, labels: Sequence[str]) -> dict:
     preprocessing = preprocessing_of(model)
     for image, mask in tqdm.tqdm(scenes.in_order(), total=scenes.num_examples, unit="image", disable=None):
         logits, mask = model.predict_on_batch(as_input(image, preprocessing)[None]), mask.numpy()
-        predicted = tf.argmax(tf.image.resize(logits, mask.shape)[0], axis=-1).numpy()  # (H, W)
+        predicted = tf.argmax(tf.image.resize(logits, mask.shape)[0], axis=-1).numpy()  # (h, w)
         counted = mask != IGNORED
         np.add.at(confusion, (mask[counted], predicted[counted]), 1)
     hits, present = np.diag(confusion), confusion.sum(axis=1) > 0

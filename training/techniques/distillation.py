@@ -75,17 +75,18 @@ def check_student(model: keras.Model) -> None:
 
 
 class SoftDistillation:
-    """The divergence of the model's probabilities from those of the teacher; logits (B, K)."""
+    """The divergence of the model's probabilities from those of the teacher; logits (B, K).
+
+    Args:
+        teacher: images -> logits (B, K).
+        temperature: that divides both logits; the loss is multiplied by its square ("Distilling the Knowledge in a
+            Neural Network", 1503.02531).
+    """
 
     metrics = ("loss", "accuracy")
     metric_dtype = "int32"
 
     def __init__(self, teacher: keras.Model, temperature: float):
-        """Args:
-        teacher: images -> logits (B, K).
-        temperature: that divides both logits; the loss is multiplied by its square ("Distilling the Knowledge in a
-            Neural Network", 1503.02531).
-        """
         self._teacher, self._temperature = teacher, temperature
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -98,16 +99,17 @@ class SoftDistillation:
 
 
 class HardDistillation:
-    """The class token learns the labels, the distillation token the teacher's classes; two logits (B, K)."""
+    """The class token learns the labels, the distillation token the teacher's classes; two logits (B, K).
+
+    Args:
+        teacher: images -> logits (B, K).
+        label_smoothing: of the labels, not of the teacher's classes.
+    """
 
     metrics = ("loss", "accuracy")
     metric_dtype = "int32"
 
     def __init__(self, teacher: keras.Model, label_smoothing: float):
-        """Args:
-        teacher: images -> logits (B, K).
-        label_smoothing: of the labels, not of the teacher's classes.
-        """
         self._teacher, self._label_smoothing = teacher, label_smoothing
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:

@@ -1,9 +1,9 @@
 """Self-distillation: a model learns from crops of an image what its own moving average says of other crops of it.
 
-DINO: "Emerging Properties in Self-Supervised Vision Transformers" (arXiv 2104.14294) and facebookresearch/dino
-`main_dino.py`. The moving average, the teacher, sees two large crops; the model, the student, sees these and small
-ones ("multi-crop"). A ViT-S/16, trained so on ImageNet without labels, has 74.5 % by nearest neighbors and 77.0 % by a
-linear probe (Table 2).
+DINO: "Emerging Properties in Self-Supervised Vision Transformers" (arXiv 2104.14294), and the official code
+(facebookresearch/dino `main_dino.py`). The moving average, the teacher, sees two large crops; the model, the student,
+sees these and small ones ("multi-crop"). A ViT-S/16, trained so on ImageNet without labels, has 74.5 % by nearest
+neighbors and 77.0 % by a linear probe (Table 2).
 """
 
 import dataclasses
@@ -26,8 +26,9 @@ _FIXED_PROTOTYPES = 0.01
 class MultiCrop:
     """Student and teacher on the crops of a batch: (large crops, small crops), training -> a dict.
 
-    Large crops (B, 2, H, W, C), small crops (B, n, h, w, C) -> "student" (2 + n, B, K), "teacher" (2, B, K). Without
-    small crops, the input is the large ones alone. Call it in a `keras.StatelessScope`, which gets the new center.
+    Large crops (B, 2, height, width, C), small crops (B, n, h, w, C) -> "student" (2 + n, B, K), "teacher" (2, B, K).
+    Without small crops, the input is the large ones alone. Call it in a `keras.StatelessScope`, which gets the new
+    center.
     """
 
     def __init__(

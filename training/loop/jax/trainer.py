@@ -74,7 +74,10 @@ class JaxTrainer(Trainer):
         import jax
 
         variables = self.network.trainable_variables
-        changed = [*zip(self._random, self.draw(micro), strict=True), *zip(self._statistics, statistics, strict=True)]
+        changed = [
+            *zip(self._random, self.layer_seeds(micro), strict=True),
+            *zip(self._statistics, statistics, strict=True),
+        ]
         values = {id(v): v.value for v in self.network.variables} | {id(v): value for v, value in changed}
 
         def loss(trained):
@@ -91,7 +94,7 @@ class JaxTrainer(Trainer):
         import jax
 
         outputs = images
-        for part in self._segments or [self._trained]:
+        for part in self._segments or [self._forward]:
             call = functools.partial(part.stateless_call, training=True)
             groups = part.trainable_variables, part.non_trainable_variables
             given = [[values[id(v)] for v in group] for group in groups]
@@ -99,7 +102,7 @@ class JaxTrainer(Trainer):
             values = values | {id(v): value for v, value in zip(groups[1], others, strict=True)}
         return outputs, values
 
-    def draw(self, micro) -> list:
+    def layer_seeds(self, micro) -> list:
         """Return the seed of each random layer, different for each step and micro-batch."""
         import jax
 

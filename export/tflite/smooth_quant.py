@@ -1,4 +1,4 @@
-"""Even out the channels of a model before it is quantized, without changing a bit of its outputs.
+"""SmoothQuant: the channels of a model become more even before it is quantized, without changing a bit of its outputs.
 
 In large Vision Transformers a few channels of the activations are a hundred times as large as the others. One scale in
 8 bits for all channels then leaves the others with a few levels. So each channel of a LayerNorm is divided by a number,
@@ -28,7 +28,7 @@ _TOKENS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class ScaledActivation:
     """A tensor whose channels can be scaled."""
 
     source: str
@@ -40,8 +40,8 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaled:
-    """What scaling a site gained."""
+class Gain:
+    """What scaling an activation gained."""
 
     alpha: float
     """Share of the activations in the scale."""
@@ -51,39 +51,39 @@ class Scaled:
     """The same, with scaled channels."""
 
 
-def with_even_channels(model: keras.Model, batches: Iterable[np.ndarray]) -> tuple[keras.Model, dict[str, Scaled]]:
+def smooth_quant(model: keras.Model, batches: Iterable[np.ndarray]) -> tuple[keras.Model, dict[str, Gain]]:
     """Return the model with scaled channels, in float32, and what was scaled, by the name of the layer that divides.
 
-    The alpha of each site is that with the least error of its products in 8 bits: activations with one scale, weights
-    with one for each output channel. Sites at which this gains little are left alone; if all are, the model itself is
-    returned.
+    The alpha of each activation is that with the least error of its products in 8 bits: the activation with one scale,
+    weights with one for each output channel. Activations for which this gains little are left alone; if all are, the
+    model itself is returned.
 
     Args:
         model: classifier from `keras_vit.build`.
-        batches: calibration images (B, H, W, C), in the model's range.
+        batches: calibration images (B, h, w, C), in the model's range.
     """
-    places = sites(model)
-    if not places:
+    activations = scalable_activations(model)
+    if not activations:
         return model, {}
     copy = float32_copy(model)
-    peaks, tokens = _seen(copy, [place.tensor for place in places], batches)
-    done: dict[str, Scaled] = {}
-    for place, largest, rows in zip(places, peaks, tokens, strict=True):
-        kernels = [np.asarray(copy.get_layer(name).kernel) for name in place.products]
+    peaks, tokens = _seen(copy, [activation.tensor for activation in activations], batches)
+    done: dict[str, Gain] = {}
+    for activation, largest, rows in zip(activations, peaks, tokens, strict=True):
+        kernels = [np.asarray(copy.get_layer(name).kernel) for name in activation.products]
         scales, found = best_scales(largest, rows, kernels)
         if scales is None:
             continue
-        done[place.source] = found
-        source = copy.get_layer(place.source)
+        done[activation.source] = found
+        source = copy.get_layer(activation.source)
         source.set_weights([np.asarray(weight) / scales for weight in source.get_weights()])
-        for name in place.products:
+        for name in activation.products:
             layer = copy.get_layer(name)
             kernel, *bias = layer.get_weights()
             layer.set_weights([kernel * scales[:, None], *bias])
     return (copy, done) if done else (model, {})
 
 
-def sites(model: keras.Model) -> list[Site]:
+def scalable_activations(model: keras.Model) -> list[ScaledActivation]:
     """Return the tensors of a model that only dense layers read, and that a LayerNorm or attention makes."""
     readers = _readers(model)
     found = []
@@ -98,7 +98,7 @@ def sites(model: keras.Model) -> list[Site]:
         else:
             continue
         if readers[tensor] and all(isinstance(model.get_layer(name), keras.layers.Dense) for name in readers[tensor]):
-            found.append(Site(source, tensor, tuple(readers[tensor])))
+            found.append(ScaledActivation(source, tensor, tuple(readers[tensor])))
     return found
 
 
@@ -150,7 +150,7 @@ def _seen(
 
 def best_scales(
     largest: np.ndarray, tokens: np.ndarray, kernels: Sequence[np.ndarray]
-) -> tuple[np.ndarray | None, Scaled]:
+) -> tuple[np.ndarray | None, Gain]:
     """Return the powers of two (D,) that divide the channels, or None where they gain little, and what they gain.
 
     Args:
@@ -162,12 +162,12 @@ def best_scales(
     weights = np.abs(kernel).max(axis=1)
     products = tokens.astype(np.float64) @ kernel
     before = _noise(tokens, kernel, products, largest)
-    best, chosen = Scaled(0.0, before, before), None
+    best, chosen = Gain(0.0, before, before), None
     for alpha in _ALPHAS:
         scales = _powers_of_two(largest, weights, alpha)
         after = _noise(tokens / scales, kernel * scales[:, None], products, largest / scales)
         if after < best.after:
-            best, chosen = Scaled(alpha, before, after), scales
+            best, chosen = Gain(alpha, before, after), scales
     return (chosen if best.after < _WORTHWHILE * before else None), best
 
 

@@ -14,6 +14,7 @@ import safetensors.numpy
 import keras_vit
 from keras_vit import ConvStem, UserError
 from keras_vit.checkpoints.convert import convert
+from keras_vit.checkpoints.layouts import _EXPRESSIBLE, _UNRESTRICTED
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
@@ -130,6 +131,14 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, model_of, tmp_path
     for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("layout", EXPRESSIBLE)
+def test_a_layout_refuses_every_field_that_it_does_not_list(layout):
+    """A new field has only its default until the table says more; it would be lost if it were in none."""
+    fields = {field.name for field in dataclasses.fields(keras_vit.ViTConfig)}
+    assert _UNRESTRICTED | _EXPRESSIBLE[layout].keys() == fields
+    assert not _UNRESTRICTED & _EXPRESSIBLE[layout].keys()
 
 
 def without_class_position(model) -> None:

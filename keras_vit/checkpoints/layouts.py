@@ -31,9 +31,9 @@ from keras_vit.checkpoints.key_mapping import (
     SAME,
     TO_HEADS,
     UNIT,
-    Form,
     Layout,
     Rule,
+    Transform,
     bit_norm,
     bit_units,
     bottlenecks,
@@ -64,9 +64,9 @@ def num_classes_of(weights: Mapping) -> int:
     return 0 if found is None else found.shape[-1] if found.shape else 1
 
 
-def _unchanged(*keys: str, form: Form = SAME) -> tuple[Rule, ...]:
+def _unchanged(*keys: str, transform: Transform = SAME) -> tuple[Rule, ...]:
     """Rules for keys that equal the names of the weights."""
-    return tuple(Rule((key,), key, form) for key in keys)
+    return tuple(Rule((key,), key, transform) for key in keys)
 
 
 def _both(*layers: str, leaves: tuple[str, str] = ("kernel", "bias")) -> tuple[str, ...]:
@@ -96,8 +96,10 @@ _FLAX_OUTSIDE_BLOCKS = (
 )
 _FLAX_RESNET = (
     *_unchanged("conv_root/kernel", *(f"{UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
-    *_unchanged(*_both("gn_root", leaves=_SCALE_BIAS), form=CHANNELS),
-    *_unchanged(*_both(*(f"{UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), form=CHANNELS),
+    *_unchanged(*_both("gn_root", leaves=_SCALE_BIAS), transform=CHANNELS),
+    *_unchanged(
+        *_both(*(f"{UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS), transform=CHANNELS
+    ),
 )
 
 
@@ -128,7 +130,7 @@ _BIT = Layout(
         *_unchanged(*(f"{BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
         *_unchanged(*(f"{BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
         *_unchanged("resnet/group_norm/gamma", "resnet/group_norm/beta"),
-        *_unchanged("resnet/head/conv2d/kernel", form=POINTWISE),
+        *_unchanged("resnet/head/conv2d/kernel", transform=POINTWISE),
         *_unchanged("resnet/head/conv2d/bias"),
     ),
     variance_epsilon=1e-10,
@@ -277,7 +279,10 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
         )
     if isinstance(config, ResNetConfig):
         return _resnet_layout(config, layout)
-    _refuse_inexpressible(config, layout, _EXPRESSIBLE[layout])
+    expressible = _EXPRESSIBLE[layout]
+    if layout == "huggingface":
+        expressible = {**expressible, **expressible_fields(config, family_of(config), num_classes)}
+    _refuse_inexpressible(config, layout, expressible)
     if layout == "timm" and config.pre_norm == config.patch_bias:
         raise UserError(
             "In the layout timm, the patch embedding has a bias if and only if pre_norm is False; choose another "
@@ -317,8 +322,6 @@ def _refuse_inexpressible(config: ViTConfig, layout: str, expressible: Mapping[s
 def _huggingface_layout(config: ViTConfig, num_classes: int) -> Layout:
     """The layout of the family that has these fields."""
     family = family_of(config)
-    allowed = _LEARNED | {"norm_after_pooling": (False,), "classifier": ("token",), "gelu": None}
-    _refuse_inexpressible(config, "huggingface", allowed | expressible_fields(config, family, num_classes))
     if family == "vit":
         return vit_layout("vit." if num_classes else "")
     if family == "deit":
@@ -335,29 +338,32 @@ def _resnet_layout(config: ResNetConfig, layout: str) -> Layout:
     return layouts[layout]
 
 
-_OF_FEW: tuple[str, ...] = ("key_bias", "patch_bias", "head_bias", "pre_norm", "gated_mlp", "layer_scale")
-_OF_FEW += ("num_registers", "distillation", "prefix_positions", "locality_attention")
+# Fields that no table restricts.
+_UNRESTRICTED = {
+    *("patch_size", "hidden_size", "num_layers", "mlp_dim"),  # in the shapes
+    *("num_heads", "layer_norm_epsilon"),  # in the shapes, config.json or an option of from_checkpoint
+    *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"),  # of training alone
+    *("stem", "representation_size"),  # which layout_of checks
+}
+# Values by field; None for any. A layout takes only the default of every other field, a new one too, unless its table
+# has more values.
+_DEFAULTS: dict[str, tuple | None] = {
+    field.name: (field.default,) for field in dataclasses.fields(ViTConfig) if field.name not in _UNRESTRICTED
+}
+_DEFAULTS["gelu"] = ("tanh", "erf")
 _ANY_HEAD = ("token", "gap", "map", "unpooled", "none")
-# Values by field; None for any.
-_ALL: dict[str, tuple | None] = {"position_injection": ("input",), "axial": (False,), "gelu": ("tanh", "erf")}
-_ALL |= {field.name: (field.default,) for field in dataclasses.fields(ViTConfig) if field.name in _OF_FEW}
-_LEARNED = {**_ALL, "position_embedding": ("learned",)}
-_FLAX_MODELS = {"qkv_bias": (True,), "norm_after_pooling": (False,), "classifier": _ANY_HEAD}
 _EXPRESSIBLE: Mapping[str, Mapping[str, tuple | None]] = {
-    "npz": {**_LEARNED, **_FLAX_MODELS},
-    "npz-linen": {**_LEARNED, **_FLAX_MODELS},
-    "big_vision": {**_ALL, **_FLAX_MODELS, "position_embedding": ("learned", "sincos-2d")},
-    "huggingface": {},  # by family, see _huggingface_layout
+    "npz": {**_DEFAULTS, "classifier": _ANY_HEAD},
+    "npz-linen": {**_DEFAULTS, "classifier": _ANY_HEAD},
+    "big_vision": {**_DEFAULTS, "classifier": _ANY_HEAD, "position_embedding": ("learned", "sincos-2d")},
+    "huggingface": {**_DEFAULTS, "gelu": None, "qkv_bias": None},  # more by family, see expressible_fields
     "timm": {
-        **_ALL,
+        **_DEFAULTS,
         **dict.fromkeys(("gated_mlp", "layer_scale", "num_registers", "distillation", "prefix_positions"), None),
-        "gelu": None,
-        "pre_norm": None,
-        "patch_bias": None,
-        "position_embedding": ("learned",),
+        **dict.fromkeys(("gelu", "pre_norm", "patch_bias", "qkv_bias", "norm_after_pooling"), None),
         "classifier": ("token", "gap", "map"),
     },
-    "torchvision": {**_LEARNED, "classifier": ("token",), "qkv_bias": (True,), "norm_after_pooling": (False,)},
+    "torchvision": _DEFAULTS,
 }
 _STEMS: dict[str, type | tuple] = {
     "npz": ResNetConfig,
