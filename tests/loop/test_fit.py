@@ -77,6 +77,7 @@ def killed(*_) -> None:
     raise Interrupted
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_path, monkeypatch):
     save = checkpoints.save
 
@@ -398,6 +399,7 @@ def assert_same_end(run: Run, other: Run) -> None:
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_saved(tmp_path, capsys):
     seen = Seen(stop_after=10)
     run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny", callbacks=[seen])

@@ -27,7 +27,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
-@pytest.mark.parametrize("distillation", ["soft", "hard"])
+@pytest.mark.parametrize("distillation", ["soft", pytest.param("hard", marks=pytest.mark.slow)])
 def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, upstream):
     hard = distillation == "hard"
     config = dataclasses.replace(STUDENT, distillation="head") if hard else STUDENT
@@ -140,7 +140,8 @@ def test_hard_distillation_without_a_second_head_is_refused(upstream, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["--label-smoothing", "0"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--label-smoothing", "0"]])
 def test_label_smoothing_of_a_recipe_is_said_to_have_no_effect_with_a_soft_teacher(options, upstream, tmp_path, capsys):
     command = [*COMMAND, "--teacher", str(upstream.path), "--epochs", "None", "--steps", "1", "--warmup-steps", "0"]
     pretrain.main([*command, *options, "--workdir", str(tmp_path / "run")])

@@ -106,6 +106,7 @@ def test_the_loss_is_that_of_the_paper():
     np.testing.assert_allclose([float(x) for x in sums], [expected.sum(), entropy.sum(), 4.0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_teacher_has_the_averaged_weights_and_prototypes_are_fixed_in_the_first_hundredth_of_a_run():
     trained = trainer(num_steps=100)
     (large, small), labels = batches(TINY)[0]
