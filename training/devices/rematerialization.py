@@ -47,41 +47,12 @@ def rematerialized(
             ids = {id(variable) for variable in part.variables}
             mapping = [(variable, value) for variable, value in values if id(variable) in ids]
 
-            @_recomputed
+            @tf.recompute_grad
             def segment(inputs, *states, part=part, mapping=mapping):
                 with keras.StatelessScope(list(zip((variable for variable, _ in mapping), states, strict=True))):
                     return part(inputs, training=training)
 
             outputs = segment(outputs, *(value for _, value in mapping))
         return outputs
-
-    return call
-
-
-def _recomputed(function: Callable) -> Callable:
-    """Return a function with the same outputs, of which only the inputs are kept for the gradient.
-
-    As `tf.recompute_grad`, whose recomputation waits for the gradient of the outputs through a condition that XLA finds
-    to be always true. XLA then computes everything once and keeps it, so that nothing is saved.
-    """
-
-    @tf.custom_gradient
-    def call(*inputs):
-        outputs = function(*inputs)
-
-        def gradient(upstream, variables=None):
-            variables = list(variables or ())
-            zero = tf.minimum(tf.abs(tf.reshape(upstream, (-1,))[0]), 0)  # XLA does not know that it is 0
-            again = [value + tf.cast(zero, value.dtype) for value in inputs]
-            with tf.GradientTape() as tape:
-                tape.watch([value for value in again if value.dtype.is_floating])  # the others are seeds
-                tape.watch(variables)
-                recomputed = function(*again)
-            zeros = tf.UnconnectedGradients.ZERO
-            found = tape.gradient(recomputed, [*again, *variables], upstream, unconnected_gradients=zeros)
-            of_inputs, of_variables = found[: len(again)], found[len(again) :]
-            return (of_inputs, of_variables) if variables else of_inputs
-
-        return outputs, gradient
 
     return call
