@@ -39,7 +39,7 @@ def _set_environment(case: TPUCase) -> None:
     import libtpu
 
     os.environ["KERAS_BACKEND"] = "jax" if case.step == "jax" else "tensorflow"
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "True"  # without a TPU, several processes may compile
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # without a TPU, several processes may compile; "True" is ignored
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
     os.environ["TPU_ACCELERATOR_TYPE"] = _SLICES[case.chip][1]
