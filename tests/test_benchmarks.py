@@ -228,6 +228,6 @@ def test_input_pipelines_are_compared_round_by_round():
 
 @pytest.mark.slow
 def test_an_input_pipeline_without_its_library_is_named_and_ours_is_timed(capsys):
-    augmented.compare_augmented(rounds=1, batches=1, images=64, cores=1)
+    augmented.compare_augmented(rounds=1, batches=1, images=80, cores=1)
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| keras_vit")]
     assert float(rows[0][2]) > 0
