@@ -144,8 +144,8 @@ def test_what_the_names_in_a_folder_tell_is_told_before_tensorflow_is_imported(t
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences), capture_output=True,
                           text=True)  # fmt: skip
     assert done.stderr == ""
-    for words, told in zip(sentences.values(), done.stdout.splitlines(), strict=True):
-        assert words in told
+    for words, line in zip(sentences.values(), done.stdout.splitlines(), strict=True):
+        assert words in line
 
 
 def test_names_that_do_not_tell_whether_files_are_pictures_are_left_to_the_reader(tmp_path):
