@@ -4,7 +4,8 @@ BIN = .venv/bin
 # Tests run in a new process for every few files, because TensorFlow does not free memory; two processes at a time, with
 # one thread per operation. The longest files come first, so that neither process ends long before the other. JAX
 # compiles in less time what runs only once. $$0 is a directory for the output of failed processes.
-PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BIN)/python -m pytest -q -m "not slow" "$$@" 2>&1) && echo "$$output" || \
+MARK = not slow
+PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BIN)/python -m pytest -q -m "$(MARK)" "$$@" 2>&1) && echo "$$output" || \
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
 # Without byte code, each of the many processes would compile TensorFlow and Keras again, for eight seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,11 +31,14 @@ test: setup
 	@failed=$$(mktemp -d); \
 	{ ls tests/test_demo.py tests/test_documentation.py; \
 	  ls -S $$(find tests -name 'test_*.py') | grep -v 'test_demo\|test_documentation'; } | \
-	  xargs -P 2 -n 14 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
+	  xargs -P 2 -n 20 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
 	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 
+test-slow: MARK = slow
 test-slow: setup
-	$(BIN)/python -m pytest -q -m slow
+	@failed=$$(mktemp -d); \
+	ls -S $$(grep -l 'mark\.slow' $$(find tests -name 'test_*.py')) | xargs -P 2 -n 3 sh -c '$(PYTEST_FILES)' "$$failed"; code=$$?; \
+	find "$$failed" -type f -exec cat {} +; rm -r "$$failed"; exit $$code
 
 # The core of the suite with the versions of a Cloud TPU VM, but tensorflow-cpu instead of tensorflow-tpu, and without
 # JAX.

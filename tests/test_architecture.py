@@ -167,10 +167,9 @@ for name in ("ShiftAndCut", "TokenDense", "ModelSpec", "DotProductAttention", "P
     "module",
     [
         "keras_vit.preprocessing",
-        "keras_vit.models.attention",
         *(
             pytest.param(f"keras_vit.models.{name}", marks=pytest.mark.slow)
-            for name in ("layers", "positions", "stems")
+            for name in ("attention", "layers", "positions", "stems")
         ),
         *(
             pytest.param(f"keras_vit.{name}", marks=pytest.mark.slow)
@@ -186,6 +185,7 @@ def test_any_module_can_be_the_first_that_imports_keras(module):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_everything_prints_nothing():
     modules = [dotted(path) for path in MODULES if path.stem != "__init__"]
     code = "import importlib, sys\nfrom keras_vit.native_stderr import native_stderr_silenced\n"

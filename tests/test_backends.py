@@ -19,12 +19,14 @@ sys.modules["tensorflow"] = None  # importing it now raises ImportError
 import dataclasses
 import jax, keras, numpy as np
 import keras_vit
-from keras_vit import inspection
 
 assert keras.backend.backend() == "jax"
 config = keras_vit.ViTConfig(patch_size=16, hidden_size=48, num_layers=1, num_heads=3, mlp_dim=96)
 model = keras_vit.build(config, image_size=(64, 96), num_classes=5)
 images = np.random.default_rng(0).uniform(-1, 1, (2, 64, 96, 3)).astype("float32")
+"""
+
+_TRAINED = """
 assert model(images).shape == (2, 5)
 
 def loss(trainable):
@@ -35,6 +37,17 @@ non_trainable = [variable.value for variable in model.non_trainable_variables]
 gradients = jax.jit(jax.grad(loss))([variable.value for variable in model.trainable_variables])
 assert all(np.isfinite(gradient).all() for gradient in gradients)
 assert np.any(gradients[-1])
+
+golden = keras_vit.from_checkpoint(sys.argv[1])
+recorded = np.load(sys.argv[2])
+np.save(sys.argv[3], golden(recorded["images"]))
+assert keras_vit.preprocessing_of(golden)(np.zeros((40, 30, 1), "uint8")).shape == (32, 32, 3)
+center = keras_vit.Preprocessing((8, 9), resize="resize-small", crop_from=12)
+assert np.allclose(center(np.full((40, 30, 3), 255, "uint8")), 1.0, atol=1e-6)
+"""
+
+_INSPECTED = """
+from keras_vit import inspection
 
 dropping = dataclasses.replace(config, dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.3)
 dropping = keras_vit.build(dropping, image_size=(64, 96), num_classes=5)
@@ -60,24 +73,24 @@ dropping(images, training=True)
 keras_vit.chunk_attention(model, 5)
 np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=1e-4)
 assert len(flash) == 3
-
-golden = keras_vit.from_checkpoint(sys.argv[1])
-recorded = np.load(sys.argv[2])
-np.save(sys.argv[3], golden(recorded["images"]))
-assert keras_vit.preprocessing_of(golden)(np.zeros((40, 30, 1), "uint8")).shape == (32, 32, 3)
-center = keras_vit.Preprocessing((8, 9), resize="resize-small", crop_from=12)
-assert np.allclose(center(np.full((40, 30, 3), 255, "uint8")), 1.0, atol=1e-6)
 """
+
+ENVIRONMENT = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 
 
 def test_jax_builds_runs_and_differentiates_with_tensorflow_blocked(tmp_path):
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     paths = [FIXTURES / "vit_token.npz", FIXTURES / "vit_token.io.npz", tmp_path / "logits.npy"]
-    subprocess.run([sys.executable, "-c", _WITHOUT_TENSORFLOW, *map(str, paths)], check=True, env=environment)
+    code = _WITHOUT_TENSORFLOW + _TRAINED
+    subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=True, env=ENVIRONMENT)
     recorded = np.load(paths[1])
     np.testing.assert_allclose(np.load(paths[2]), recorded["logits"], rtol=1e-5, atol=2e-5)
     here = keras_vit.from_checkpoint(paths[0])(recorded["images"])
     np.testing.assert_allclose(np.load(paths[2]), here, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_inspection_and_every_kind_of_attention_run_on_jax_with_tensorflow_blocked():
+    subprocess.run([sys.executable, "-c", _WITHOUT_TENSORFLOW + _INSPECTED], check=True, env=ENVIRONMENT)
 
 
 def test_a_backend_on_which_no_model_can_be_built_is_refused_in_one_sentence(monkeypatch):
@@ -90,9 +103,8 @@ def test_a_backend_on_which_no_model_can_be_built_is_refused_in_one_sentence(mon
 @pytest.mark.slow
 def test_golden_data_agree_on_jax_with_tensorflow_blocked():
     code = "import sys; sys.modules['tensorflow'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     file = str(pathlib.Path(__file__).parent / "models" / "test_parity.py")
     arguments = ["-q", "-p", "no:cacheprovider", file]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout

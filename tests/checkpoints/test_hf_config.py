@@ -124,8 +124,10 @@ def test_the_value_range_is_that_of_the_processor(processor, expected, tmp_path)
     ("kind", "mean", "std"),
     [
         ("ViTImageProcessor", [0.5] * 3, [0.5] * 3),
-        ("DINOv3ViTImageProcessorFast", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        ("SiglipImageProcessor", [0.5] * 3, [0.5] * 3),
+        pytest.param(
+            "DINOv3ViTImageProcessorFast", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225], marks=pytest.mark.slow
+        ),
+        pytest.param("SiglipImageProcessor", [0.5] * 3, [0.5] * 3, marks=pytest.mark.slow),
         ("CLIPImageProcessor", [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]),
     ],
 )

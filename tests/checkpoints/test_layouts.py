@@ -398,10 +398,7 @@ def test_adapting_a_model_equals_adapting_its_file(tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        kind if kind in ("pre_logits", "map", "axial", "hybrid", "bit") else pytest.param(kind, marks=pytest.mark.slow)
-        for kind in MODELS
-    ],
+    [kind if kind in ("pre_logits", "map", "bit") else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS],
 )
 def test_every_kind_of_model_is_adapted_to_other_classes(kind, tiny_images):
     model = randomize(keras_vit.build(MODELS[kind], image_size=TINY_IMAGE, num_classes=7))

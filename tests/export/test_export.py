@@ -291,7 +291,7 @@ def test_nan_is_a_difference(samples):
         parity.require_agreement("file", parity.Parity(np.nan, np.nan, 1.0, 1.0, 9))
 
 
-@pytest.mark.parametrize("name", ["gap", "map"])
+@pytest.mark.parametrize("name", [pytest.param("gap", marks=pytest.mark.slow), "map"])
 def test_tflite_files_are_the_model(name, samples, tmp_path):
     model = build(name)
     written = tflite_export.export_tflite(model, LABELS, samples, tmp_path, ["float32"])

@@ -264,6 +264,7 @@ def test_pixels_can_be_the_input_of_every_format(tmp_path, size):
         assert (floats(normalization, 0), floats(normalization, 1)) == ([0.0], [1.0])
 
 
+@pytest.mark.slow
 def test_any_batch_on_request(tmp_path):
     model = build()
     written = tflite_export.export_tflite(
@@ -287,7 +288,9 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "hybrid")]
+)
 def test_every_family_becomes_a_file(name, tmp_path):
     written = tflite_export.export_tflite(
         build(FAMILIES[name], channels=1), LABELS, pictures(5, 6, 1), tmp_path, ("float32",)

@@ -318,7 +318,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("token", "hybrid", "axial ResNet") else pytest.param(name, marks=pytest.mark.slow)
+        for name in MODELS
+    ],
+)
 def test_each_kind_of_model_has_its_figures(name):
     config, figures = MODELS[name]
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))

@@ -153,7 +153,14 @@ def test_a_run_killed_before_its_model_was_saved_has_its_curves(trained):
     assert not trained.model_file.exists()
 
 
-@pytest.mark.parametrize("damage", [lambda text: None, lambda text: text[:-20], lambda text: ""])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda text: None, marks=pytest.mark.slow),
+        lambda text: text[:-20],
+        pytest.param(lambda text: "", marks=pytest.mark.slow),
+    ],
+)
 def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
     run = Run(shutil.copytree(trained.path, tmp_path / "run"))
     left = damage(run.metrics_file.read_text())
@@ -571,7 +578,13 @@ def test_an_impossible_recipe_is_refused(fields, words):
 DIFFERENT = {(recipe.model, recipe.image_size, recipe.channels): name for name, recipe in RECIPES.items()}
 
 
-@pytest.mark.parametrize("name", DIFFERENT.values())
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if RECIPES[name].image_size != (224, 224) else pytest.param(name, marks=pytest.mark.slow)
+        for name in DIFFERENT.values()
+    ],
+)
 def test_every_recipe_builds_its_model(name):
     recipe = RECIPES[name]
     # Of its width but of one block, or of one unit per stage: the whole of the largest would take seconds.

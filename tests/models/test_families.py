@@ -99,7 +99,7 @@ family = pytest.mark.parametrize("name", FAMILIES)
 # The families that have between them all that differs from a plain ViT.
 some_families = pytest.mark.parametrize(
     "name",
-    [name if name in ("DeiT", "DINOv3", "SigLIP") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+    [name if name in ("DeiT", "DINOv3") else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
 )
 
 
