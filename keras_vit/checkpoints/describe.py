@@ -133,7 +133,9 @@ def describe(
 
     Args:
         path: file, folder, address or official name, see `find_checkpoint`.
-        stored_grid, num_heads, num_groups: see `from_checkpoint`.
+        stored_grid: see `from_checkpoint`.
+        num_heads: see `from_checkpoint`.
+        num_groups: see `from_checkpoint`.
     """
     check_integers("stored_grid", stored_grid, length=2)
     check_integers("num_heads", num_heads)

@@ -108,12 +108,18 @@ def from_checkpoint(
             pooling.
         num_groups: of GroupNorm, likewise. Default: 32.
         conv_stem_strides: of early convolutions. Default: 2; with more than four, 1 for those that do not widen.
-        gelu, layer_norm_epsilon: override those of the checkpoint: "tanh" and 1e-6 for JAX files; config.json's, else
-            "erf" and 1e-12, for transformers; "erf" and 1e-6 for timm and torchvision. Arrays do not contain the
-            activation: a file without config.json from a model with another one loads and gives other outputs.
-        dropout_rate, attention_dropout_rate, stochastic_depth_rate: for further training.
+        gelu: instead of that of the checkpoint: "tanh" for JAX files; config.json's, else "erf", for transformers;
+            "erf" for timm and torchvision. Arrays do not contain the activation: a file without config.json from a
+            model with another one loads and gives other outputs.
+        layer_norm_epsilon: instead of that of the checkpoint: 1e-6 for JAX files, timm and torchvision; config.json's,
+            else 1e-12, for transformers.
+        dropout_rate: for further training; see `keras_vit.build`.
+        attention_dropout_rate: likewise.
+        stochastic_depth_rate: likewise.
         keep_pre_logits: keep the tanh layer with a new head (vit_jax: an equal representation_size).
-        classifier_activation, dtype, name: see `keras_vit.build`.
+        classifier_activation: see `keras_vit.build`.
+        dtype: see `keras_vit.build`.
+        name: see `keras_vit.build`.
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
     build_options = BuildOptions(classifier_activation, dtype, name)
@@ -233,8 +239,13 @@ def adapt(
 
     Args:
         model: built by `keras_vit.build`; it stays unchanged.
-        image_size, num_classes, patch_size, channels: None keeps those of the model.
-        channel_rule, resampler, keep_pre_logits: see `from_checkpoint`.
+        image_size: pixels, or (height, width). None keeps that of the model.
+        num_classes: None keeps the head. A number adds a head of zeros; 0 returns the features.
+        patch_size: None keeps that of the model.
+        channels: of the images. None keeps those of the model.
+        channel_rule: see `from_checkpoint`.
+        resampler: see `from_checkpoint`.
+        keep_pre_logits: see `from_checkpoint`.
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
     dtype = model.get_layer("spec").dtype_policy.name

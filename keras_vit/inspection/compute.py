@@ -107,7 +107,8 @@ def inspect(
         labels: class names. Defaults to the class numbers.
         figures: names from FIGURES. Defaults to all figures that exist for the model.
         shown: number of images with maps; the first ones are taken.
-        layers, heads: indices of the layers and heads in the attention maps. Defaults to all.
+        layers: indices of the layers in the attention maps. Defaults to all.
+        heads: indices of the heads in the attention maps. Defaults to all.
         temperature: divides the logits before the softmax of the predictions; see `training.evaluate --calibrate`.
         threshold: probability, 0 to 1, that a class must reach; for a multi-label model 0.5 by default.
         multi_label: whether the probabilities are the sigmoid of the logits, so that an image may have several classes.

@@ -288,6 +288,7 @@ def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, wid
             # One scroll bar, and nothing beside the window.
             assert page.evaluate(f"{frame}.contentDocument.documentElement.scrollHeight <= {frame}.clientHeight")
             assert page.overflow() <= 0
+            assert not page.problems
             page.choose("input", place / "broken.png")
             page.wait_for("document.getElementById('status').textContent.includes('broken.png cannot be read')")
             assert page.evaluate(f"{frame}.hidden")
