@@ -68,12 +68,31 @@ def _compile_tensorflow(case: TPUCase) -> dict[str, Any]:
     # The copies are in the results only, and this parser does not know them.
     text = re.sub(r'"?mhlo\.copy"?\(?\s*(%[\w#]+)\)?[^:\n]*: (?:\(.*?\) -> )?(tensor<[^>]*>)',
                   r"stablehlo.reshape \1 : (\2) -> \2", text)  # fmt: skip
+    text = with_generator_of_the_chip(text)
     device = _device(case)
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
         executable = device.client.compile(module, xla_client.DeviceList((device,)), xla_client.CompileOptions())
     host_bytes = sum(spec.dtype.size * spec.shape.num_elements() for spec in batch)
     return _measured(executable.get_compiled_memory_stats(), executable.cost_analysis(), host_bytes)
+
+
+def with_generator_of_the_chip(module: str) -> str:
+    """The program with the random number generator that TensorFlow takes on a TPU.
+
+    Where the algorithm is left to TensorFlow, as Keras does, it is Philox on CPUs and GPUs and that of the chip on a TPU
+    (tensorflow/compiler/tf2xla/kernels/rng_converter_utils.cc); without a TPU, a program is traced for a CPU. The state
+    of the chip's generator is u64[2], and that of Philox u64[3], whose next value is here only of the right shape.
+    """
+    return re.sub(
+        r"(%\w+), (%\w+) = stablehlo\.rng_bit_generator (%\w+), algorithm = PHILOX : "
+        r"\(tensor<3xui64>\) -> \(tensor<3xui64>, (tensor<\w+>)\)",
+        r"\2_chip_key = stablehlo.slice \3 [0:2] : (tensor<3xui64>) -> tensor<2xui64>\n    "
+        r"\2_chip_state, \2 = stablehlo.rng_bit_generator \2_chip_key, algorithm = DEFAULT : "
+        r"(tensor<2xui64>) -> (tensor<2xui64>, \4)\n    "
+        r"\1 = stablehlo.add \3, \3 : tensor<3xui64>",
+        module,
+    )
 
 
 def _tensorflow_step(case: TPUCase):

@@ -1,10 +1,11 @@
 """Compiling for TPU chips without one: interrupted runs continue, failures are results, the largest batch."""
 
 import dataclasses
+import re
 
 import pytest
 
-from benchmarks import tpu
+from benchmarks import tpu, tpu_compile
 from keras_vit import UserError
 
 
@@ -61,6 +62,18 @@ def test_for_a_tpu_a_missing_compiler_is_named_with_its_requirements(tmp_path, m
     monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None if name == "libtpu" else name)
     with pytest.raises(UserError, match="libtpu is not installed; run pip install -r benchmarks/requirements-tpu.txt"):
         tpu.main(["--output", str(tmp_path / "tpu")])
+
+
+def test_for_a_tpu_random_numbers_come_from_the_generator_of_the_chip():
+    types = "(tensor<3xui64>) -> (tensor<3xui64>, tensor<4x9xui32>)"
+    module = f"""
+    %output_state, %output = stablehlo.rng_bit_generator %7, algorithm = PHILOX : {types} loc(#loc1)
+    %8 = stablehlo.slice %output_state [1:3] : (tensor<3xui64>) -> tensor<2xui64>"""
+    found = tpu_compile.with_generator_of_the_chip(module)
+    assert "PHILOX" not in found
+    assert "algorithm = DEFAULT : (tensor<2xui64>) -> (tensor<2xui64>, tensor<4x9xui32>)" in found
+    results = re.findall(r"^ *(%.*?) =", found, flags=re.MULTILINE)
+    assert results == ["%output_chip_key", "%output_chip_state, %output", "%output_state", "%8"]
 
 
 @pytest.mark.slow
