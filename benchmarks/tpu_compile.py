@@ -80,7 +80,7 @@ def _compile_tensorflow(case: TPUCase) -> dict[str, Any]:
 def with_generator_of_the_chip(module: str) -> str:
     """The program with the random number generator that TensorFlow takes on a TPU.
 
-    Where the algorithm is left to TensorFlow, as Keras does, it is Philox on CPUs and GPUs and that of the chip on a TPU
+    Where the algorithm is left to TensorFlow, as Keras does, it is Philox on CPUs and GPUs and that of the chip on TPUs
     (tensorflow/compiler/tf2xla/kernels/rng_converter_utils.cc); without a TPU, a program is traced for a CPU. The state
     of the chip's generator is u64[2], and that of Philox u64[3], whose next value is here only of the right shape.
     """
