@@ -90,6 +90,22 @@ class Preprocessing:
         low, high = ((end,) * self.channels if isinstance(end, float) else end for end in self.value_range)
         return low, high
 
+    def for_image_size(self, image_size: int | tuple[int, int]) -> "Preprocessing":
+        """The same for another image size; it shows the same part of a picture, because crop_from grows with it."""
+        crop_from = self.crop_from
+        if crop_from is not None:
+            side = image_size if isinstance(image_size, int) else max(image_size)
+            crop_from = max(round(crop_from * side / max(self.image_size)), side)
+        return dataclasses.replace(self, image_size=image_size, crop_from=crop_from)  # type: ignore[arg-type]
+
+    def for_channels(self, channels: int) -> "Preprocessing":
+        """The same for another number of channels; a value range for each channel becomes the mean range."""
+        value_range = self.value_range
+        if channels != self.channels:
+            low, high = value_range
+            value_range = float(np.mean(low)), float(np.mean(high))
+        return dataclasses.replace(self, channels=channels, value_range=value_range)
+
     def fit(self, image):
         """Resize a decoded image (..., h, w, C), 0..255 -> (..., height, width, channels), 0..255.
 

@@ -184,7 +184,7 @@ def from_checkpoint(
         value_range=value_range(checkpoint, channels_now),
         crop_from=checkpoint.file_config.crop_from,
     )
-    preprocessing = resized_preprocessing(preprocessing, image_size)
+    preprocessing = preprocessing.for_image_size(image_size)
     return build_and_fill(checkpoint, config, preprocessing, grid, changes, build_options)
 
 
@@ -268,20 +268,10 @@ def _adapted(
         weights[key] = Weight(array, array.shape, np.asarray)
     grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
     if image_size is not None:
-        size, preprocessing = preprocessing.image_size, resized_preprocessing(preprocessing, image_size)
+        size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(image_size)
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
             config.check_image_size(preprocessing.image_size)
     return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, build_options)
-
-
-def resized_preprocessing(preprocessing: Preprocessing, image_size: int | tuple[int, int]) -> Preprocessing:
-    """The preprocessing for another image size, which shows the same part of a picture: `crop_from` grows with it."""
-    size = typing.cast(tuple[int, int], image_size)  # or an int
-    crop_from = preprocessing.crop_from
-    if crop_from is not None:
-        old, new = max(preprocessing.image_size), image_size if isinstance(image_size, int) else max(image_size)
-        crop_from = max(round(crop_from * new / old), new)
-    return dataclasses.replace(preprocessing, image_size=size, crop_from=crop_from)
 
 
 def _value_stream(value: Any) -> io.BytesIO:
@@ -362,7 +352,7 @@ def build_and_fill(
                 "Shifted patches are normalized over all channels; keep their number, and leave channels out."
             )
         weights = _with_channels(weights, changes.channels, changes.channel_rule)
-        preprocessing = _for_channels(preprocessing, changes.channels)
+        preprocessing = preprocessing.for_channels(changes.channels)
     with no_init_weights():
         model = build(config, preprocessing=preprocessing, num_classes=num_classes, **dataclasses.asdict(build_options))
     keep = HEADS if new_head else ()
@@ -394,12 +384,3 @@ def _with_channels(weights: Mapping[str, Weight], channels: int, rule: ChannelRu
     shape = (*kernel.shape[:2], channels, kernel.shape[3])
     adapted = Weight(kernel.source, shape, lambda array: adapt_channels(kernel.convert(array), channels, rule))
     return {**weights, key: adapted}
-
-
-def _for_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
-    """The same preprocessing for another number of channels; a range per channel becomes the mean range."""
-    value_range = preprocessing.value_range
-    if channels != preprocessing.channels:
-        low, high = value_range
-        value_range = float(np.mean(low)), float(np.mean(high))
-    return dataclasses.replace(preprocessing, channels=channels, value_range=value_range)

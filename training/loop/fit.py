@@ -31,7 +31,7 @@ from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.run import Run, write_curves
 from training.loop.trainer import Trainer, TrainingForward
 from training.options.common import Execution
-from training.recipes.recipe import PretrainRecipe, Recipe, begins_with
+from training.recipes.recipe import PretrainRecipe, Recipe
 from training.techniques.distillation import two_headed
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
@@ -201,7 +201,7 @@ def _training_forward(
 
 def _freeze(model: keras.Model, names: tuple[str, ...]) -> None:
     for name in names:
-        layers = [layer for layer in model.layers if begins_with(layer.name, name) and layer.weights]
+        layers = [layer for layer in model.layers if f"{layer.name}.".startswith(f"{name}.") and layer.weights]
         if not layers:
             known = ", ".join(layer.name for layer in model.layers if layer.weights)
             raise UserError(f"No layer to freeze is named {name!r} or {name + '.…'!r}; the layers are {known}.")

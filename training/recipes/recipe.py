@@ -195,7 +195,7 @@ class Recipe:
         if self.freeze and self.lora:
             raise UserError("LoRA trains nothing but its adapters and the head; leave --freeze out, or --lora.")
         for name in self.freeze:
-            if any(begins_with(head, name) for head in HEADS):
+            if any(f"{head}.".startswith(f"{name}.") for head in HEADS):
                 raise UserError(
                     f"--freeze {name} would keep the new head at zeros, from which no layer learns; leave it out."
                 )
@@ -397,8 +397,3 @@ def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> 
     if target in PIXEL_TARGETS:
         return patch[0] * patch[1] * channels
     return PATCH_CELLS[target] ** 2 * COLOR_LEVELS**channels
-
-
-def begins_with(layer: str, parts: str) -> bool:
-    """Whether these are the first parts of a layer's name, which are separated by points, or all of it."""
-    return f"{layer}.".startswith(f"{parts}.")
