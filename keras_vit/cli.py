@@ -26,7 +26,7 @@ _USERS_DISK = (
 )  # fmt: skip
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-_ALL_MESSAGES, _ONLY_ERRORS = "0", "2"
+_ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
 
 
 def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default=None):
@@ -142,22 +142,34 @@ def _one_sentence(boxes: str) -> str:
 def import_keras() -> None:
     """Import Keras, without the log messages of its backend unless `--verbose` asks for them.
 
-    TensorFlow logs messages about oneDNN on import, before it reads the log level.
+    TensorFlow logs messages about oneDNN on import, before it reads the log level. Raises UserError if the backend is
+    not installed.
     """
     is_verbose = os.environ.get(_LOG_LEVEL) == _ALL_MESSAGES
-    with contextlib.nullcontext() if is_verbose else native_stderr_silenced():
-        importlib.import_module("keras")
+    try:
+        with contextlib.nullcontext() if is_verbose else native_stderr_silenced():
+            importlib.import_module("keras")
+    except ModuleNotFoundError as missing:
+        if missing.name == "keras":
+            raise
+        raise UserError(
+            f"The backend of Keras needs the Python package {missing.name}, which is not installed; install it, or set "
+            "KERAS_BACKEND to tensorflow or jax."
+        ) from missing
 
 
 def require_tensorflow() -> None:
     """Import Keras and raise UserError unless its backend is TensorFlow."""
-    import_keras()
-    import keras
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if backend == "tensorflow":
+        import_keras()
+        import keras
 
-    if keras.backend.backend() != "tensorflow":
+        backend = keras.backend.backend()  # keras.json may name another
+    if backend != "tensorflow":
         raise UserError(
-            f"This command needs the TensorFlow backend of Keras, but it is {keras.backend.backend()}; set "
-            "KERAS_BACKEND=tensorflow for it."
+            f"This command needs the TensorFlow backend of Keras, but it is {backend}; set KERAS_BACKEND=tensorflow "
+            "for it."
         )
 
 
@@ -170,7 +182,7 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--verbose"]
     if len(arguments) < len(sys.argv[1:]):
         os.environ[_LOG_LEVEL] = _ALL_MESSAGES
-    os.environ.setdefault(_LOG_LEVEL, _ONLY_ERRORS)
+    os.environ.setdefault(_LOG_LEVEL, _NONE)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
     try:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 CONFIG, LABELS, MODEL, SAMPLES = "config.json", "labels.txt", "model.keras", "samples.npz"
 # Field of config.json: `Source.fingerprint` of the data.
 IMAGES = "images_fingerprint"
+# Digests of the files of the training images, by which they are found among others.
+TRAINING_IMAGES = "training_images.npz"
 # The temperature that `training.evaluate --calibrate` fitted.
 TEMPERATURE = "temperature.json"
 # Training images, for calibration without the evaluation images.
@@ -80,6 +82,18 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
 def load_labels(run: str | os.PathLike) -> tuple[str, ...]:
     """The class names of a run, in the order of its logits."""
     return read_labels(find(run, LABELS))
+
+
+def save_training_images(run: pathlib.Path, digests: np.ndarray) -> None:
+    """Write the digests of the training images (n,) of a run."""
+    write_npz(run / TRAINING_IMAGES, {"digests": np.unique(digests)})
+
+
+def load_training_images(run: str | os.PathLike) -> np.ndarray | None:
+    """The digests of the training images of a run directory or its model.keras; None if it has none."""
+    path = to_path(run)
+    file = (path.parent if path.name == MODEL else path) / TRAINING_IMAGES
+    return read_npz(file).get("digests") if file.is_file() else None
 
 
 def load_temperature(run: str | os.PathLike) -> float:

@@ -12,12 +12,12 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from keras_vit import UserError
+from keras_vit import UserError, run_directory
 from keras_vit.files.image_formats import format_list
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
-from training.options.checks import check_images, check_split, warn_of_known_images
+from training.options.checks import check_images, check_split, warn_of_known_images, warn_of_training_images
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
@@ -603,6 +603,33 @@ def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(
     for known in (run, run / "model.keras"):
         with pytest.raises(UserError, match="had other images, or the same under other names"):
             check_images(str(known), data, *counts, source.fingerprint + 1)
+
+
+def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps_others(tmp_path, capsys):
+    run, here, there = (tmp_path / name for name in ("run", "here", "there"))
+    run.mkdir()
+    for number in range(30):
+        write_image(here / ("ant" if number < 21 else "bee") / f"{number:02}.png", number)
+    shutil.copytree(here, there)
+    source = open_source(DataOptions(f"folder:{here}"))
+    assert not warn_of_training_images(str(run), source.evaluation.digests, source.evaluation.name)
+    run_directory.save_training_images(run, source.train.digests)
+    trained = names_of(source.train)
+    same = open_source(DataOptions(f"folder:{there}")).evaluation
+    capsys.readouterr()
+    for known in (run, run / "model.keras"):
+        assert warn_of_training_images(str(known), same.digests, same.name)
+    assert capsys.readouterr().out == ""
+    (there / "ant" / "00.png").unlink()
+    others = open_source(DataOptions(f"folder:{there}")).evaluation
+    seen = [name for name in names_of(others) if name in trained]
+    assert seen
+    capsys.readouterr()
+    assert warn_of_training_images(str(run), others.digests, others.name)
+    printed = capsys.readouterr().out
+    assert f"Warning: {len(seen)} of the {others.num_examples} evaluation images are training images of" in printed
+    picked = others.take(np.array([1, 0]))
+    np.testing.assert_array_equal(picked.digests, others.digests[[1, 0]])
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv"])

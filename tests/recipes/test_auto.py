@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import ResNetConfig, ViTConfig
-from training import finetune, pretrain
+from training import evaluate, finetune, pretrain
 from training.recipes.advice import advice
 from training.recipes.auto import DataFacts, auto_finetune_reasons, auto_finetune_recipe, auto_reasons, auto_recipe
 
@@ -139,6 +140,10 @@ def test_auto_looks_at_the_folder_trains_says_why_and_advises(folder, tmp_path, 
     assert "training.finetune --checkpoint augreg:S_16" in printed
     recipe = json.loads((workdir / "config.json").read_text())["settings"]["recipe"]
     assert (recipe["channels"], recipe["steps"], recipe["epochs"], recipe["balance"]) == (1, 1, None, False)
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    min(path for path in moved.rglob("*") if path.is_file()).unlink()
+    evaluate.main(["--run", str(workdir), "--data", f"folder:{moved}"])
+    assert f"evaluation images are training images of {workdir}, such as {moved}" in capsys.readouterr().out
 
 
 def test_an_epoch_of_balanced_classes_is_longer(folder, tmp_path, capsys):

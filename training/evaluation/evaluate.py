@@ -17,7 +17,7 @@ from training.evaluation.metrics import intervals, measure, measure_real, read_r
 from training.evaluation.multi_label import write_multi_label_report
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
 from training.input.sources import Source, open_source
-from training.options.checks import OUTPUT_NEEDED, check_classes, check_images
+from training.options.checks import OUTPUT_NEEDED, check_classes, check_images, warn_of_training_images
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
@@ -69,6 +69,7 @@ def evaluate(
     if dataset.held_out:
         counts = dataset.train.num_examples, dataset.evaluation.num_examples
         check_images(run, source, *counts, dataset.fingerprint)
+    warn_of_training_images(run, dataset.evaluation.digests, dataset.evaluation.name)
     _check_multi_label(run, classifier.multi_label, dataset, real_labels is not None, calibrate)
     accepted = None
     if real_labels is not None:

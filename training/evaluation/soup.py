@@ -63,6 +63,9 @@ def cook(runs: Sequence[str], output: str, *, greedy: bool = False) -> Run:
         settings["recipe"] = {"loss": "multi-label"}  # as `run_directory.is_multi_label` reads it
     with locked(target.path):
         target.start(settings, labels.pop(), images=fingerprints.pop() if len(fingerprints) == 1 else None)
+        known = [run_directory.load_training_images(ingredient.run.path) for ingredient in ingredients]
+        if digests := [one for one in known if one is not None]:
+            run_directory.save_training_images(target.path, np.concatenate(digests))
         if target.model_file.is_file():
             print(f"{target.path} is finished: nothing to do.")
             return target

@@ -47,6 +47,8 @@ class Split:
     """The message of an error of the graph -> the sentence about a damaged file behind it."""
     fingerprint: int = 0
     """The same for the same examples; compared between workers."""
+    digests: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    """A digest of the content of each example's file, uint64 (n,); None where the examples are no files."""
     parallel_reads: int | None = None
     """Reads at the same time, for examples in a bucket, where each read mostly waits."""
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
@@ -71,6 +73,7 @@ class Split:
             lambda index: self.name(int(indices[index])),
             self.explain_damage,
             zlib.crc32(np.asarray(indices, np.int64).tobytes(), self.fingerprint),
+            None if self.digests is None else self.digests[indices],
             self.parallel_reads,
             None if self.labels is None else self.labels[indices],
             (lambda index: target(chosen[index])) if target else None,

@@ -254,17 +254,24 @@ def _file_split(classes: dict[str, list[str]], contents: FileContents) -> Split:
     known = np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()])
     # Without the path of the folder, which may differ between workers.
     names = [os.path.join(name, os.path.basename(file)) for name, files in classes.items() for file in files]
-    return _split_of_files(paths, known, contents.fingerprint(paths, names))
+    return _split_of_files(paths, known, names, contents)
 
 
-def _split_of_files(paths: Sequence[str], known: np.ndarray, fingerprint: int) -> Split:
-    """The files with their labels (n,)."""
+def _split_of_files(paths: Sequence[str], known: np.ndarray, lines: Sequence[str], contents: FileContents) -> Split:
+    """The files with their labels (n,); the fingerprint is that of their contents and of a line of text for each."""
     files, labels = tf.constant([os.fsencode(path) for path in paths]), tf.constant(known, tf.int32)
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.io.read_file(files[index]), labels[index]
 
-    return Split(len(paths), read, lambda index: shown(paths[index]), fingerprint=fingerprint, labels=known)
+    return Split(
+        len(paths),
+        read,
+        lambda index: shown(paths[index]),
+        fingerprint=contents.fingerprint(paths, lines),
+        digests=contents.digests(paths),
+        labels=known,
+    )
 
 
 def _target_split(
@@ -285,7 +292,7 @@ def _target_split(
 
     lines = [f"{os.path.basename(path)} {sorted(found.items())}" for path, found in shares.items()]
     known = [-1 if multi_label else _first_largest(row, share) for row, share in zip(classes, values, strict=True)]
-    split = _split_of_files(paths, np.array(known), contents.fingerprint(paths, lines))
+    split = _split_of_files(paths, np.array(known), lines, contents)
     return dataclasses.replace(
         split, target=target, multi_label=multi_label, labels=None if multi_label else split.labels
     )

@@ -18,7 +18,7 @@ from keras_vit.files.remote import to_path
 from training.loop.fit import rebuilt
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
-from training.options.checks import check_model, warn_of_known_images
+from training.options.checks import check_model, warn_of_known_images, warn_of_training_images
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
 
@@ -50,8 +50,9 @@ def finetune(
     options = dataclasses.replace(options, recipe=recipe)
     checkpoint = _checkpoint_name(options)
     path = find_checkpoint(checkpoint)
-    if setup.source.held_out:
-        counts = setup.source.train.num_examples, setup.source.evaluation.num_examples
+    train, evaluation = setup.source.train, setup.source.evaluation
+    if not warn_of_training_images(str(path), evaluation.digests, evaluation.name) and setup.source.held_out:
+        counts = train.num_examples, evaluation.num_examples
         warn_of_known_images(checkpoint, options.source, *counts, setup.source.fingerprint)
 
     def make_model(num_classes: int) -> keras.Model:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_vit import UserError, config_of, preprocessing_of
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.run_directory import CALIBRATION, SAMPLES
+from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from training.devices.strategies import CONTINUE_LATER, check_equal_on_workers, is_chief, open_strategy
 from training.input.dataset import balanced
 from training.input.pipeline import save_samples, steps_per_epoch
@@ -160,6 +160,8 @@ def _train_locked(
     )
     if is_chief(strategy):
         run.start(settings, source.labels, weights, images=setup.source.fingerprint)
+        if source.train.digests is not None:
+            save_training_images(run.path, source.train.digests)
         print(
             f"{settings['recipe_name']}: {trainer.network.count_params():,} parameters, "
             f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "

@@ -6,7 +6,9 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import nearest
@@ -262,6 +264,28 @@ def check_images(run: str, source: DataOptions, train: int, evaluation: int, fin
         f"for evaluation; now it has {train + evaluation:,}, so that others are kept, and the run may have been "
         "trained on them; evaluate on images of another folder."
     )
+
+
+def warn_of_training_images(run: str, digests: np.ndarray | None, name: Callable[[int], str]) -> bool:
+    """Print a sentence if a run was trained on some of the images to evaluate it on, wherever their files are now.
+
+    Returns whether that is known.
+
+    Args:
+        run: run directory, or a .keras file in one; anything else tells no training images.
+        digests: `Split.digests` of the images.
+        name: `Split.name` of the images.
+    """
+    known = None if digests is None else run_directory.load_training_images(run)
+    if known is None or digests is None:
+        return False
+    seen = np.flatnonzero(np.isin(digests, known))
+    if len(seen):
+        print(
+            f"Warning: {len(seen):,} of the {len(digests):,} evaluation images are training images of {run}, such as "
+            f"{name(int(seen[0]))}, so the accuracy will be too high; evaluate on other images."
+        )
+    return True
 
 
 def check_split(run: str, source: DataOptions) -> None:

@@ -23,7 +23,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.models.layers import PoolTokens
 from training.evaluation.classifiers import load_model, outputs
 from training.input.sources import Source, Split, bad_examples_reported, open_source
-from training.options.checks import OUTPUT_NEEDED, check_images
+from training.options.checks import OUTPUT_NEEDED, check_images, warn_of_training_images
 from training.options.common import FeatureKind, FeatureOptions
 
 # What is computed once per example for its fingerprint, in one go.
@@ -96,6 +96,7 @@ def open_features(options: FeatureOptions, check: Callable[[Source], None] = lam
     if source.held_out:
         counts = source.train.num_examples, source.evaluation.num_examples
         check_images(options.run, options.source, *counts, source.fingerprint)
+    warn_of_training_images(options.run, source.evaluation.digests, source.evaluation.name)
     train, evaluation = features_of(
         model,
         source,
