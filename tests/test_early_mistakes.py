@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from keras_vit import UserError
+from training import samples, shard
 from training.options.checks import check_batch_of_folder, check_data
 from training.options.common import DataOptions
 
@@ -154,3 +156,11 @@ def test_names_that_do_not_tell_whether_files_are_pictures_are_left_to_the_reade
         (tmp_path / file).touch()
     check_data(DataOptions(f"folder:{tmp_path}"))
     check_batch_of_folder(DataOptions(f"folder:{tmp_path}"), batch_size=100)
+
+
+@pytest.mark.parametrize("command", [samples, shard])
+def test_a_data_set_is_not_written_into_a_run_directory(command, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=f"{tmp_path} is a run directory; give --output a folder of its own"):
+        command.main(["--data", "digits", "--output", str(tmp_path)])
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]

@@ -8,7 +8,7 @@ writes samples.npz and labels.txt, as in a run directory.
 from collections.abc import Sequence
 
 from keras_vit import cli
-from training.options.checks import check_data
+from training.options.checks import check_data, check_no_run
 from training.options.data import SamplesOptions
 
 
@@ -16,6 +16,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
     options = cli.parse(SamplesOptions, arguments, prog="python -m training.samples")
     check_data(options.source)
+    check_no_run(options.output)
     cli.require_tensorflow()
 
     from training.input.sample_images import write_samples

@@ -9,7 +9,7 @@ Image files are stored unchanged. Example i of a split goes to file i mod N, so 
 from collections.abc import Sequence
 
 from keras_vit import cli
-from training.options.checks import check_data
+from training.options.checks import check_data, check_no_run
 from training.options.data import ShardOptions
 
 
@@ -17,6 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
     options = cli.parse(ShardOptions, arguments, prog="python -m training.shard")
     check_data(options.source)
+    check_no_run(options.output)
     cli.require_tensorflow()
 
     from training.input.write_tfrecord import shard

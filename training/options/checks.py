@@ -200,6 +200,12 @@ def check_workdir(path: pathlib.Path) -> None:
         raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
 
 
+def check_no_run(output: str) -> None:
+    """Raise UserError for a run directory as the place of a data set: its labels.txt would be replaced."""
+    if not is_remote(output) and (to_path(output) / run_directory.CONFIG).is_file():
+        raise UserError(f"{output} is a run directory; give --output a folder of its own.")
+
+
 def check_output(model: str, output: str | None) -> None:
     """Raise UserError unless there is a directory for the report: `--output`, or that of a run."""
     if output is None and not (to_path(model) / run_directory.CONFIG).is_file():
