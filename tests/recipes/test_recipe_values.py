@@ -7,7 +7,7 @@ import pytest
 from keras_vit import MODELS, UserError, cli
 from training.recipes.auto import DataFacts, auto_finetune_recipe, auto_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
-from training.recipes.overrides import overridden
+from training.recipes.overrides import for_image_size, overridden
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
 from training.recipes.recipe import PretrainRecipe
 from training.recipes.schedules import Schedule
@@ -334,3 +334,18 @@ def test_an_option_without_effect_is_refused(name, options, sentence):
 )
 def test_what_a_recipe_brings_along_may_stay_without_effect(name, options):
     assert parse(name, *options.split()) != find_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size", "crop_from"),
+    [
+        ([], (224, 224), 256),
+        (["--image-size", "96"], (96, 96), 110),
+        (["--image_size=448"], (448, 448), 512),
+        (["--image-size", "112", "56", "--steps", "3"], (112, 56), 128),
+        (["--image-size", "many"], (224, 224), 256),
+    ],
+)
+def test_the_same_part_of_an_image_is_seen_at_another_image_size(arguments, size, crop_from):
+    recipe = for_image_size(FINETUNE_RECIPES["photos-finetune"], arguments)
+    assert (recipe.image_size, recipe.crop_from) == (size, crop_from)

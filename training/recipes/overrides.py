@@ -1,6 +1,8 @@
 """Recipes whose fields the command line changed."""
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from keras_vit import UserError
@@ -9,6 +11,29 @@ from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+
+
+def for_image_size(recipe: AnyRecipe, arguments: Sequence[str]) -> AnyRecipe:
+    """Return a recipe for the image size on the command line, whose crop_from grows with it.
+
+    So the model sees the same part of an image as with the recipe's own size, unless `--crop-from` says otherwise.
+    """
+    size = _image_size(arguments)
+    if recipe.crop_from is None or size is None or max(size) == 0:
+        return recipe
+    crop_from = max(round(recipe.crop_from * max(size) / max(recipe.image_size)), max(size))
+    return dataclasses.replace(recipe, image_size=size, crop_from=crop_from)
+
+
+def _image_size(arguments: Sequence[str]) -> tuple[int, int] | None:
+    """The size behind `--image-size`, one number for a square or two; None if there is none, or anything else."""
+    for index, argument in enumerate(arguments):
+        option, _, value = argument.replace("_", "-").partition("=")
+        if option == "--image-size":
+            found = [value, *arguments[index + 1 : index + 2]] if value else arguments[index + 1 : index + 3]
+            sides = [int(number) for number in itertools.takewhile(str.isdecimal, found)]
+            return (sides[0], sides[-1]) if sides else None
+    return None
 
 
 def overridden(recipe: AnyRecipe, named: AnyRecipe) -> AnyRecipe:
