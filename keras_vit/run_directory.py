@@ -40,8 +40,10 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     if not run.is_dir():
         raise UserError(f"There is no run directory {str(run)!r}; give the --workdir of a training command.")
     if not (run / name).is_file():
-        advice = " yet; repeat the training command, which continues it" if (run / LABELS).is_file() else ""
-        raise UserError(f"{run} is not a finished run: it has no {name}{advice}.")
+        if phone := sorted(run.glob("*.tflite")):
+            raise UserError(f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}.")
+        waits = "; wait for its training, or repeat the command, which continues it"
+        raise UserError(f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}.")
     return run / name
 
 

@@ -41,6 +41,7 @@ MISTAKES = {
     f"{TRAIN} --data digits --eval-split test": "--eval-split does not apply to --data digits",
     f"{TRAIN} --data folder:. --data-dir x": "--data-dir does not apply to --data folder",
     f"{TRAIN} --data tfds:mnist --on-bad-image skip": "--on-bad-image does not apply to --data tfds",
+    f"{TRAIN} --data tfds:mnist --data-dir gone": "There is no folder 'gone'; --data-dir takes the folder of prepared",
     f"{TRAIN} --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax; set it",
     f"{TRAIN} --data digits --model-parallel 0": "--model-parallel must be at least 1, but is 0",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",

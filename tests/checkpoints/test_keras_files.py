@@ -46,7 +46,7 @@ def test_a_keras_file_is_a_checkpoint(kind, model, tmp_path, tiny_images):
 
 def test_an_unfinished_run_says_how_to_finish_it(tmp_path):
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    with pytest.raises(UserError, match="is not a finished run: it has no model.keras yet; repeat the training comma"):
+    with pytest.raises(UserError, match="is not a finished run: it has no model.keras; wait for its training, or re"):
         keras_vit.from_checkpoint(tmp_path)
 
 

@@ -207,6 +207,13 @@ def test_a_published_folder_with_a_pickle_is_no_unfinished_run(tmp_path):
         evaluation.evaluate(str(tmp_path), DataOptions("digits"), output=str(tmp_path / "report"))
 
 
+def test_a_folder_of_tflite_files_is_no_run(tmp_path):
+    for name in ("model-int8.tflite", "model-float32.tflite", "labels.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match="holds TFLite files; give one of them, such as .*model-float32.tflite"):
+        run_directory.find(tmp_path, run_directory.MODEL)
+
+
 def test_an_unfinished_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="There is no file, folder or official checkpoint"):
         evaluation.evaluate(str(tmp_path / "none"), DataOptions("digits"))

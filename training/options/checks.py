@@ -53,6 +53,11 @@ def check_data(source: DataOptions) -> None:
         listed_files(to_path(rest))
     if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
         raise UserError(f"No file matches {rest!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'.")
+    if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
+        raise UserError(
+            f"There is no folder {source.data_dir!r}; --data-dir takes the folder of prepared data sets, or an empty "
+            "one to download to."
+        )
 
 
 def _check_folder(name: str) -> None:
