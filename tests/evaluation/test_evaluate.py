@@ -211,7 +211,7 @@ def test_a_folder_of_tflite_files_is_no_run(tmp_path):
     for name in ("model-int8.tflite", "model-float32.tflite", "labels.txt"):
         (tmp_path / name).touch()
     with pytest.raises(UserError, match="holds TFLite files; give one of them, such as .*model-float32.tflite"):
-        run_directory.find(tmp_path, run_directory.MODEL)
+        keras_vit.run_directory.find(tmp_path, "model.keras")
 
 
 def test_an_unfinished_run_is_refused(tmp_path):
