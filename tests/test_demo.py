@@ -29,6 +29,9 @@ def test_the_demo_says_where_everything_is(demo_place: pathlib.Path):
     assert summary["test_accuracy"] >= 0.7
     assert summary["saved_model"]["max_abs_diff"] <= 1e-4
     assert (demo / summary["saved_model"]["path"] / "saved_model.pb").is_file()
+    card = (demo / summary["saved_model"]["path"] / "README.md").read_text()
+    assert "trained from scratch" in card
+    assert "unknown" not in card
     assert summary["tflite"].keys() == {"float32", "int8-dynamic"}
     for name, part in summary["tflite"].items():
         assert (demo / part["path"]).stat().st_size == part["bytes"], name

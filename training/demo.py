@@ -17,21 +17,22 @@ def demo(workdir: str, seed: int) -> dict:
     from export.files import directory_bytes
     from export.parity import as_table
     from export.saved_model.export import export_saved_model
+    from export.source import open_source
     from export.tflite.export import export_tflite
-    from keras_vit import run_directory
     from training.experiments.demo import Artifact, summary_rows, train_and_evaluate, write_summary
 
     run, accuracy = train_and_evaluate(workdir, seed)
-    model, labels = run_directory.load(run.path)
-    samples = run_directory.Samples.load(run_directory.find(run.path, run_directory.SAMPLES))
-    path, parity = export_saved_model(model, labels, samples, run.path / "saved_model")
+    source = open_source(run=str(run.path))
+    parts = source.model, source.labels, source.samples
+    path, parity = export_saved_model(*parts, run.path / "saved_model", origin=source.origin)
     served = Artifact(path, directory_bytes(path), parity.max_abs_diff, parity.accuracy)
-    files = export_tflite(model, labels, samples, run.path / "tflite", ("float32", "int8-dynamic"))
+    formats = ("float32", "int8-dynamic")
+    files = export_tflite(*parts, run.path / "tflite", formats, origin=source.origin)
     phone: dict[str, Artifact] = {
         name: Artifact(path, path.stat().st_size, parity.max_abs_diff, parity.accuracy)
         for name, (path, parity) in files.items()
     }
-    summary = write_summary(run, model.count_params(), accuracy, served, phone)
+    summary = write_summary(run, source.model.count_params(), accuracy, served, phone)
     header, *rows = summary_rows(run, accuracy, served, phone)
     print(as_table(rows, header), f"\nAll files are in {run.path}.", sep="\n")
     return summary

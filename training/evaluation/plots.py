@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Sequence
 
 import matplotlib.figure
+import matplotlib.ticker
 import numpy as np
 import tensorflow as tf
 
@@ -48,9 +49,12 @@ def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> No
     above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], "k.", label="mean confidence")
     above.plot([0, 1], [0, 1], color="gray", linestyle="--", label="perfect calibration")
     above.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy", title=f"Reliability: ECE {ece:.4f}")
-    above.legend(loc="upper left")
-    below.bar(middles, [row["num_examples"] for row in bins], 0.9 / BINS, color="tab:gray")
-    below.set(xlabel="confidence", ylabel="images", yscale="log")
+    counts = [row["num_examples"] for row in bins]
+    below.bar(middles, counts, 0.9 / BINS, color="tab:gray")
+    below.set(xlabel="confidence", ylabel="images", yscale="log" if max(counts) > 100 * min(counts) else "linear")
+    below.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
+    below.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     figure.savefig(path, dpi=120)
 
 
