@@ -109,11 +109,21 @@ def _probabilities(origin: Provenance, threshold: float | None) -> str:
     return text if threshold is None else f"{text}; accepted from {threshold:g} on"
 
 
+# Fields of a recipe for the card, where they are set; config.json of the run has them all.
+_OF_TRAINING = (
+    "epochs", "steps", "examples", "batch_size", "optimizer", "learning_rate", "weight_decay", "clip_norm", "loss",
+    "label_smoothing", "ema_decay", "lora", "teacher", "patch_dropout", "sharpness_radius", "balance", "flip", "shift",
+    "inception_crop", "autoaugment", "randaugment_layers", "randaugment_magnitude", "three_augment", "color_jitter",
+    "random_erasing", "mixup", "cutmix",
+)  # fmt: skip
+
+
 def _training(settings: Mapping) -> str:
     if not settings:
         return "unknown"
     recipe = settings.get("recipe")
-    flat = _numbers(recipe if isinstance(recipe, Mapping) else {})
+    known = recipe if isinstance(recipe, Mapping) else {}
+    flat = _numbers({name: known[name] for name in _OF_TRAINING if known.get(name)})
     return f"{settings.get('command', '')} {settings.get('recipe_name', '')}: {flat}".strip()
 
 

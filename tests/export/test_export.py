@@ -509,6 +509,12 @@ def test_the_command_prints_its_table_and_nothing_else(run, tmp_path):
     assert done.stdout.split()[:3] == ["format", "file", "bytes"]
 
 
+def test_a_model_card_names_what_is_set_of_a_recipe():
+    recipe = {"epochs": 3, "learning_rate": 0.002, "mixup": 0.0, "mixup_partner": "next", "flip": False, "steps": None}
+    card = model_card._training({"command": "pretrain", "recipe_name": "digits", "recipe": recipe})
+    assert card == "pretrain digits: epochs 3, learning rate 0.002"
+
+
 @pytest.mark.parametrize(
     ("resize", "crop_from", "sentence"),
     [
