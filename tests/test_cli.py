@@ -48,8 +48,15 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
         (
             training.pretrain,
             [*PRETRAIN, "--epoch", "2"],
-            "Unrecognized options: --epoch, 2; Perhaps you meant: --epochs",
+            r"^There is no option --epoch; did you mean --epochs\? --help lists all options\.$",
         ),
+        (
+            training.pretrain,
+            [*PRETRAIN, "--epoch=2", "--xyzzyx", "3"],
+            r"^There are no options --epoch, --xyzzyx; did you mean --epochs\? --help lists all options\.$",
+        ),
+        (training.pretrain, [*PRETRAIN, "--xyzzyx"], r"^There is no option --xyzzyx; --help lists all options\.$"),
+        (training.pretrain, ["digits", "--data", "digits", "--workdri", "x"], "no option --workdri; .* --workdir"),
         (training.pretrain, [*PRETRAIN, "--batch-size", "2.5"], "Error parsing --batch-size: invalid literal for int"),
         (
             training.pretrain,
@@ -113,6 +120,18 @@ def test_one_image_size_is_a_square_before_and_behind_the_pictures(arguments, si
 def test_an_image_size_that_is_no_number_is_one_sentence(arguments, found):
     with pytest.raises(UserError, match=f"--image-size: expected INT INT, but found {found};"):
         cli.parse(ImageSizeOptions, arguments, prog="x")
+
+
+def test_three_numbers_of_an_image_size_are_one_sentence():
+    with pytest.raises(UserError) as refused:
+        cli.parse(ImageSizeOptions, ["--image-size", "96", "96", "96", "--seed", "1"], prog="x")
+    expected = "--image-size takes one or two numbers, but was given 96 96 96; --help lists all options."
+    assert str(refused.value) == expected
+
+
+def test_the_help_option_of_the_parsers_advice_is_not_part_of_the_sentence():
+    boxes = "Unrecognized options: 96\n\nFor full helptext, run a command with a long\nname and\n--help\n"
+    assert cli._one_sentence(boxes) == "Unrecognized options: 96; --help lists all options."
 
 
 @dataclasses.dataclass
