@@ -29,6 +29,7 @@ _USERS_DISK = (
 
 _HELP = "--help lists all options."
 _MOST_NEAR = 5  # names of options to offer for a mistyped one
+_SCRIPT = "keras-vit"  # that pip installs
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
 
@@ -219,14 +220,19 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
         _call(command, arguments)
     except KeyboardInterrupt:
         print(
-            "\nInterrupted; finished files are kept, unfinished ones are not. The same command continues or starts "
-            f"again: {shlex.join(sys.orig_argv)}",
+            "\nInterrupted; finished files are kept, unfinished ones are removed. To run it again: " + command_line(),
             file=sys.stderr,
         )
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
+
+
+def command_line() -> str:
+    """The command of this process as it is typed into a shell."""
+    is_script = os.path.basename(sys.argv[0]) == _SCRIPT  # Python's command line has its whole path, and Python's
+    return shlex.join([_SCRIPT, *sys.argv[1:]] if is_script else sys.orig_argv)
 
 
 def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
@@ -241,6 +247,9 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print("No space is left on the disk; free some, or give another output directory.", file=sys.stderr)
+            sys.exit(2)
         print(f"{error.filename or 'The disk'}: {error.strerror}; use another path or fix this one.", file=sys.stderr)
         sys.exit(2)
     finally:

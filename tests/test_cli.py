@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -270,6 +271,15 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_pa
     assert printed.endswith("; use another path or fix this one.\n")
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_sentence_where_no_path_is_known(number, capsys):
+    def command(_):
+        raise OSError(number, os.strerror(number))
+
+    sentence = "No space is left on the disk; free some, or give another output directory.\n"
+    assert stopped(command, capsys) == sentence
+
+
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
@@ -353,15 +363,20 @@ def test_a_reader_that_goes_away_stops_a_command_silently():
 
 
 def test_an_interrupted_command_ends_as_the_shell_expects_and_says_how_to_continue(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "training.evaluate", "--run", "a run"])
-
     def interrupt(_) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(SystemExit) as stop:
-        cli.run(interrupt)
-    assert stop.value.code == 130
-    assert capsys.readouterr().err.endswith("again: python -m training.evaluate --run 'a run'\n")
+    arguments = ["--run", "a run"]
+    module, script = ["python", "-m", "training.evaluate"], ["/env/bin/python3", "/env/bin/keras-vit", "evaluate"]
+    for typed, argv, printed in (
+        (module, ["/training/evaluate.py"], "python -m training.evaluate --run 'a run'"),
+        (script, script[1:], "keras-vit evaluate --run 'a run'"),
+    ):
+        monkeypatch.setattr(sys, "orig_argv", [*typed, *arguments])
+        monkeypatch.setattr(sys, "argv", [*argv, *arguments])
+        assert stopped(interrupt, capsys, 130) == (
+            f"\nInterrupted; finished files are kept, unfinished ones are removed. To run it again: {printed}\n"
+        )
 
 
 @pytest.mark.parametrize(("options", "heard"), [([], ""), (["--verbose"], "a message of TensorFlow")])
