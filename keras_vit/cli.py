@@ -6,9 +6,11 @@ TensorFlow and Keras, so that help and wrong options are fast.
 
 import contextlib
 import dataclasses
+import difflib
 import errno
 import importlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -25,6 +27,9 @@ _USERS_DISK = (
     errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
 
+_HELP = "--help lists all options."
+_MOST_NEAR = 5  # names of options to offer for a mistyped one
+_SCRIPT = "keras-vit"  # that pip installs
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
 
@@ -107,6 +112,9 @@ def _with_sizes_last(arguments: Sequence[str]) -> list[str]:
         size = [side] if side else []
         if side.isdecimal():
             size.append(rest.pop(0) if rest and rest[0].isdecimal() else side)
+            if rest and rest[0].isdecimal() and not os.path.exists(rest[0]):  # else it may be a folder of pictures
+                given = " ".join([*size, *itertools.takewhile(str.isdecimal, rest)])
+                raise UserError(f"--image-size takes one or two numbers, but was given {given}; {_HELP}")
         sizes += [option, *size]
     return [*others, *sizes]
 
@@ -115,28 +123,51 @@ def _one_sentence(boxes: str) -> str:
     """Extract the error from tyro's framed messages, without frames, titles and help texts."""
     # On ASCII terminals, the frames consist of hyphens.
     lines = [re.sub(r"[\u2500-\u257f]+|-{3,}", "", line).strip() for line in boxes.splitlines() if "\u256d" not in line]
-    complaints, goes_on = [], False
+    complaints, goes_on, takes_options = [], False, False
     for line in lines:
-        line = line.split("For full helptext")[0].strip()
+        line, closing, _ = line.partition("For full helptext")
+        line = line.strip()
         flag = re.match(r"--[\w.-]+", line)
-        if re.match(r"(?i)(missing|unrecognized|error|perhaps|invalid|unexpected|expected)", line):
+        if re.match(r"(?i)(missing|unrecognized|error|perhaps|arguments similar|invalid|unexpected|expected)", line):
             complaints.append(line)
-            goes_on = True
-        elif flag and complaints:
+            goes_on = takes_options = True
+        elif flag and takes_options:
             complaints[-1] += f" {flag[0]}" if flag[0] not in complaints[-1] else ""
             goes_on = False
         elif line and goes_on:
             complaints[-1] += f" {line}"
         else:
             goes_on = False
-    # A mistyped option is also missing; what was mistyped says more.
-    complaints.sort(key=lambda complaint: complaint.lower().startswith("missing"))
+        if closing:  # the command that follows may be on several lines, and has an option
+            goes_on = takes_options = False
+    if mistyped := _mistyped(complaints):
+        return mistyped
     text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
     # tyro's message for an optional value.
     text = re.sub(r"no type matching (.+?) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)
     text = re.sub(r"\{None\}\|\{(.*?)\}", r"\1", text)
     text = re.sub(r"but found (?=$|;)", "but found nothing", text)
-    return f"{text}; --help lists all options."
+    return f"{text}; {_HELP}"
+
+
+def _mistyped(complaints: Sequence[str]) -> str | None:
+    """A sentence on options that do not exist; None if all do. They may also be missing: what was mistyped says more.
+
+    Values of such an option are among what tyro does not recognize, and are not named.
+    """
+
+    def options(*beginnings: str) -> list[str]:
+        found = [complaint for complaint in complaints if complaint.lower().startswith(beginnings)]
+        text = " ".join(complaint.partition(":")[2] for complaint in found)
+        return list(dict.fromkeys(re.findall(r"(?:^|[\s,])(--\w[\w.-]*)", text)))
+
+    unknown, near = options("unrecognized"), options("perhaps", "arguments similar")
+    if not unknown:
+        return None
+    missing = options("missing")
+    near = near or [name for option in unknown for name in difflib.get_close_matches(option, missing, 1)]
+    sentence = f"There {'are no options' if unknown[1:] else 'is no option'} {', '.join(unknown)}"
+    return f"{sentence}; did you mean {' or '.join(near[:_MOST_NEAR])}? {_HELP}" if near else f"{sentence}; {_HELP}"
 
 
 def import_keras() -> None:
@@ -189,14 +220,19 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
         _call(command, arguments)
     except KeyboardInterrupt:
         print(
-            "\nInterrupted; finished files are kept, unfinished ones are not. The same command continues or starts "
-            f"again: {shlex.join(sys.orig_argv)}",
+            "\nInterrupted; finished files are kept, unfinished ones are removed. To run it again: " + command_line(),
             file=sys.stderr,
         )
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
+
+
+def command_line() -> str:
+    """The command of this process as it is typed into a shell."""
+    is_script = os.path.basename(sys.argv[0]) == _SCRIPT  # Python's command line has its whole path, and Python's
+    return shlex.join([_SCRIPT, *sys.argv[1:]] if is_script else sys.orig_argv)
 
 
 def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
@@ -211,6 +247,9 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print("No space is left on the disk; free some, or give another output directory.", file=sys.stderr)
+            sys.exit(2)
         print(f"{error.filename or 'The disk'}: {error.strerror}; use another path or fix this one.", file=sys.stderr)
         sys.exit(2)
     finally:

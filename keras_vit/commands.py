@@ -6,7 +6,7 @@ Its script does not put the current folder on Python's path, so it also works in
 import importlib
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import __version__, cli
 from keras_vit.errors import UserError, nearest
 from keras_vit.published import find_models
 
@@ -55,8 +55,8 @@ _DISTRIBUTION = "keras-vision-transformer-application"
 def run_command(arguments: Sequence[str]) -> None:
     """Run the command that the first argument names with the other arguments.
 
-    Without arguments and with `--help`, list the commands. Raises UserError for an unknown name, and if a library of
-    the command is not installed.
+    Without arguments and with `--help`, list the commands; with `--version`, print the version. Raises UserError for an
+    unknown name, and if a library of the command is not installed.
     """
     name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
@@ -66,6 +66,10 @@ def run_command(arguments: Sequence[str]) -> None:
         for command, listed in _LISTS.items():
             print(f"  {command:15} list {listed}, or those that fit a wildcard")
         print("\nkeras-vit --print-completion bash (or zsh) prints a script for your shell that completes all this.")
+        print("keras-vit --version prints the version.")
+        return
+    if name == "--version":
+        print(__version__)
         return
     if name == "--print-completion":
         _print_completion(rest)

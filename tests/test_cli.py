@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -48,8 +49,15 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
         (
             training.pretrain,
             [*PRETRAIN, "--epoch", "2"],
-            "Unrecognized options: --epoch, 2; Perhaps you meant: --epochs",
+            r"^There is no option --epoch; did you mean --epochs\? --help lists all options\.$",
         ),
+        (
+            training.pretrain,
+            [*PRETRAIN, "--epoch=2", "--xyzzyx", "3"],
+            r"^There are no options --epoch, --xyzzyx; did you mean --epochs\? --help lists all options\.$",
+        ),
+        (training.pretrain, [*PRETRAIN, "--xyzzyx"], r"^There is no option --xyzzyx; --help lists all options\.$"),
+        (training.pretrain, ["digits", "--data", "digits", "--workdri", "x"], "no option --workdri; .* --workdir"),
         (training.pretrain, [*PRETRAIN, "--batch-size", "2.5"], "Error parsing --batch-size: invalid literal for int"),
         (
             training.pretrain,
@@ -113,6 +121,18 @@ def test_one_image_size_is_a_square_before_and_behind_the_pictures(arguments, si
 def test_an_image_size_that_is_no_number_is_one_sentence(arguments, found):
     with pytest.raises(UserError, match=f"--image-size: expected INT INT, but found {found};"):
         cli.parse(ImageSizeOptions, arguments, prog="x")
+
+
+def test_three_numbers_of_an_image_size_are_one_sentence():
+    with pytest.raises(UserError) as refused:
+        cli.parse(ImageSizeOptions, ["--image-size", "96", "96", "96", "--seed", "1"], prog="x")
+    expected = "--image-size takes one or two numbers, but was given 96 96 96; --help lists all options."
+    assert str(refused.value) == expected
+
+
+def test_the_help_option_of_the_parsers_advice_is_not_part_of_the_sentence():
+    boxes = "Unrecognized options: 96\n\nFor full helptext, run a command with a long\nname and\n--help\n"
+    assert cli._one_sentence(boxes) == "Unrecognized options: 96; --help lists all options."
 
 
 @dataclasses.dataclass
@@ -251,6 +271,15 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_pa
     assert printed.endswith("; use another path or fix this one.\n")
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_sentence_where_no_path_is_known(number, capsys):
+    def command(_):
+        raise OSError(number, os.strerror(number))
+
+    sentence = "No space is left on the disk; free some, or give another output directory.\n"
+    assert stopped(command, capsys) == sentence
+
+
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
@@ -334,15 +363,20 @@ def test_a_reader_that_goes_away_stops_a_command_silently():
 
 
 def test_an_interrupted_command_ends_as_the_shell_expects_and_says_how_to_continue(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "training.evaluate", "--run", "a run"])
-
     def interrupt(_) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(SystemExit) as stop:
-        cli.run(interrupt)
-    assert stop.value.code == 130
-    assert capsys.readouterr().err.endswith("again: python -m training.evaluate --run 'a run'\n")
+    arguments = ["--run", "a run"]
+    module, script = ["python", "-m", "training.evaluate"], ["/env/bin/python3", "/env/bin/keras-vit", "evaluate"]
+    for typed, argv, printed in (
+        (module, ["/training/evaluate.py"], "python -m training.evaluate --run 'a run'"),
+        (script, script[1:], "keras-vit evaluate --run 'a run'"),
+    ):
+        monkeypatch.setattr(sys, "orig_argv", [*typed, *arguments])
+        monkeypatch.setattr(sys, "argv", [*argv, *arguments])
+        assert stopped(interrupt, capsys, 130) == (
+            f"\nInterrupted; finished files are kept, unfinished ones are removed. To run it again: {printed}\n"
+        )
 
 
 @pytest.mark.parametrize(("options", "heard"), [([], ""), (["--verbose"], "a message of TensorFlow")])

@@ -28,6 +28,13 @@ def test_the_list_of_commands_names_each(capsys):
     assert listed == [*COMMANDS, "models", "recipes"]
 
 
+def test_the_version_is_printed_and_its_option_listed(capsys):
+    run_command(["--version"])
+    assert capsys.readouterr().out == f"{keras_vit.__version__}\n"
+    run_command(["--help"])
+    assert "keras-vit --version" in capsys.readouterr().out
+
+
 _LISTED_WITHOUT_TENSORFLOW = """
 import sys
 from keras_vit.commands import run_command

@@ -159,6 +159,27 @@ def test_names_that_do_not_tell_whether_files_are_pictures_are_left_to_the_reade
     check_batch_of_folder(DataOptions(f"folder:{tmp_path}"), batch_size=100)
 
 
+def test_a_path_without_its_kind_is_answered_with_what_to_give(tmp_path):
+    listed = tmp_path / "list.csv"
+    listed.touch()
+    for path, advice in (
+        (tmp_path, f"; for this folder, give --data folder:{tmp_path}."),
+        (listed, f"; for this file, give --data csv:{listed}."),
+        (tmp_path / "gone", "."),
+    ):
+        with pytest.raises(UserError) as refused:
+            check_data(DataOptions(str(path)))
+        assert str(refused.value) == f"{KIND} {str(path)!r}{advice}"
+
+
+@pytest.mark.parametrize(("count", "images"), [(1, "1 image"), (5, "5 images")])
+def test_a_folder_of_pictures_without_class_folders_is_told_so(count, images, tmp_path):
+    for number in range(count):
+        (tmp_path / f"{number}.png").touch()
+    with pytest.raises(UserError, match=f"{tmp_path} holds {images}, but no class folders; move the images of each"):
+        check_data(DataOptions(f"folder:{tmp_path}"))
+
+
 @pytest.mark.parametrize("command", [samples, shard])
 def test_a_data_set_is_not_written_into_a_run_directory(command, tmp_path):
     (tmp_path / "config.json").write_text("{}")

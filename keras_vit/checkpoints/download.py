@@ -9,6 +9,7 @@ import contextlib
 import csv
 import dataclasses
 import datetime
+import difflib
 import errno
 import hashlib
 import io
@@ -32,6 +33,8 @@ from keras_vit.files.transfer import download_file, is_local, sha256_of
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
 
 _LONGEST_NAME = 160  # characters; file systems allow 255 bytes, and a suffix follows
+
+_LONGEST_PATH = 4096  # characters that are compared with what there is
 
 
 def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = None) -> pathlib.Path:
@@ -160,11 +163,30 @@ def _address(source: str, cache: pathlib.Path) -> str:
         return _web_address(f"{_AUGREG}/{file}.npz")
     known = [*_ADDRESSES, *_AUGREG_NAMES]
     bare = [official for official in known if name == re.split("[/:]", official)[-1]]  # given without folder
+    begin = (*(f"{folder}/" for folder in _VIT_FILES), "augreg:", "bit:", "big_vision:")
+    folder, _, last = source.rpartition("/")
+    is_like_official = "/" not in folder and any(last == re.split("[/:]", official)[-1] for official in known)
+    if "/" in source and not is_like_official and not source.startswith(begin):
+        raise _no_path(source)
     close = bare or nearest(source, known).split(", ")[:5]  # otherwise all 350
     raise UserError(
         f"There is no file, folder or official checkpoint {source[:200]!r}; give an existing path, an https:// or "
         f"gs:// address, the full name of an AugReg file after augreg:, or an official name like {', '.join(close)}."
     )
+
+
+def _no_path(path: str) -> UserError:
+    """The error of a path that does not exist, with what is called most like it in the same folder."""
+    folder, name = os.path.split(path.rstrip("/")[:_LONGEST_PATH])
+    close = []
+    with contextlib.suppress(OSError, ValueError):  # no such folder; a path with a null character
+        close = difflib.get_close_matches(name, os.listdir(folder or "."), 1)
+    advice = "check the path"
+    if close:
+        advice = f"the nearest there is {os.path.join(folder, close[0])}"
+    elif re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path, re.ASCII) and not os.path.isdir(folder):
+        advice = f"check the path, or give hf:{path[:200]} for a model of the Hugging Face hub"
+    return UserError(f"There is no file or folder {path[:200]!r}; {advice}.")
 
 
 def best_upstream(index: str, model: str) -> str:

@@ -223,7 +223,7 @@ def test_equivalent_addresses_have_one_cache_path():
         ("bit:vtab/BiT-M-R152x2-run0-svhn", "bit:vtab/BiT-M-R152x4-run0-svhn"),
         ("big_vision:vit_s16_i1k_30ep", "big_vision:vit_s16_i1k_300ep"),
         ("xyzzy", "augreg:B_16"),
-        ("/no/such/folder/of/mine.npz", "augreg:B_16"),
+        ("imagenet21/ViT-B_16", "imagenet21k/ViT-B_16"),
         ("model\0.npz", ""),
         ("model\udcff.npz", ""),
         ("x" * 100_000, "augreg:B_16"),
@@ -237,6 +237,25 @@ def test_an_unknown_name_is_refused_with_the_nearest_official_ones(name, near, c
     assert len(advice.split(" like ")[1].split(", ")) <= 5
     assert len(sentence) < 700
     assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("runs/fin", "the nearest there is runs/fine"),
+        ("runs/fin/", "the nearest there is runs/fine"),
+        ("run/", "the nearest there is runs"),
+        ("./runs/fin", "the nearest there is ./runs/fine"),
+        ("runs/xyzzy", "check the path"),
+        ("runs/fin\0", "the nearest there is runs/fine"),
+        ("/no/such/folder/of/mine.npz", "check the path"),
+        ("google/vit-base", "check the path, or give hf:google/vit-base for a model of the Hugging Face hub"),
+    ],
+)
+def test_a_path_that_does_not_exist_is_answered_with_its_nearest_neighbor(name, advice, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "fine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert error_message(name) == f"There is no file or folder {name!r}; {advice}."
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_folder_of_tflite_files_is_no_run(tmp_path):
 
 
 def test_an_unfinished_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="There is no file, folder or official checkpoint"):
+    with pytest.raises(UserError, match="There is no file or folder"):
         evaluation.evaluate(str(tmp_path / "none"), DataOptions("digits"))
     with pytest.raises(UserError, match="is not a finished run: it has no model.keras"):
         evaluation.evaluate(str(tmp_path), DataOptions("digits"))

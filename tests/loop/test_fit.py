@@ -24,7 +24,7 @@ from training.input.sources import DataOptions, array_split
 from training.loop import checkpoints, fit, setup
 from training.loop import pretrain as pretraining
 from training.loop import run as run_module
-from training.loop.run import Run
+from training.loop.run import Run, differences
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.schedules import Schedule
@@ -238,6 +238,13 @@ def test_the_directory_of_another_run_is_refused_with_the_differences(finished):
         pretraining.pretrain(arguments(finished.path, other), "tiny")
     assert "recipe.learning_rate (there 0.002, here 0.5)" in str(caught.value)
     assert "recipe.model.mlp_dim (there 20, here 24)" in str(caught.value)
+
+
+def test_of_many_differences_five_are_named():
+    there, here = ({f"option_{number}": value for number in range(8)} for value in (0, 1))
+    named = [f"option_{number} (there 0, here 1)" for number in range(8)]
+    assert differences({"a": there}, {"a": here}) == ", ".join(f"a.{name}" for name in named[:5]) + " and 3 more"
+    assert differences({**here, "option_7": 0}, here) == named[7]
 
 
 def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):

@@ -23,7 +23,7 @@ from training.input.dataset import (
     problems_of,
     summarize_problems,
 )
-from training.options.checks import HOLD_OUT, check_class_size, directories, split_folders
+from training.options.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
 from training.options.common import OnBadImage
 from training.options.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 
@@ -190,7 +190,7 @@ def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
     """Class name -> its image files in the order of their paths, all of them seen to be readable."""
     classes = directories(path)
     if len(classes) < 2:
-        raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {len(classes)}.")
+        raise few_classes(path, len(classes))
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
         print(
             f"Not used, because they are in no class folder of {path}: {len(beside):,} pictures, {min(beside)} first."

@@ -38,6 +38,8 @@ from training.options.checks import LOCK, check_workdir
 _LOCK_WAIT = 5.0
 # Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+# Settings of another run that a message names.
+_MOST_DIFFERENCES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +267,7 @@ def write_curves(run: Run) -> None:
 
 
 def differences(there: dict, here: dict) -> str:
-    """Return `field (there 1, here 2)` for every field of nested settings that differs."""
+    """Return `field (there 1, here 2)` for nested settings that differ: of the first fields, and how many more do."""
 
     def flat(settings, prefix: str = "") -> dict:
         if not isinstance(settings, dict):
@@ -273,11 +275,13 @@ def differences(there: dict, here: dict) -> str:
         return {key: leaf for name, part in settings.items() for key, leaf in flat(part, f"{prefix}.{name}").items()}
 
     there, here = flat(there), flat(here)
-    return ", ".join(
+    found = [
         f"{key[1:]} (there {there.get(key)!r}, here {here.get(key)!r})"
         for key in sorted(there.keys() | here.keys())
         if there.get(key) != here.get(key)
-    )
+    ]
+    more = len(found) - _MOST_DIFFERENCES
+    return ", ".join(found[:_MOST_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
 
 
 def environment() -> dict:

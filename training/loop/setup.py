@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -14,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, config_of, preprocessing_of
+from keras_vit import UserError, cli, config_of, preprocessing_of
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
@@ -313,7 +312,7 @@ def report_interruption() -> Iterator[None]:
         yield
     except TrainingInterrupted:
         everywhere = " on every worker" if "TF_CONFIG" in os.environ else ""
-        command = shlex.join(sys.orig_argv)
+        command = cli.command_line()
         print(
             f"Training was interrupted and its checkpoint is saved; the same command{everywhere} continues: {command}",
             file=sys.stderr,

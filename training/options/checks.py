@@ -42,7 +42,7 @@ def check_data(source: DataOptions) -> None:
     if kind not in _TAKEN or bool(rest) == (kind == "digits"):
         raise UserError(
             "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, but was given "
-            f"{source.data!r}."
+            f"{source.data!r}{_advice(source.data)}."
         )
     for field in dataclasses.fields(source):
         if field.name not in ("data", *_TAKEN[kind]) and getattr(source, field.name) != field.default:
@@ -60,6 +60,13 @@ def check_data(source: DataOptions) -> None:
         )
 
 
+def _advice(path: str) -> str:
+    """The end of a sentence on a path that was given without the kind of its source; empty if it is of neither kind."""
+    if os.path.isdir(path):
+        return f"; for this folder, give --data folder:{path}"
+    return f"; for this file, give --data csv:{path}" if path.endswith(".csv") and os.path.isfile(path) else ""
+
+
 def _check_folder(name: str) -> None:
     """Raise UserError unless there are at least two folders of classes, or one of a split."""
     path = to_path(name)
@@ -69,11 +76,22 @@ def _check_folder(name: str) -> None:
         return  # each entry costs a request
     inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if len(inside) < 2 and not {entry.lower() for entry in inside} & {"train", *EVALUATION_NAMES}:
-        raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {len(inside)}.")
+        raise few_classes(path, len(inside))
     splits = split_folders(path)
     for folder in splits or (path,):
         for name_of_class, count in (_count_pictures(folder) or {}).items():
             check_class_size(name_of_class, count, str(folder), least=1 if splits else 2)
+
+
+def few_classes(path: pathlib.Path, count: int) -> UserError:
+    """The error of a folder with fewer than two class folders."""
+    beside = [entry for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]
+    if beside and not count:
+        images = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
+        return UserError(
+            f"{path} holds {images}, but no class folders; move the images of each class into a folder of their own."
+        )
+    return UserError(f"{path} should hold a folder for each of at least two classes, but holds {count}.")
 
 
 def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:

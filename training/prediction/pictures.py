@@ -17,6 +17,8 @@ def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
     found: dict[pathlib.Path, None] = {}
     for name in names:
         files = _files(name)
+        if not files and pathlib.Path(name).is_dir():
+            raise UserError(f"The folder {name!r} has no picture of a supported format ({format_list()}).")
         if not files:
             raise UserError(
                 f"There is no picture {name!r}; give files, folders that contain {format_list()}, or patterns such as "
