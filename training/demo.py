@@ -26,8 +26,8 @@ def demo(workdir: str, seed: int) -> dict:
     parts = source.model, source.labels, source.samples
     path, parity = export_saved_model(*parts, run.path / "saved_model", origin=source.origin)
     served = Artifact(path, directory_bytes(path), parity.max_abs_diff, parity.accuracy)
-    formats = ("float32", "int8-dynamic")
-    files = export_tflite(*parts, run.path / "tflite", formats, origin=source.origin)
+    phone_files = run.path / "tflite"
+    files = export_tflite(*parts, phone_files, ("float32", "int8-dynamic"), origin=source.origin)
     phone: dict[str, Artifact] = {
         name: Artifact(path, path.stat().st_size, parity.max_abs_diff, parity.accuracy)
         for name, (path, parity) in files.items()

@@ -85,7 +85,7 @@ class TFRecords:
     def split(self, read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Split:
         """The records as examples, which `read` makes of their numbers."""
         parallel_reads = _PARALLEL_READS if any(map(is_remote, self._paths)) else None
-        return Split(len(self), read, self.name, self.explain_damage, self.fingerprint, parallel_reads)
+        return Split(len(self), read, self.name, self.explain_damage, self.fingerprint, parallel_reads=parallel_reads)
 
     def explain_damage(self, message: str) -> str | None:
         """The record that the reader's message is about, in a sentence; None if it is about none of these."""
