@@ -21,7 +21,7 @@ from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.auto import auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
-from training.recipes.overrides import for_image_size, overridden
+from training.recipes.overrides import overridden, with_crop
 from training.recipes.recipe import Recipe
 
 _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
@@ -80,10 +80,9 @@ def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:
 
 def _parse(name: str, rest: list[str], recipe: Recipe) -> FinetuneOptions:
     """Parse the options, with the recipe as their default."""
-    recipe = for_image_size(recipe, rest)
     options = cli.parse(
         FinetuneOptions,
-        rest,
+        with_crop(rest, recipe),
         prog=f"python -m training.finetune --recipe {name}",
         default=FinetuneOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
     )

@@ -23,7 +23,7 @@ from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
-from training.recipes.overrides import for_image_size, overridden
+from training.recipes.overrides import overridden, with_crop
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
 
@@ -73,10 +73,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parse(name: str, rest: list[str], recipe: PretrainRecipe) -> PretrainOptions:
     """Parse the options, with the recipe as their default."""
-    recipe = for_image_size(recipe, rest)
     options = cli.parse(
         PretrainOptions,
-        rest,
+        with_crop(rest, recipe),
         prog=f"python -m training.pretrain {name}",
         default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
     )

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from keras_vit import MODELS, UserError, cli
+from training import pretrain
 from training.recipes.auto import DataFacts, auto_finetune_recipe, auto_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
-from training.recipes.overrides import for_image_size, overridden
+from training.recipes.overrides import overridden, with_crop
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
 from training.recipes.recipe import PretrainRecipe
 from training.recipes.schedules import Schedule
@@ -337,15 +338,27 @@ def test_what_a_recipe_brings_along_may_stay_without_effect(name, options):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "size", "crop_from"),
+    ("arguments", "added"),
     [
-        ([], (224, 224), 256),
-        (["--image-size", "96"], (96, 96), 110),
-        (["--image_size=448"], (448, 448), 512),
-        (["--image-size", "112", "56", "--steps", "3"], (112, 56), 128),
-        (["--image-size", "many"], (224, 224), 256),
+        ([], []),
+        (["--image-size", "96"], ["--crop-from", "110"]),
+        (["--image_size=448"], ["--crop-from", "512"]),
+        (["--image-size", "112", "56", "--steps", "3"], ["--crop-from", "128"]),
+        (["--image-size", "96", "--crop_from", "96"], []),
+        (["--image-size", "96", "--crop-from=96"], []),
+        (["--image-size", "many"], []),
     ],
 )
-def test_the_same_part_of_an_image_is_seen_at_another_image_size(arguments, size, crop_from):
-    recipe = for_image_size(FINETUNE_RECIPES["photos-finetune"], arguments)
-    assert (recipe.image_size, recipe.crop_from) == (size, crop_from)
+def test_the_same_part_of_an_image_is_seen_at_another_image_size(arguments, added):
+    recipe = FINETUNE_RECIPES["photos-finetune"]
+    assert with_crop(arguments, recipe) == [*arguments, *added]
+    assert with_crop(arguments, dataclasses.replace(recipe, resize="stretch", crop_from=None)) == arguments
+
+
+def test_the_part_seen_at_another_image_size_does_not_hinder_another_patch_size():
+    options = pretrain._parse(
+        "vit-b16-i21k",
+        ["--data", "digits", "--workdir", "x", "--image-size", "210", "--model.patch-size", "14"],
+        find_recipe("vit-b16-i21k"),
+    )
+    assert (options.recipe.image_size, options.recipe.model.patch_size) == ((210, 210), 14)

@@ -13,16 +13,18 @@ from training.recipes.schedules import Schedule
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
-def for_image_size(recipe: AnyRecipe, arguments: Sequence[str]) -> AnyRecipe:
-    """Return a recipe for the image size on the command line, whose crop_from grows with it.
+def with_crop(arguments: Sequence[str], recipe: Recipe) -> list[str]:
+    """Return the arguments of a command with `--crop-from` for the image size that they hold.
 
-    So the model sees the same part of an image as with the recipe's own size, unless `--crop-from` says otherwise.
+    It grows with the image size, so that the model sees the same part of an image as with the recipe's own. Nothing is
+    added where they have one, or where the recipe or the arguments have none to grow.
     """
     size = _image_size(arguments)
-    if recipe.crop_from is None or size is None or max(size) == 0:
-        return recipe
+    has_crop = any(argument.replace("_", "-").partition("=")[0] == "--crop-from" for argument in arguments)
+    if recipe.crop_from is None or size is None or max(size) == 0 or has_crop:
+        return [*arguments]
     crop_from = max(round(recipe.crop_from * max(size) / max(recipe.image_size)), max(size))
-    return dataclasses.replace(recipe, image_size=size, crop_from=crop_from)
+    return [*arguments, "--crop-from", str(crop_from)]
 
 
 def _image_size(arguments: Sequence[str]) -> tuple[int, int] | None:
