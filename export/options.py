@@ -39,12 +39,23 @@ class SourceOptions:
     fine-tuned from, states."""
 
 
-def check_source(source: SourceOptions) -> None:
-    """Raise UserError if the run or the checkpoint to export does not exist, before TensorFlow is imported."""
+def check_source(source: SourceOptions, output: str) -> None:
+    """Raise UserError before TensorFlow is imported: for a missing model, or a place where nothing can be written."""
+    check_one_model(**{field: value for field, value in vars(source).items() if field != "license"})
+    run_directory.check_output(output)
     if source.run is not None:
         run_directory.find(source.run, run_directory.MODEL)
     if source.checkpoint is not None:
         check_name(source.checkpoint)
+
+
+def check_one_model(run: str | None, checkpoint: str | None, **of_checkpoint: object) -> None:
+    """Raise UserError unless there is a run or a checkpoint, and settings of a checkpoint for nothing else."""
+    if (run is None) == (checkpoint is None):
+        raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
+    set_options = [f"--{name.replace('_', '-')}" for name, value in of_checkpoint.items() if value is not None]
+    if run is not None and set_options:
+        raise UserError(f"{', '.join(set_options)} belong to --checkpoint, but --run is set; leave them out.")
 
 
 Dtype = Literal["float32", "bfloat16"]

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from export.options import check_one_model
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
 from keras_vit.checkpoints.describe import class_names_of, license_of
 from keras_vit.files.image_formats import format_list, image_files
@@ -102,15 +103,10 @@ def _open(
     num_groups: int | None,
 ) -> Source:
     config = {"image_size": image_size, "num_heads": num_heads, "num_groups": num_groups}
-    if run is not None and checkpoint is None:
-        options = {"labels": labels, "images": images, **config}
-        set_options = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
-        if set_options:
-            raise UserError(f"{', '.join(set_options)} belong to --checkpoint, but --run is set; leave them out.")
-        return _from_run(to_path(run))
-    if checkpoint is not None and run is None:
+    check_one_model(run, checkpoint, labels=labels, images=images, **config)
+    if checkpoint is not None:
         return _from_checkpoint(checkpoint, labels, images, config)
-    raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
+    return _from_run(to_path(run))  # type: ignore[arg-type]  # one of both is given
 
 
 def _from_run(run: pathlib.Path) -> Source:

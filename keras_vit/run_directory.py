@@ -44,6 +44,8 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
             raise UserError(f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}.")
         waits = "; wait for its training, or repeat the command, which continues it"
         raise UserError(f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}.")
+    if name == MODEL and not is_remote(run / name) and not zipfile.is_zipfile(run / name):
+        raise UserError(f"{run / name} is not a complete .keras file; copy it again, or train again.")
     return run / name
 
 

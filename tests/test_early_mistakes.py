@@ -90,6 +90,10 @@ MISTAKES = {
     "export.saved_model.__main__ --run gone --output never": RUN,
     "export.saved_model.__main__ --checkpoint gone --output never": NAME,
     "export.tflite.__main__ --run gone --output never": RUN,
+    "export.tflite.__main__ --output never": "An export takes either --run DIR or --checkpoint FILE; pass one of them",
+    "export.tflite.__main__ --run . --labels x --output never": "--labels belong to --checkpoint, but --run is set",
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output README.md": "README.md is a file; --output takes a",
+    f"{TUNE} --data digits": "Give either --checkpoint, a file, folder, address or name, or --model",
     "export.tflite.__main__ --run . --output never --formats float16 --calibration x": "--calibration applies only to",
     "export.tflite.__main__ --run . --output never --formats int8-weights --calibration-images 9": (
         "--calibration-images applies only to --formats int8-dynamic, int4-weights, int8, int16x8; give that, or"

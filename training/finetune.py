@@ -15,7 +15,7 @@ from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import is_remote, to_path
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_batch_of_folder, check_data, check_model, check_workdir
+from training.options.checks import check_batch_of_folder, check_data, check_model, check_start, check_workdir
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     # auto and the HyperRules depend on the data, so their values are not known yet.
     options = _parse(name, rest, FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224)))
     check_data(options.source)
+    check_start(options.checkpoint, options.model)
     if name != _AUTO and not options.recipe.balance:  # else the batch or the training set is another
         check_batch_of_folder(options.source, options.recipe.batch_size)
     if not is_remote(options.workdir):  # else it is checked where TensorFlow reads it

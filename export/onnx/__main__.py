@@ -17,7 +17,7 @@ from keras_vit.files.remote import to_path
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = cli.parse(OnnxOptions, arguments, prog="python -m export.onnx")
-    check_source(options.source)
+    check_source(options.source, options.output)
     cli.require_tensorflow()
 
     from export.onnx import runtimes

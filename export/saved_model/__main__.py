@@ -16,7 +16,7 @@ from keras_vit.files.remote import to_path
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = cli.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
-    check_source(options.source)
+    check_source(options.source, options.output)
     cli.require_tensorflow()
 
     from export import parity

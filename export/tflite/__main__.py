@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = cli.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
     check_calibration(options)
-    check_source(options.source)
+    check_source(options.source, options.output)
     cli.require_tensorflow()
 
     from export import parity

@@ -17,12 +17,12 @@ from keras_vit.checkpoints.hf_config import FileConfig, read_file_config
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, translate
 from keras_vit.checkpoints.layouts import identify_layout
 from keras_vit.errors import UserError
+from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import open_folder, open_safetensors
 
 _PICKLES = (".pth", ".pt", ".bin", ".pkl", ".ckpt")
-KERAS_WEIGHTS = ".weights.h5"
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
 _UNSUPPORTED = {

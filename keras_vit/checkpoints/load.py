@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import KERAS_WEIGHTS, Checkpoint, join_keys, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, open_checkpoint
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.infer_config import file_config_grid, heads_in, not_square_error, square_grid
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
 from keras_vit.checkpoints.layouts import TORCH
 from keras_vit.errors import UserError, check_integers
-from keras_vit.files.keras_weights import open_keras_weights
+from keras_vit.files.keras_weights import KERAS_WEIGHTS, open_keras_weights
 from keras_vit.files.lazy_array import check_all
 from keras_vit.models.build import config_of
 from keras_vit.models.config import ViTConfig

@@ -9,6 +9,8 @@ import numpy as np
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 
+KERAS_WEIGHTS = ".weights.h5"
+
 
 def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
     """The arrays of a .weights.h5 file, by name of the layer and index: "head/0" is the first variable of "head".

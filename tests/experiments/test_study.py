@@ -180,7 +180,7 @@ def test_intervals_are_student_s():
     [
         (["heads"], "There is no study 'heads'; the nearest names are"),
         (["head", "--train-images", "100"], "--train-images does not apply to the study head"),
-        (["head", "--model", "nonsense"], "nonsense"),
+        (["head", "--model", "nonsense"], "There is no option --model"),
         (["head", "--recipe", "digits"], "give --steps"),
         (["head", "--shots", "1000"], "has 139 training images, fewer than the 1000 shots"),
         (["data-size", "--train-images", "5"], "A subset must have from 128 images, a batch, to 1437"),

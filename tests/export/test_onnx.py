@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import zipfile
 
 import keras
 import numpy as np
@@ -73,7 +74,7 @@ def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(
         runtimes.importlib.util, "find_spec", lambda name: None if name in ("tf2onnx", "openvino") else find(name) or 1
     )
-    (tmp_path / "model.keras").touch()
+    zipfile.ZipFile(tmp_path / "model.keras", "w").close()
     command = ["--run", str(tmp_path), "--output", str(tmp_path / "x"), "--formats"]
     with pytest.raises(UserError) as caught:
         onnx.main([*command, "onnx", "openvino"])

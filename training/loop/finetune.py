@@ -10,15 +10,15 @@ import keras
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
-from keras_vit.checkpoints.checkpoint import KERAS_WEIGHTS
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
+from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import to_path
 from training.loop.fit import rebuilt
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
-from training.options.checks import check_model, warn_of_known_images, warn_of_training_images
+from training.options.checks import check_model, check_start, warn_of_known_images, warn_of_training_images
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
 
@@ -87,14 +87,8 @@ def finetune(
 
 def _checkpoint_name(options: FinetuneOptions) -> str:
     """Return the path, address or official name of the checkpoint."""
-    if options.checkpoint is not None and (options.model is None) != options.checkpoint.endswith(KERAS_WEIGHTS):
-        return options.checkpoint
-    if options.model is not None and options.checkpoint is None:
-        return official_checkpoint(options.model)
-    raise UserError(
-        "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
-        f"{KERAS_WEIGHTS} file, which holds weights alone."
-    )
+    check_start(options.checkpoint, options.model)
+    return options.checkpoint or official_checkpoint(options.model or "")
 
 
 def official_checkpoint(model: str) -> str:

@@ -14,6 +14,7 @@ from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import nearest
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.image_formats import format_list, is_picture_name
+from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import EVALUATION_NAMES, DataOptions
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
@@ -195,6 +196,17 @@ def check_classes(of_run: tuple[str, ...], of_data: tuple[str, ...]) -> None:
         f"The run has {len(of_run)} classes and the data have {len(of_data)}: "
         f"{' and '.join(only) or 'the same in another order'}; evaluate on data with the same classes."
     )
+
+
+def check_start(checkpoint: str | None, model: str | None) -> None:
+    """Raise UserError unless there is one checkpoint to fine-tune, or a file of weights and the model that it is of."""
+    if checkpoint is None and model is not None:
+        return
+    if checkpoint is None or (model is None) == checkpoint.endswith(KERAS_WEIGHTS):
+        raise UserError(
+            "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
+            f"{KERAS_WEIGHTS} file, which holds weights alone."
+        )
 
 
 def check_model(name: str) -> str:
