@@ -223,7 +223,7 @@ def test_an_unfinished_run_is_refused(tmp_path):
 
 def test_a_broken_model_file_is_refused(run):
     run.model_file.write_bytes(run.model_file.read_bytes()[:1000])
-    with pytest.raises(UserError, match="cannot be read as a Keras model"):
+    with pytest.raises(UserError, match="model.keras is not a complete .keras file"):
         evaluation.evaluate(str(run.path), DataOptions("digits"))
 
 
