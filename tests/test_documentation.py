@@ -38,7 +38,7 @@ SHORTER = {
     "photos-small --data": "photos-small --model.num-layers 2 --data",
     "pretrain auto --data": "pretrain auto --epochs 2 --warmup-steps 2 --data",
     '"ViT-Ti_16"': '"testing"',
-    # The README has the other formats. The demo of the tests is trained for an eighth of its epochs, and is less sure.
+    # The README has the other formats. The demo of the tests is trained for a tenth of its epochs, and is less sure.
     "float32 float16 int8-dynamic int8-weights int4-weights int8 int16x8": "float16 int8 --max-disagreement 0.05",
 }
 
