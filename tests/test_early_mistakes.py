@@ -118,7 +118,7 @@ def _sentences() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_before_tensorflow_is_imported(mistake, sentences):
+def test_a_mistake_is_reported_before_tensorflow_is_imported(mistake, sentences):
     assert MISTAKES[mistake] in sentences[mistake]
     assert not (ROOT / "never").exists()
 
