@@ -123,7 +123,7 @@ def test_a_mistake_is_reported_before_tensorflow_is_imported(mistake, sentences)
     assert not (ROOT / "never").exists()
 
 
-def test_what_the_names_in_a_folder_tell_is_told_before_tensorflow_is_imported(tmp_path):
+def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_imported(tmp_path):
     for folder, files in {
         "empty": ("ant/0.png", "ant/1.png", "bee/.hidden.png"),
         "one": ("ant/0.png", "ant/1.png", "bee/0.png"),
@@ -177,7 +177,7 @@ def test_a_path_without_its_kind_is_answered_with_what_to_give(tmp_path):
 
 
 @pytest.mark.parametrize(("count", "images"), [(1, "1 image"), (5, "5 images")])
-def test_a_folder_of_pictures_without_class_folders_is_told_so(count, images, tmp_path):
+def test_a_folder_of_pictures_without_class_folders_is_refused_with_their_number(count, images, tmp_path):
     for number in range(count):
         (tmp_path / f"{number}.png").touch()
     with pytest.raises(UserError, match=f"{tmp_path} holds {images}, but no class folders; move the images of each"):

@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_after_the_last_step_is_told_the_truth_and_the_model_is_written(
+def test_a_signal_after_the_last_step_does_not_say_that_training_stops_and_the_model_is_written(
     number, undisturbed, tmp_path, monkeypatch, capfd
 ):
     shutil.copytree(undisturbed, tmp_path / "run")

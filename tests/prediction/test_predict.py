@@ -218,7 +218,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(place, arguments, options,
     assert sorted(place.rglob("*")) == before
 
 
-def test_a_folder_without_pictures_is_told_so(tmp_path):
+def test_a_folder_without_pictures_is_refused(tmp_path):
     with pytest.raises(UserError, match=f"The folder '{tmp_path}' has no picture of a supported format .JPEG, PNG"):
         find_pictures([str(tmp_path)])
 

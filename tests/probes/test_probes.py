@@ -234,7 +234,7 @@ def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
         least_squares.fewshot(_options(run, tmp_path))
 
 
-def test_too_many_neighbors_are_told_before_the_features_are_computed(run, tmp_path, monkeypatch):
+def test_too_many_neighbors_are_refused_before_the_features_are_computed(run, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "features_of", lambda *_, **__: pytest.fail("features were computed"))
     with pytest.raises(UserError, match="There are 1437 training images, fewer than 1438 neighbors; give smaller"):
         nearest_neighbors.knn(_options(run, tmp_path), neighbors=(1, 1438))
