@@ -16,6 +16,7 @@ import re
 import shlex
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 
 from keras_vit.errors import ParityError, UserError
@@ -42,9 +43,9 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
     import tyro  # imported here: building a model does not need it
 
     _refuse_two_names(arguments_class, arguments)
-    complaint = io.StringIO()
+    complaint, help_text = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(help_text):
             return tyro.cli(
                 arguments_class,
                 args=_with_sizes_last(arguments),
@@ -54,9 +55,37 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
             )
     except SystemExit as stop:
         if not stop.code:
+            print(_rewrapped(help_text.getvalue()))
             print("Every command also takes --verbose, which shows the log messages of TensorFlow.")
             raise
         raise (_own_error(stop) or UserError(_one_sentence(complaint.getvalue()))) from None
+
+
+def _rewrapped(help_text: str) -> str:
+    """Tyro's help with the text of each option as one paragraph, where it keeps the line breaks of a docstring.
+
+    That an option may be None, and is by default, says nothing to a user: the text says what happens without it.
+    """
+    rows = [line.rstrip() for line in help_text.splitlines()]
+    margin, width = " " * 2, max(map(len, help_text.splitlines()), default=0)
+    continued = [len(row) - len(row.lstrip()) for row in rows if row.startswith(margin * 4)]
+    column = min(continued, default=width // 3)
+    lines: list[str] = []
+    for row in rows:
+        if row.startswith(f"{margin}-"):
+            name, _, text = row.strip().partition(margin)  # a long name has a line of its own
+            lines += [margin + name.replace("{None}|", ""), text.strip()]
+        elif row.startswith(" " * column):
+            lines[-1] = f"{lines[-1]} {row.strip()}".lstrip()
+        else:
+            lines += [row, ""]
+    found = []
+    for name, text in zip(lines[::2], lines[1::2], strict=True):
+        wrapped = textwrap.wrap(text.replace(" (default: None)", ""), width - column, break_on_hyphens=False)
+        beside = wrapped[:1] if len(name) < column - 1 else []
+        found += [f"{name.ljust(column)}{beside[0]}" if beside else name]
+        found += [" " * column + line for line in wrapped[len(beside) :]]
+    return "\n".join(found)
 
 
 def _refuse_two_names(arguments_class: type, arguments: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -70,7 +71,7 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
             r"invalid choice 'x' .* Expected one of \('stretch', 'crop', 'pad', 'resize-small'\)",
         ),
         (training.pretrain, [*PRETRAIN, "--on-bad-image", "warp"], "invalid choice 'warp'"),
-        (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "clip_norm must be a finite number, but is nan"),
+        (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "clip-norm must be a finite number, but is nan"),
         (training.pretrain, [*PRETRAIN, "--channels", "2"], "channels must be 1 for grayscale or 3 for RGB, but are 2"),
         (training.pretrain, [*PRETRAIN, "--seed", "-1"], "seed must be a number from 0 to 4294967295, but is -1"),
         (training.pretrain, [*PRETRAIN, "--data-dir", "x"], "--data-dir does not apply to --data digits; leave it out"),
@@ -422,3 +423,20 @@ def test_help_names_options_defaults_and_units(command, arguments, words, capsys
     text = capsys.readouterr().out
     for word in words:
         assert word in text
+
+
+@pytest.mark.parametrize("columns", ["80", "130"])
+def test_the_help_on_an_option_is_one_paragraph_without_what_only_a_program_needs(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    with contextlib.suppress(SystemExit):
+        training.evaluate.main(["--help"])
+    printed = capsys.readouterr().out
+    assert "{None}" not in printed
+    assert "default: None" not in printed
+    lines = printed.splitlines()
+    width = max(map(len, lines))
+    assert width <= int(columns)
+    margin = " " * 20
+    for line, following in itertools.pairwise(lines):
+        if line.startswith(margin) and following.startswith(margin):  # the next word had no room
+            assert len(f"{line} {following.split()[0]}") > width

@@ -1,5 +1,6 @@
 """Mistakes in paths and names are reported before TensorFlow and Keras are imported, which takes seconds."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from keras_vit import UserError
 from training import samples, shard
 from training.options.checks import check_batch_of_folder, check_data
 from training.options.common import DataOptions
+from training.options.train import PretrainOptions
+from training.options.workdir import run_settings
+from training.recipes.pretrain import find_recipe
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Runs each line of stdin as a command; prints its sentence, or what it has imported.
@@ -138,12 +142,21 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     for file, text in (("model.keras", ""), ("config.json", "{}"), ("labels.txt", "ant\ncat\n")):
         (run / file).write_text(text)
     (tmp_path / "list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
+    options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
+    settings = run_settings(options, "pretrain", "digits") | {"images": None}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"settings": settings}))
+    again = f"training.pretrain digits --data digits --workdir {tmp_path}/other --strategy mirrored"
     digits = f"training.pretrain digits --workdir never --data folder:{tmp_path}"
     sentences = {
         f"{digits}/empty": "The class 'bee' of",
         f"{digits}/one": "The class 'bee' has one image, and needs two",
         f"{digits}/few": "A batch of 32 is larger than the training set of 2 images; give --batch-size 2 or less.",
         f"{digits}/split --batch-size 3": "larger than the training set of 2 images",
+        f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); give",
+        f"{again} --epochs 7": "which differs in recipe.epochs (there",
+        f"{again} --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",  # the settings are the same
+        f"{again.replace('digits', 'auto', 1)} --seed 3": "which differs in recipe_name (there 'digits', here 'auto'),",
         f"training.evaluate --run {run} --data folder:{tmp_path}/few": "only the run has cat and only the data",
         f"training.evaluate --run {run} --data csv:{tmp_path}/list.csv": "only the run has cat and only the data have",
         f"training.evaluate --run {run}/model.keras --data folder:{tmp_path}/split --output never": "only the run has",

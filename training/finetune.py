@@ -13,12 +13,12 @@ import tyro
 
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
-from keras_vit.files.remote import is_remote, to_path
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_batch_of_folder, check_data, check_model, check_start, check_workdir
+from training.options.checks import check_batch_of_folder, check_data, check_model, check_start
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
+from training.options.workdir import check_workdir_of
 from training.recipes.auto import auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.overrides import overridden, with_crop
@@ -41,8 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     check_start(options.checkpoint, options.model)
     if name != _AUTO and not options.recipe.balance:  # else the batch or the training set is another
         check_batch_of_folder(options.source, options.recipe.batch_size)
-    if not is_remote(options.workdir):  # else it is checked where TensorFlow reads it
-        check_workdir(to_path(options.workdir))
+    check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
     if options.checkpoint is not None and options.model is None:
         check_name(options.checkpoint)
     if options.model is not None:
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
         cli.require_tensorflow()
 
     from training.input.dataset import typical_size
-    from training.loop.finetune import finetune, patch_of
+    from training.loop.finetune import finetune, patch_and_side
     from training.loop.setup import open_setup, report_interruption
 
     with report_interruption():
@@ -65,9 +64,10 @@ def main(arguments: Sequence[str]) -> None:
         options = _parse(name, rest, _find(name, count, size))
         if name == _AUTO:
             steps = options.recipe.num_steps(count)  # for its warm-up
-            recipe = auto_finetune_recipe(count, size, steps, patch=patch_of(options))
+            patch, side = patch_and_side(options)
+            recipe = auto_finetune_recipe(count, size, steps, patch=patch, pretrained_side=side)
             options = _parse(name, rest, recipe)
-            for reason in auto_finetune_reasons(count, size, recipe, options.recipe):
+            for reason in auto_finetune_reasons(count, size, recipe, options.recipe, pretrained_side=side):
                 print(reason)
         finetune(options, name, setup)
 

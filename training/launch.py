@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from training.devices.launch import launch
-from training.options.launch import LaunchOptions
+from training.options.train import LaunchOptions
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import tyro
 
 from keras_vit import UserError, cli
-from keras_vit.files.remote import is_remote, to_path
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_batch_of_folder, check_data, check_workdir
+from training.options.checks import check_batch_of_folder, check_data
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
+from training.options.workdir import check_workdir_of
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import overridden, with_crop
 from training.recipes.pretrain import RECIPES, find_recipe
@@ -45,8 +45,7 @@ def main(arguments: Sequence[str]) -> None:
     check_data(options.source)
     if name != _AUTO and not options.recipe.balance:  # else the batch or the training set is another
         check_batch_of_folder(options.source, options.recipe.batch_size)
-    if not is_remote(options.workdir):  # else it is checked where TensorFlow reads it
-        check_workdir(to_path(options.workdir))
+    check_workdir_of(options, "pretrain", name, is_final=name in RECIPES)
     if jax_requested():
         check_jax(options, options.recipe)
     else:

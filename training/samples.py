@@ -8,8 +8,9 @@ writes samples.npz and labels.txt, as in a run directory.
 from collections.abc import Sequence
 
 from keras_vit import cli
-from training.options.checks import check_data, check_no_run
+from training.options.checks import check_data
 from training.options.data import SamplesOptions
+from training.options.workdir import check_no_run
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,8 +9,9 @@ Image files are stored unchanged. Example i of a split goes to file i mod N, so 
 from collections.abc import Sequence
 
 from keras_vit import cli
-from training.options.checks import check_data, check_no_run
+from training.options.checks import check_data
 from training.options.data import ShardOptions
+from training.options.workdir import check_no_run
 
 
 def main(arguments: Sequence[str]) -> None:

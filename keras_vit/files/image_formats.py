@@ -11,6 +11,9 @@ import struct
 from collections.abc import Iterator
 
 _MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM", "GIF": b"GIF8"}
+# Formats that people have and TensorFlow does not decode: their first bytes, or the brands of an ISO media file.
+_UNSUPPORTED = {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"8BPS": "Photoshop"}
+_UNSUPPORTED_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"avif": "AVIF"}
 # Endings of the names of pictures, in formats that are not supported too.
 _ENDINGS: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp")
 _ENDINGS += (".tif", ".tiff", ".heic", ".heif", ".avif")
@@ -81,7 +84,9 @@ def format_problem(data: bytes) -> str | None:
     """Why an image file is not supported, from its header alone; None if it is."""
     match image_format(data):
         case None:
-            return f"not {format_list()}"
+            brand = _UNSUPPORTED_BRANDS.get(data[8:12]) if data[4:8] == b"ftyp" else None
+            known = brand or _UNSUPPORTED.get(data[:4])
+            return f"not {format_list()}, but a {known} file; save it as JPEG" if known else f"not {format_list()}"
         case "BMP" if not _has_raw_pixels(data):
             return "a BMP with a palette or compression, which would be decoded incorrectly; save it as PNG"
         case "GIF" if not _first_frame_is_full(data):

@@ -4,7 +4,7 @@ import io
 
 import PIL.Image
 
-from keras_vit.files.image_formats import image_files
+from keras_vit.files.image_formats import format_list, format_problem, image_files
 
 
 def encoded(kind: str) -> bytes:
@@ -22,3 +22,10 @@ def test_images_are_found_by_content_in_all_visible_subfolders(tmp_path):
     (tmp_path / "z.tif").write_bytes(encoded("TIFF"))
     (tmp_path / "folder.png").mkdir()
     assert [str(path.relative_to(tmp_path)) for path in image_files(tmp_path)] == ["a/b/c.PNG", "a/no_ending", "b.png"]
+
+
+def test_a_format_that_people_have_is_named_with_what_to_do():
+    for data, kind in ((encoded("TIFF"), "TIFF"), (encoded("PDF"), "PDF"), (b"\0\0\0\x18ftypheic\0\0", "HEIC")):
+        assert format_problem(data).endswith(f", but a {kind} file; save it as JPEG")
+    for data in (b"notes", b"", b"\0\0\0\x18ftypisom"):
+        assert format_problem(data) == f"not {format_list()}"

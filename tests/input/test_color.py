@@ -194,7 +194,7 @@ def test_runs_without_colors_make_no_layers(monkeypatch):
 
 def test_the_jitter_of_a_recipe_is_a_share():
     for amount in (-0.1, 1.1):
-        with pytest.raises(UserError, match=rf"color_jitter must be in \[0, 1\], but is {amount}"):
+        with pytest.raises(UserError, match=rf"color-jitter must be in \[0, 1\], but is {amount}"):
             dataclasses.replace(RECIPE, color_jitter=amount)
 
 

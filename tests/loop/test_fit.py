@@ -24,8 +24,9 @@ from training.input.sources import DataOptions, array_split
 from training.loop import checkpoints, fit, setup
 from training.loop import pretrain as pretraining
 from training.loop import run as run_module
-from training.loop.run import Run, differences
+from training.loop.run import Run
 from training.options.train import PretrainOptions
+from training.options.workdir import differences
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.schedules import Schedule
 
@@ -566,13 +567,13 @@ def test_an_unknown_recipe_is_answered_with_the_nearest_names():
     ("fields", "words"),
     [
         ({"epochs": 0}, "epochs must be positive, but is 0"),
-        ({"learning_rate": math.nan}, "learning_rate must be a finite number, but is nan"),
-        ({"learning_rate": math.inf}, "learning_rate must be a finite number, but is inf"),
-        ({"clip_norm": math.nan}, "clip_norm must be a finite number"),
-        ({"weight_decay": math.nan}, "weight_decay must be a finite number"),
+        ({"learning_rate": math.nan}, "learning-rate must be a finite number, but is nan"),
+        ({"learning_rate": math.inf}, "learning-rate must be a finite number, but is inf"),
+        ({"clip_norm": math.nan}, "clip-norm must be a finite number"),
+        ({"weight_decay": math.nan}, "weight-decay must be a finite number"),
         ({"channels": 2}, "channels must be 1 for grayscale or 3 for RGB, but are 2"),
         ({"shift": -1}, "shift must not be negative"),
-        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\)"),
+        ({"label_smoothing": 1.0}, r"label-smoothing must be in \[0, 1\)"),
         ({"model": dataclasses.replace(MODEL, classifier="unpooled")}, "not the classifier 'unpooled'"),
     ],
 )

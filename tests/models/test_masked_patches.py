@@ -390,7 +390,7 @@ def test_the_papers_recipe():
     ("change", "words"),
     [
         ({"mixup": 0.2}, "mixup is for labels; with --target patch-4x4 leave it 0"),
-        ({"label_smoothing": 0.1}, "label_smoothing is for labels"),
+        ({"label_smoothing": 0.1}, "label-smoothing is for labels"),
         ({"corruption": 0.0}, r"corruption must be in \(0, 1\], but is 0.0"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT that cuts the image itself"),
         ({"image_size": (2, 2)}, "needs at least 2 patches, but the image has 1"),

@@ -57,6 +57,15 @@ def test_fine_tuning_takes_more_steps_for_more_images_and_fewer_pixels_for_small
     assert auto_finetune_recipe(10**6, (600, 800)).steps == 10_000
 
 
+def test_fine_tuning_at_most_doubles_the_sides_that_a_checkpoint_for_tiny_images_was_trained_on():
+    sizes = {side: auto_finetune_recipe(10, (600, 800), pretrained_side=side).image_size for side in (8, 28, 196, 224)}
+    assert sizes == {8: (16, 16), 28: (56, 56), 196: (224, 224), 224: (224, 224)}
+    tiny = auto_finetune_recipe(10, (600, 800), pretrained_side=8)
+    assert tiny.crop_from == 18  # as 256 to 224
+    reasons = auto_finetune_reasons(10, (600, 800), tiny, tiny, pretrained_side=8)
+    assert reasons[0] == "Image size: 16 pixels, twice the 8 of the checkpoint's own images."
+
+
 @pytest.mark.parametrize(
     ("changes", "kinds"),
     [
@@ -94,7 +103,7 @@ def test_the_warm_up_of_auto_follows_the_duration_of_the_user(options, folder, t
 @pytest.mark.parametrize(("patch", "side"), [((14, 14), 140), ((4, 6), 132)])
 def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder, tmp_path, capsys):
     config = ViTConfig(patch_size=patch, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-    keras_vit.build(config, image_size=patch, channels=1, num_classes=2).save(tmp_path / "small.keras")
+    keras_vit.build(config, image_size=84, channels=1, num_classes=2).save(tmp_path / "small.keras")
     arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run"]
     finetune.main(["--recipe", "auto", "--checkpoint", str(tmp_path / "small.keras"), *arguments])
     printed = capsys.readouterr().out

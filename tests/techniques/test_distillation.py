@@ -121,7 +121,7 @@ def test_a_teacher_of_other_classes_or_size_is_refused_and_leaves_nothing(teache
     ("options", "words"),
     [
         (["--teacher", "x", "--loss", "sigmoid"], "leave --loss sigmoid out"),
-        (["--distillation", "hard"], "distillation and temperature need a teacher"),
+        (["--distillation", "hard"], "--distillation and --temperature need a teacher"),
         (["--teacher", "x", "--label-smoothing", "0.2"], "--label-smoothing applies only to labels, which a soft"),
         (["--teacher", "x", "--temperature", "0"], "temperature must be positive"),
         (["--teacher", "x", "--target", "patch-color", "--label-smoothing", "0"], "leave --teacher out"),

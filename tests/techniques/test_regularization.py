@@ -93,11 +93,11 @@ def test_regularized_runs_resume_exactly(options, assert_resumes_exactly):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--patch-dropout", "1"], r"patch_dropout must be in \[0, 1\), but is 1.0"),
+        (["--patch-dropout", "1"], r"patch-dropout must be in \[0, 1\), but is 1.0"),
         (["--patch-dropout", "0.5", "--patch-sizes", "2", "4"], "a run takes one; leave one out"),
         (["--patch-dropout", "0.5", "--remat"], "do not support rematerialization"),
         (["--patch-dropout", "0.5", "--model.position-embedding", "rotary"], "does not fit rotary positions"),
-        (["--sharpness-radius", "-1"], "sharpness_radius must not be negative"),
+        (["--sharpness-radius", "-1"], "sharpness-radius must not be negative"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_leaves_nothing(options, words, tmp_path):

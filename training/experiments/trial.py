@@ -20,10 +20,10 @@ from training.experiments.grids import Point
 from training.input.dataset import Source, Split, random_subset
 from training.input.sources import open_source
 from training.loop.pretrain import pretrain
-from training.loop.run import differences
 from training.loop.setup import Setup
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
+from training.options.workdir import differences
 from training.probes.features import Features, feature_extractor
 from training.probes.least_squares import LeastSquares, shots_of
 

@@ -99,15 +99,23 @@ def official_checkpoint(model: str) -> str:
     return f"augreg:{_AUGREG_NAMES[model]}" if model in _AUGREG_NAMES else f"imagenet21k/{model}"
 
 
-def patch_of(options: FinetuneOptions) -> int:
-    """The number of pixels of which the sides of images must be multiples for the checkpoint's model."""
+def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
+    """What the checkpoint tells of image sizes.
+
+    Returns:
+        The number of pixels of which the sides of images must be multiples, and the longer side of the images that a
+        Vision Transformer was trained on, None if it is not known or the model is a ResNet.
+    """
     path = find_checkpoint(_checkpoint_name(options))
     if path.name.endswith(KERAS_WEIGHTS):
         fields: dict[str, Any] = dataclasses.asdict(keras_vit.MODELS[check_model(options.model or "")])
+        trained_at = None
     else:
-        fields = dict(keras_vit.describe(path).fields)
+        description = keras_vit.describe(path)
+        fields, trained_at = dict(description.fields), description.image_size
     patch = fields.get("patch_size", 1)
-    return 1 if fields.get("stem") is not None else math.lcm(*((patch,) if isinstance(patch, int) else patch))
+    multiple = 1 if fields.get("stem") is not None else math.lcm(*((patch,) if isinstance(patch, int) else patch))
+    return multiple, max(trained_at) if trained_at is not None and "patch_size" in fields else None
 
 
 def _load(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:

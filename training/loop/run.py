@@ -32,14 +32,12 @@ from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import atomic_write, is_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemoteError, is_remote
-from training.options.checks import LOCK, check_workdir
+from training.options.workdir import LOCK, check_settings, check_workdir
 
 # How long a process waits for the lock of another: one that was just killed holds it a moment longer.
 _LOCK_WAIT = 5.0
 # Errors of a file system without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
-# Settings of another run that a message names.
-_MOST_DIFFERENCES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Run:
     def check(self, settings: dict, labels: tuple[str, ...], *, images: int | None = None) -> None:
         """Raise UserError if the directory holds anything but the same run. See `start` for the arguments."""
         if self.config_file.is_file():
-            self._check_same(json.loads(json.dumps(settings)), labels, images)  # tuples become lists, as in the file
+            self._check_same(settings, labels, images)
         else:
             check_workdir(self.path)
 
@@ -121,11 +119,7 @@ class Run:
                     f"which {', '.join(sorted(set(saved_labels) ^ set(labels))[:5]) or 'only the order'} differ; "
                     "give another --workdir, or the original data."
                 )
-        if saved != settings:
-            raise UserError(
-                f"{self.path} already holds another run, which differs in {differences(saved, settings)}; "
-                "give another --workdir, or remove that one."
-            )
+        check_settings(self.path, saved, settings)
         if saved_images != images:
             raise UserError(
                 f"{self.path} was started with other images than the data hold now: files were changed, renamed or "
@@ -264,24 +258,6 @@ def write_curves(run: Run) -> None:
         axes.legend()
     with atomic_write(run.path / "curves.png") as temporary:
         figure.savefig(temporary, dpi=120)
-
-
-def differences(there: dict, here: dict) -> str:
-    """Return `field (there 1, here 2)` for nested settings that differ: of the first fields, and how many more do."""
-
-    def flat(settings, prefix: str = "") -> dict:
-        if not isinstance(settings, dict):
-            return {prefix: settings}
-        return {key: leaf for name, part in settings.items() for key, leaf in flat(part, f"{prefix}.{name}").items()}
-
-    there, here = flat(there), flat(here)
-    found = [
-        f"{key[1:]} (there {there.get(key)!r}, here {here.get(key)!r})"
-        for key in sorted(there.keys() | here.keys())
-        if there.get(key) != here.get(key)
-    ]
-    more = len(found) - _MOST_DIFFERENCES
-    return ", ".join(found[:_MOST_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
 
 
 def environment() -> dict:

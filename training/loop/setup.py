@@ -27,12 +27,11 @@ from training.loop.fit import build_trainer, checked_model, train
 from training.loop.objectives import Classification, make_objective
 from training.loop.run import Run, locked
 from training.options.common import Execution, TrainingOptions
+from training.options.workdir import run_settings
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
 from training.techniques.distillation import check_teacher_classes
 
-# Options that may change when a run is resumed: they change where and how it is computed, not the result.
-_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
 # Class names in the first lines of a log.
@@ -293,11 +292,8 @@ def _some(labels: Sequence[str]) -> str:
 
 def _settings(options: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:
     """Everything that changes the result of the run."""
-    settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
-    settings["source"] = options.source.settings()
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
-    precision = options.execution.precision
-    return {"command": command, "recipe_name": recipe_name, "images": images, "precision": precision, **settings}
+    return {**run_settings(options, command, recipe_name), "images": images}
 
 
 def _fingerprint(settings: dict, source: Source) -> int:

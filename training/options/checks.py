@@ -12,15 +12,12 @@ import numpy as np
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import nearest
-from keras_vit.files.atomic import is_temporary
 from keras_vit.files.image_formats import format_list, is_picture_name
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import EVALUATION_NAMES, DataOptions
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 
-# Name of the file that a process locks while it writes into a run directory, or its ending.
-LOCK = ".lock"
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
 # Files of a folder up to which they are counted beforehand.
@@ -225,20 +222,6 @@ def check_finished(run: str) -> None:
     models = (run_directory.MODEL, "*.safetensors", "*.bin", "saved_model.pb", "*/saved_model.pb")
     if not any(entry for pattern in models for entry in path.glob(pattern)):
         run_directory.find(path, run_directory.MODEL)  # raises
-
-
-def check_workdir(path: pathlib.Path) -> None:
-    """Raise UserError if something exists that is no run directory, finished or not."""
-    if (path / run_directory.CONFIG).is_file() or not path.exists():
-        return
-    if not path.is_dir() or not all(is_temporary(entry) or entry.name.endswith(LOCK) for entry in path.iterdir()):
-        raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
-
-
-def check_no_run(output: str) -> None:
-    """Raise UserError for a run directory as the place of a data set: its labels.txt would be replaced."""
-    if not is_remote(output) and (to_path(output) / run_directory.CONFIG).is_file():
-        raise UserError(f"{output} is a run directory; give --output a folder of its own.")
 
 
 def check_output(model: str, output: str | None) -> None:

@@ -10,8 +10,8 @@ import tyro
 from keras_vit import UserError
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import is_remote, to_path
-from training.options.checks import check_workdir
 from training.options.common import EVALUATION_NAMES
+from training.options.workdir import check_workdir
 
 TFDS = "tfds:"
 

@@ -35,3 +35,13 @@ class FinetuneOptions(TrainingOptions):
     """Rate of all dropout layers of the encoder."""
     stochastic_depth_rate: float = 0.0
     """Rate of the last block; it increases linearly from 0 at the first block."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchOptions:
+    """Start several workers of a command on this machine."""
+
+    workers: int = 2
+    """Number of processes."""
+    grace: float = 60.0
+    """Seconds that the other workers have to end by themselves after one failed."""

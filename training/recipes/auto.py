@@ -16,6 +16,9 @@ _IMAGES_SEEN, _FEWEST_EPOCHS, _MOST_EPOCHS = 45_000, 8, 64
 # Sides of the input in pixels; images between two are reduced to the smaller one. A small model from scratch has no use
 # for more than 128, which take four times as long as 64.
 _SIDES = (32, 48, 64, 96, 128)
+# How many times as long the sides may get in fine-tuning: the patches of a checkpoint for tiny images are far too small
+# for 224 pixels, and the memory of attention grows with the fourth power of the side.
+_MOST_GROWTH = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +80,23 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
 
 
 def auto_finetune_recipe(
-    num_examples: int, image_size: tuple[int, int], steps: int | None = None, *, patch: int = 1
+    num_examples: int,
+    image_size: tuple[int, int],
+    steps: int | None = None,
+    *,
+    patch: int = 1,
+    pretrained_side: int | None = None,
 ) -> Recipe:
     """Return the recipe for fine-tuning a checkpoint. steps: of the run, where they are not those of the recipe.
 
-    The image sizes are those of the BiT-HyperRule, rounded up to a multiple of `patch` pixels. Its steps, 500 for a
-    batch of 512, are many more images than a folder of hundreds has; here they are 20 epochs within limits.
+    The image sizes are those of the BiT-HyperRule, rounded up to a multiple of `patch` pixels, but at most twice
+    `pretrained_side`, the side in pixels of the images that a Vision Transformer was trained on. The steps of the
+    HyperRule, 500 for a batch of 512, are many more images than a folder of hundreds has; here they are 20 epochs
+    within limits.
     """
-    small = image_size[0] * image_size[1] < 96 * 96
-    usual, crop_from = (128, 160) if small else (224, 256)
-    side = -(-usual // patch) * patch
+    usual, crop_from = _hyperrule(image_size)
+    target = usual if pretrained_side is None else min(usual, _MOST_GROWTH * pretrained_side)
+    side = -(-target // patch) * patch
     crop_from = crop_from * side // usual
     base = FINETUNE_RECIPES["photos-finetune"]
     own_steps = min(max(20 * num_examples // base.batch_size, 100), 10_000)
@@ -100,20 +110,32 @@ def auto_finetune_recipe(
     )
 
 
-def auto_finetune_reasons(num_examples: int, image_size: tuple[int, int], recipe: Recipe, used: Recipe) -> list[str]:
+def auto_finetune_reasons(
+    num_examples: int,
+    image_size: tuple[int, int],
+    recipe: Recipe,
+    used: Recipe,
+    *,
+    pretrained_side: int | None = None,
+) -> list[str]:
     """As `auto_reasons`, for `auto_finetune_recipe`."""
     stays, reasons = _fields_that_stay(recipe, used), []
     if "image_size" in stays:
-        typical = f"{image_size[0]} by {image_size[1]}"
-        reasons.append(
-            f"Image size: {used.image_size[0]} pixels, as in the BiT-HyperRule for images of typically {typical} "
-            "pixels."
-        )
+        typical, side = f"{image_size[0]} by {image_size[1]}", used.image_size[0]
+        rule = f"as in the BiT-HyperRule for images of typically {typical} pixels"
+        if pretrained_side is not None and _MOST_GROWTH * pretrained_side < _hyperrule(image_size)[0]:
+            rule = f"twice the {pretrained_side} of the checkpoint's own images"
+        reasons.append(f"Image size: {side} pixels, {rule}.")
     if "steps" in stays:
         reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {num_examples:,} images, but 100 to 10,000.")
     changes = ["random windows"] if "inception_crop" in stays else []
     changes += ["flips; give --no-flip if mirroring changes the class, as for letters"] if "flip" in stays else []
     return [*reasons, f"Augmentation: {' and '.join(changes)}."] if changes else reasons
+
+
+def _hyperrule(image_size: tuple[int, int]) -> tuple[int, int]:
+    """The side of the input for images of a size, and the side that they are stretched to before a window is taken."""
+    return (128, 160) if image_size[0] * image_size[1] < 96 * 96 else (224, 256)
 
 
 def _fields_that_stay(recipe: Recipe, used: Recipe) -> set[str]:

@@ -35,6 +35,11 @@ HEADS = ("head", "head_distillation", "resnet.head.conv2d")
 NO_BLOCKS = "A ResNet has no encoder blocks, whose learning rates --layer-decay lowers; leave it out."
 
 
+def _option(field: str) -> str:
+    """The option of a command that sets a field."""
+    return f"--{field.replace('_', '-')}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How to train a model, independent of the model."""
@@ -138,23 +143,20 @@ class Recipe:
         object.__setattr__(self, "patch_sizes", tuple(self.patch_sizes))
         for field, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise UserError(f"The recipe's {field} must be a finite number, but is {value}.")
+                raise UserError(f"{_option(field)} must be a finite number, but is {value}.")
         if all(getattr(self, field) is None for field in DURATIONS):
             raise UserError("A recipe needs steps, examples or epochs; give one, such as --epochs 10.")
         self._check_numbers()
         if self.batch_size % self.accumulation:
-            raise UserError(
-                f"The recipe's accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}."
-            )
+            raise UserError(f"--accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}.")
         if any(size < 1 for size in self.patch_sizes) or len(set(self.patch_sizes)) < len(self.patch_sizes):
-            raise UserError(f"The recipe's patch_sizes must be different pixels, but are {self.patch_sizes}.")
+            raise UserError(f"--patch-sizes must be different pixels, but are {self.patch_sizes}.")
         self._check_freeze()
         if "" in self.lora_on or not self.lora_on:
-            raise UserError("The recipe's lora_on must be names of layers, such as query value, but one is missing.")
+            raise UserError("--lora-on must be names of layers, such as query value, but one is missing.")
         if self.randaugment_magnitude and not self.randaugment_layers:
             raise UserError(
-                "The recipe's randaugment_magnitude has no effect without randaugment_layers; give "
-                "--randaugment-layers 2."
+                "--randaugment-magnitude has no effect without --randaugment-layers; give --randaugment-layers 2."
             )
         self._check_crop()
         self._check_teacher()
@@ -163,35 +165,33 @@ class Recipe:
         for field in (*DURATIONS, "batch_size", "learning_rate", "clip_norm", "accumulation", "temperature"):
             value = getattr(self, field)
             if value is not None and value <= 0:
-                raise UserError(f"The recipe's {field} must be positive, but is {value}.")
+                raise UserError(f"{_option(field)} must be positive, but is {value}.")
         for field in ("weight_decay", "lora", "sharpness_radius", "shift", "randaugment_layers", "mixup", "cutmix"):
             if getattr(self, field) < 0:
-                raise UserError(f"The recipe's {field} must not be negative, but is {getattr(self, field)}.")
+                raise UserError(f"{_option(field)} must not be negative, but is {getattr(self, field)}.")
         if self.schedule.decay == "linear" and self.schedule.linear_end > self.learning_rate:
             raise UserError(
                 f"The learning rate must not rise, but linear_end is {self.schedule.linear_end} and the peak "
                 f"{self.learning_rate}; give --linear-end 0."
             )
         if not 0.0 < self.layer_decay <= 1.0:
-            raise UserError(f"The recipe's layer_decay must be in (0, 1], but is {self.layer_decay}.")
+            raise UserError(f"--layer-decay must be in (0, 1], but is {self.layer_decay}.")
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
-            raise UserError(f"The recipe's ema_decay must be in (0, 1), but is {self.ema_decay}.")
+            raise UserError(f"--ema-decay must be in (0, 1), but is {self.ema_decay}.")
         if not 0.0 <= self.patch_dropout < 1.0:
-            raise UserError(f"The recipe's patch_dropout must be in [0, 1), but is {self.patch_dropout}.")
+            raise UserError(f"--patch-dropout must be in [0, 1), but is {self.patch_dropout}.")
         if not 0.0 <= self.label_smoothing < 1.0:
-            raise UserError(f"The recipe's label_smoothing must be in [0, 1), but is {self.label_smoothing}.")
+            raise UserError(f"--label-smoothing must be in [0, 1), but is {self.label_smoothing}.")
         if not 0.0 <= self.random_erasing <= 1.0:
-            raise UserError(f"The recipe's random_erasing must be in [0, 1], but is {self.random_erasing}.")
+            raise UserError(f"--random-erasing must be in [0, 1], but is {self.random_erasing}.")
         if not 0.0 <= self.color_jitter <= 1.0:
-            raise UserError(f"The recipe's color_jitter must be in [0, 1], but is {self.color_jitter}.")
+            raise UserError(f"--color-jitter must be in [0, 1], but is {self.color_jitter}.")
         if not 0.0 <= self.randaugment_magnitude <= 30.0:
-            raise UserError(
-                f"The recipe's randaugment_magnitude must be in [0, 30], but is {self.randaugment_magnitude}."
-            )
+            raise UserError(f"--randaugment-magnitude must be in [0, 30], but is {self.randaugment_magnitude}.")
 
     def _check_freeze(self) -> None:
         if "" in self.freeze:
-            raise UserError("The recipe's freeze must be the first parts of layer names, but one is empty.")
+            raise UserError("--freeze must be the first parts of layer names, but one is empty.")
         if self.freeze and self.lora:
             raise UserError("LoRA trains nothing but its adapters and the head; leave --freeze out, or --lora.")
         for name in self.freeze:
@@ -205,18 +205,15 @@ class Recipe:
             self.resize == "stretch" and self.crop_from is not None and self.inception_crop
         ):
             other = f"resize {self.resize}" if self.resize != "stretch" else "inception_crop"
-            raise UserError(f"The recipe's crop_from does not apply to {other}; give --crop-from None.")
+            raise UserError(f"--crop-from does not apply to {other}; give --crop-from None.")
         if self.crop_from is not None and self.crop_from < max(self.image_size):
             raise UserError(
-                f"The recipe's crop_from must be at least both sides of image_size, {self.image_size}, but is "
-                f"{self.crop_from}."
+                f"--crop-from must be at least both sides of --image-size, {self.image_size}, but is {self.crop_from}."
             )
 
     def _check_teacher(self) -> None:
         if self.teacher is None and (self.distillation != "soft" or self.temperature != 1.0):
-            raise UserError(
-                "The recipe's distillation and temperature need a teacher; give --teacher runs/large or so."
-            )
+            raise UserError("--distillation and --temperature need a teacher; give --teacher runs/large or so.")
         if self.distillation == "hard" and self.temperature != 1.0:
             raise UserError("Hard distillation has no temperature; leave --temperature out, or --distillation hard.")
         if self.teacher is not None and self.loss != "softmax":
@@ -288,7 +285,7 @@ class PretrainRecipe(Recipe):
             if isinstance(self.model, ViTConfig):
                 dataclasses.replace(self.model, patch_size=size).check_image_size(self.image_size)
         if self.channels not in (1, 3):
-            raise UserError(f"The recipe's channels must be 1 for grayscale or 3 for RGB, but are {self.channels}.")
+            raise UserError(f"--channels must be 1 for grayscale or 3 for RGB, but are {self.channels}.")
         if isinstance(self.model, ViTConfig) and self.model.classifier in ("none", "unpooled"):
             raise UserError(
                 f"Training needs one prediction per image, not the classifier {self.model.classifier!r}; give "
@@ -302,7 +299,7 @@ class PretrainRecipe(Recipe):
                 "representation_size; give such a model, or --target classes."
             )
         if not 0.0 < self.corruption <= 1.0:
-            raise UserError(f"The recipe's corruption must be in (0, 1], but is {self.corruption}.")
+            raise UserError(f"--corruption must be in (0, 1], but is {self.corruption}.")
         self._check_no_labels()
         if self.decoder_layers:
             self._check_decoder(self.model)
@@ -320,7 +317,7 @@ class PretrainRecipe(Recipe):
             raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
         for field in ("mixup", "cutmix", "label_smoothing", "head_bias"):
             if getattr(self, field):
-                raise UserError(f"The recipe's {field} is for labels; with --target {self.target} leave it 0.")
+                raise UserError(f"{_option(field)} is for labels; with --target {self.target} leave it 0.")
 
     def _check_self_distillation(self) -> None:
         if not isinstance(self.model, ViTConfig):
@@ -336,14 +333,13 @@ class PretrainRecipe(Recipe):
                 f"{self.prototypes} and {self.head_width}."
             )
         if self.local_crops < 0:
-            raise UserError(f"The recipe's local_crops must not be negative, but are {self.local_crops}.")
+            raise UserError(f"--local-crops must not be negative, but are {self.local_crops}.")
         if self.inception_crop or self.crop_from is not None:
             raise UserError("Self-distillation draws its own crops; leave --inception-crop and --crop-from out.")
         if self.local_crops:
             if self.local_size > min(self.image_size):
                 raise UserError(
-                    f"The recipe's local_size must be at most the image_size, {self.image_size}, but is "
-                    f"{self.local_size}."
+                    f"--local-size must be at most --image-size, {self.image_size}, but is {self.local_size}."
                 )
             self.model.check_image_size((self.local_size, self.local_size))
 

@@ -1,0 +1,92 @@
+"""What a directory to write into may hold, and the settings of a run in it. Imports neither TensorFlow nor Keras."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import is_temporary
+from keras_vit.files.remote import is_remote, to_path
+from training.options.common import TrainingOptions
+
+# Name of the file that a process locks while it writes into a run directory, or its ending.
+LOCK = ".lock"
+# Options that may change when a run is resumed: they change where and how it is computed, not the result.
+_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
+# Settings of another run that a message names.
+_MOST_DIFFERENCES = 5
+
+
+def check_workdir(path: pathlib.Path) -> None:
+    """Raise UserError if something exists that is no run directory, finished or not."""
+    if (path / run_directory.CONFIG).is_file() or not path.exists():
+        return
+    if not path.is_dir() or not all(is_temporary(entry) or entry.name.endswith(LOCK) for entry in path.iterdir()):
+        raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
+
+
+def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *, is_final: bool) -> None:
+    """Raise UserError if a workdir of this machine holds something else, or a run with other settings.
+
+    Args:
+        options: of the command.
+        command: see `run_settings`.
+        recipe_name: see `run_settings`.
+        is_final: whether the recipe of the options is that of the run, and does not depend on the data.
+    """
+    if is_remote(options.workdir):
+        return  # checked where TensorFlow reads it
+    path = to_path(options.workdir)
+    check_workdir(path)
+    try:
+        saved = json.loads((path / run_directory.CONFIG).read_text(encoding="utf-8"))["settings"]
+        now = run_settings(options, command, recipe_name) | {"images": saved["images"]}
+        if not is_final:
+            now["recipe"] = saved["recipe"]
+        elif saved["recipe"]["loss"] == "multi-label":  # which images of several classes each choose
+            now["recipe"]["loss"] = "multi-label"
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # there is none, or it is reported later
+    check_settings(path, saved, now)
+
+
+def check_no_run(output: str) -> None:
+    """Raise UserError for a run directory as the place of a data set: its labels.txt would be replaced."""
+    if not is_remote(output) and (to_path(output) / run_directory.CONFIG).is_file():
+        raise UserError(f"{output} is a run directory; give --output a folder of its own.")
+
+
+def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> dict[str, Any]:
+    """Everything but the images that changes the result of a run, as in config.json."""
+    settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
+    settings["source"] = options.source.settings()
+    return {"command": command, "recipe_name": recipe_name, "precision": options.execution.precision, **settings}
+
+
+def check_settings(path: pathlib.Path, saved: dict, now: dict) -> None:
+    """Raise UserError if the settings of the run in a directory are not those of now."""
+    now = json.loads(json.dumps(now))  # tuples become lists, as in the file
+    if saved != now:
+        raise UserError(
+            f"{path} already holds another run, which differs in {differences(saved, now)}; give another --workdir, "
+            "or remove that one."
+        )
+
+
+def differences(there: dict, here: dict) -> str:
+    """Return `field (there 1, here 2)` for nested settings that differ: of the first fields, and how many more do."""
+
+    def flat(settings, prefix: str = "") -> dict:
+        if not isinstance(settings, dict):
+            return {prefix: settings}
+        return {key: leaf for name, part in settings.items() for key, leaf in flat(part, f"{prefix}.{name}").items()}
+
+    there, here = flat(there), flat(here)
+    found = [
+        f"{key[1:]} (there {there.get(key)!r}, here {here.get(key)!r})"
+        for key in sorted(there.keys() | here.keys())
+        if there.get(key) != here.get(key)
+    ]
+    more = len(found) - _MOST_DIFFERENCES
+    return ", ".join(found[:_MOST_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
