@@ -16,9 +16,11 @@ class Clock:
         return self.step * self._seconds
 
 
-def logged(epochs: int, steps: int, seconds_per_step: float, capsys) -> list[str]:
+def logged(
+    epochs: int, steps: int, seconds_per_step: float, capsys, *, steps_per_epoch: int | None = None
+) -> list[str]:
     clock = Clock(seconds_per_step)
-    lines = ProgressLines(lambda: clock.step, epochs * steps, clock)
+    lines = ProgressLines(lambda: clock.step, epochs * steps, steps_per_epoch or steps, clock)
     callbacks = keras.callbacks.CallbackList([lines], epochs=epochs, steps=steps, verbose=0)
     logs = {"loss": 0.51234, "accuracy": 0.9, "images_per_second": 1234.5}
     for epoch in range(epochs):
@@ -36,6 +38,11 @@ def test_an_epoch_has_a_line(capsys):
         "Epoch 1/3, step 10 of 30: accuracy 0.9000, loss 0.5123, val_loss 0.6000, 1,234 images/s, 2 s left"
     )
     assert [line.split(",")[0] for line in lines] == ["Epoch 1/3", "Epoch 2/3", "Epoch 3/3"]
+
+
+def test_epochs_are_those_of_the_data_where_evaluations_are_rarer(capsys):
+    lines = logged(2, 25, 0.1, capsys, steps_per_epoch=10)
+    assert [line.partition(":")[0] for line in lines] == ["Epoch 3/5, step 25 of 50", "Epoch 5/5, step 50 of 50"]
 
 
 def test_a_long_epoch_has_a_line_every_minute(capsys):

@@ -208,18 +208,22 @@ class ProgressLines(keras.callbacks.Callback):
     Args:
         step: returns the number of steps done.
         num_steps: of the run.
+        steps_per_epoch: of the training data; for Keras, an epoch ends at each evaluation.
         clock: returns seconds.
     """
 
-    def __init__(self, step: Callable[[], int], num_steps: int, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        step: Callable[[], int],
+        num_steps: int,
+        steps_per_epoch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         super().__init__()
-        self._step, self._num_steps, self._clock = step, num_steps, clock
-        self._epoch, self._epochs_printed, self._rate = 0, 0, 0.0
+        self._step, self._num_steps, self._steps_per_epoch, self._clock = step, num_steps, steps_per_epoch, clock
+        self._epochs_printed, self._rate = 0, 0.0
         self._last, self._first_step = clock(), step()
         self._start = self._last
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
         self._rate = logs["images_per_second"]
@@ -237,8 +241,9 @@ class ProgressLines(keras.callbacks.Callback):
         metrics = {name: value for name, value in logs.items() if name != "images_per_second"}
         measured = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         left = (self._last - self._start) / max(step - self._first_step, 1) * (self._num_steps - step)
+        epoch, epochs = (-(-steps // self._steps_per_epoch) for steps in (step, self._num_steps))
         print(
-            f"Epoch {self._epoch + 1}/{self.params['epochs']}, step {step:,} of {self._num_steps:,}: {measured}, "
+            f"Epoch {epoch}/{epochs}, step {step:,} of {self._num_steps:,}: {measured}, "
             f"{self._rate:,.0f} images/s, {_duration(left)} left",
             flush=True,
         )

@@ -330,7 +330,9 @@ def _fit(
     trainer.stop_training = False
     user_callbacks.on_train_begin()
     on_terminal = is_chief(strategy) and sys.stdout.isatty()
-    lines = [] if on_terminal or not is_chief(strategy) else [ProgressLines(lambda: checkpoint.step, num_steps)]
+    epoch_steps = steps_per_epoch(source.train, recipe.batch_size)
+    prints_lines = is_chief(strategy) and not on_terminal
+    lines = [ProgressLines(lambda: checkpoint.step, num_steps, epoch_steps)] if prints_lines else []
     for epochs, steps in fits:
         if trainer.stop_training:
             break
