@@ -1,9 +1,10 @@
-"""What the metadata in a TFLite file say of its model: the range of its input, and whether images have several classes.
+"""What the metadata in a TFLite file say of its model: its input, and whether images have several classes.
 
 TFLite Metadata: https://www.tensorflow.org/lite/models/convert/metadata, `metadata_schema.fbs`.
 """
 
 import dataclasses
+import re
 import struct
 
 import numpy as np
@@ -16,6 +17,8 @@ _METADATA, _NORMALIZATION = b"TFLITE_METADATA", 1
 _OWN = b"; weights: "
 # In the description of a model whose probabilities are the sigmoid of its logits.
 SEVERAL_CLASSES = "an image may have several classes: sigmoid(logits)"
+# In the description of the input, as `resize_text` writes it.
+_RESIZE = re.compile(rb"; resize: ([a-z-]+)(?:, crop_from: ([0-9]{1,5}))?$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +27,17 @@ class TFLiteMetadata:
 
     value_range: ValueRange | None
     """Values of the pixels 0 and 255, one for all channels or one for each; None if the file does not say them."""
+    resize: str | None
+    """How images are resized, as `Preprocessing.resize`; None if the file does not say it."""
+    crop_from: int | None
+    """As `Preprocessing.crop_from`."""
     multi_label: bool | None
     """Whether an image may have several classes; None in a file of another code, which does not say it."""
+
+
+def resize_text(resize: str, crop_from: int | None) -> str:
+    """The end of the description of a model's input, which says how images are resized."""
+    return f"; resize: {resize}" + (f", crop_from: {crop_from}" if crop_from is not None else "")
 
 
 def read(content: bytes) -> TFLiteMetadata | None:
@@ -45,7 +57,13 @@ def _read(content: bytes) -> TFLiteMetadata | None:
             description = _text(model, 1)
             several = SEVERAL_CLASSES.encode() in description if _OWN in description else None
             image = _vector(_vector(model, 3)[0], 2)[0]  # of subgraph_metadata, input_tensor_metadata
-            return TFLiteMetadata(_value_range(image), several)
+            resize, crop_from = match.groups() if (match := _RESIZE.search(_text(image, 1))) else (None, None)
+            return TFLiteMetadata(
+                _value_range(image),
+                resize.decode() if resize else None,
+                int(crop_from) if crop_from else None,
+                several,
+            )
     return None
 
 

@@ -357,7 +357,8 @@ def _made(tmp_path_factory) -> pathlib.Path:
     """One model in every form: run/, run/model.keras, weights.npz, served/1, phone/; and its evaluation images."""
     folder = tmp_path_factory.mktemp("made")
     config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    preprocessing = Preprocessing((8, 8), channels=1, resize="resize-small", crop_from=10)
+    model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=10))
     run = Run(folder / "run")
     run.start({"command": "test"}, tuple("0123456789"))
     run.save_model(model)
@@ -421,11 +422,28 @@ def test_a_saved_model_that_takes_tensors_is_evaluated(made, few_digits, tmp_pat
     expected, _ = _evaluated(made / "run", tmp_path / "run")
     background = "does not say what transparent images are put on; here it is white"
     assert background not in capsys.readouterr().out
-    found, _ = _evaluated(tmp_path / "numbers", tmp_path / "report")
+    resized = InputOptions(resize="resize-small", crop_from=10)
+    found, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", overrides=resized)
     assert background in capsys.readouterr().out
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
-    other, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", overrides=InputOptions(value_range=(0.0, 1.0)))
+    in_range = dataclasses.replace(resized, value_range=(0.0, 1.0))
+    other, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", overrides=in_range)
     assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
+
+
+def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_path, capsys):
+    expected, _ = _evaluated(made / "run", tmp_path / "run")
+    file = made / "phone" / "model-float32.tflite"
+    found, _ = _evaluated(file, tmp_path / "report")
+    assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
+    other, _ = _evaluated(file, tmp_path / "report", overrides=InputOptions(resize="stretch"))
+    assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
+    assert "does not say how images are resized" not in capsys.readouterr().out
+    content = file.read_bytes()
+    (tmp_path / "other.tflite").write_bytes(content.replace(b"; resize: resize-small", b"; resize, resize-small"))
+    stretched, _ = _evaluated(tmp_path / "other.tflite", tmp_path / "report")
+    assert stretched["log_loss"] == pytest.approx(other["log_loss"])
+    assert "does not say how images are resized; here they are stretched" in capsys.readouterr().out
 
 
 def test_overrides_that_an_exported_model_does_not_support_are_refused(made, few_digits, tmp_path):

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import pathlib
+import typing
 from collections.abc import Callable
 
 import keras
@@ -19,6 +20,7 @@ from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.files import tflite_metadata
 from keras_vit.files.remote import is_remote, local_copy, to_path
 from keras_vit.models.build import logits_model
+from keras_vit.models.config import Resize
 from keras_vit.native_stderr import native_stderr_silenced
 from training.devices.strategies import open_strategy
 from training.input.dataset import Split, bad_examples_reported, without_autograph
@@ -309,9 +311,12 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
     elif metadata is not None and metadata.value_range is not None:
         own = dataclasses.replace(own, value_range=metadata.value_range)
+    if metadata is not None and metadata.resize is not None:
+        resize = typing.cast(Resize, metadata.resize)  # Preprocessing refuses another word
+        own = dataclasses.replace(own, resize=resize, crop_from=metadata.crop_from)
     print(_ON_WHITE)
-    if overrides.resize is None:
-        print("A TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")
+    if overrides.resize is None and (metadata is None or metadata.resize is None):
+        print("The TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")
     preprocessing = overrides.preprocessing(own)
 
     def compute(images: tf.Tensor) -> np.ndarray:
