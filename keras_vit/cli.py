@@ -4,10 +4,12 @@ The module of a command has a `main` that parses its options. It then imports th
 TensorFlow and Keras, so that help and wrong options are fast.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import difflib
 import errno
+import gc
 import importlib
 import io
 import itertools
@@ -245,6 +247,8 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     os.environ.setdefault(_LOG_LEVEL, _NONE)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
+    # Else Python looks for cycles among the million objects of TensorFlow and Keras as it exits, which takes seconds.
+    atexit.register(gc.freeze)
     try:
         _call(command, arguments)
     except KeyboardInterrupt:

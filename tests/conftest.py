@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import atexit
 import dataclasses
 import gc
 import pathlib
@@ -19,6 +20,7 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    atexit.register(gc.freeze)  # nor at the end
 
 
 @pytest.fixture(autouse=True)

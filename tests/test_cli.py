@@ -440,3 +440,19 @@ def test_the_help_on_an_option_is_one_paragraph_without_what_only_a_program_need
     for line, following in itertools.pairwise(lines):
         if line.startswith(margin) and following.startswith(margin):  # the next word had no room
             assert len(f"{line} {following.split()[0]}") > width
+
+
+def test_a_command_exits_without_a_search_for_garbage():
+    script = """
+from keras_vit import cli
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        print("collected")
+
+cli.run(lambda _: Cycle())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
