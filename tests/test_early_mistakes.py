@@ -189,6 +189,34 @@ def test_a_path_without_its_kind_is_answered_with_what_to_give(tmp_path):
         assert str(refused.value) == f"{KIND} {str(path)!r}{advice}"
 
 
+def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_is_the_reverse(tmp_path):
+    listed = tmp_path / "list.CSV"
+    listed.touch()
+    for kind, path, words in (
+        ("csv", tmp_path, f"--data csv takes a file, but '{tmp_path}' is a folder; give --data folder:{tmp_path}."),
+        ("folder", listed, f"--data folder takes a folder, but '{listed}' is a file; give --data csv:{listed}."),
+    ):
+        with pytest.raises(UserError) as refused:
+            check_data(DataOptions(f"{kind}:{path}"))
+        assert str(refused.value) == words
+
+
+@pytest.mark.parametrize(
+    ("first", "name"),
+    [("path;label", "semicolons"), ("path\tlabel\tsplit", "tabs"), ('"path";"label"', "semicolons")],
+)
+def test_a_csv_file_with_other_separators_than_commas_is_told_from_its_first_line(first, name, tmp_path):
+    listed = tmp_path / "list.csv"
+    separator = {"semicolons": ";", "tabs": "\t"}[name]
+    listed.write_text(f"{first}\na.png{separator}a cat, asleep\nb.png{separator}a dog\n", encoding="utf-8-sig")
+    with pytest.raises(UserError) as refused:
+        check_data(DataOptions(f"csv:{listed}"))
+    assert str(refused.value) == (
+        f"{listed} must have commas between its values, but its first line has {name} between the columns path and "
+        "label; write it with commas."
+    )
+
+
 @pytest.mark.parametrize(("count", "images"), [(1, "1 image"), (5, "5 images")])
 def test_a_folder_of_pictures_without_class_folders_is_refused_with_their_number(count, images, tmp_path):
     for number in range(count):

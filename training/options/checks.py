@@ -24,6 +24,8 @@ HOLD_OUT = 10
 _MOST_COUNTED = 10_000
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
+# What a path of each kind is.
+_NOUNS = {"folder": "folder", "csv": "file"}
 # Which fields of DataOptions each kind of source takes.
 _TAKEN = {
     "digits": (),
@@ -45,6 +47,11 @@ def check_data(source: DataOptions) -> None:
     for field in dataclasses.fields(source):
         if field.name not in ("data", *_TAKEN[kind]) and getattr(source, field.name) != field.default:
             raise UserError(f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.")
+    given = _kind_of(rest)
+    if kind in _NOUNS and given and given != kind:
+        raise UserError(
+            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data {given}:{rest}."
+        )
     if kind == "folder":
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
@@ -60,9 +67,15 @@ def check_data(source: DataOptions) -> None:
 
 def _advice(path: str) -> str:
     """The end of a sentence on a path that was given without the kind of its source; empty if it is of neither kind."""
+    kind = _kind_of(path)
+    return f"; for this {_NOUNS[kind]}, give --data {kind}:{path}" if kind else ""
+
+
+def _kind_of(path: str) -> str | None:
+    """The kind of source that a path of this machine is; None if it is of neither."""
     if os.path.isdir(path):
-        return f"; for this folder, give --data folder:{path}"
-    return f"; for this file, give --data csv:{path}" if path.endswith(".csv") and os.path.isfile(path) else ""
+        return "folder"
+    return "csv" if path.lower().endswith(".csv") and os.path.isfile(path) else None
 
 
 def _check_folder(name: str) -> None:

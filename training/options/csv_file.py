@@ -16,6 +16,8 @@ from training.options.common import EVALUATION_NAMES
 
 # Columns for one class, for any number of classes, and for a share of each class.
 ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
+# What some programs write between two values, with its name in a sentence.
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 # How far from 1 the sum of an image's shares may be; they are then divided by it.
 _ROUNDING = 0.02
 
@@ -29,6 +31,7 @@ def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
         raise UserError(f"There is no file {str(path)!r}; --data csv:FILE takes one with the columns path and label.")
     try:
         content = path.read_bytes().decode("utf-8-sig")
+        _check_separator(path, content)
         # Line breaks stay, since those in quotes belong to a value.
         rows = csv.DictReader(io.StringIO(content, newline=""), strict=True)
         rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
@@ -75,6 +78,18 @@ def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
     if len(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}) < 2:
         raise UserError(f"{path} must list images of at least two classes.")
     return column, found
+
+
+def _check_separator(path: pathlib.Path, content: str) -> None:
+    """Raise UserError if the first line names the column path between other separators than commas."""
+    first = next(iter(content.splitlines()), "")
+    for separator, name in _OTHER_SEPARATORS.items():
+        columns = [column.strip(' "') for column in first.split(separator)]
+        if "path" in columns and len(columns) > 1:
+            raise UserError(
+                f"{path} must have commas between its values, but its first line has {name} between the columns "
+                f"{' and '.join(columns[:2])}; write it with commas."
+            )
 
 
 def class_shares(text: str, column: str, where: str = "") -> dict[str, float]:
