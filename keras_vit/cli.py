@@ -138,14 +138,15 @@ def _with_sizes_last(arguments: Sequence[str]) -> list[str]:
             continue
         if not equals and rest:
             side = rest.pop(0)
-        if re.fullmatch(r"-[0-9]+", side):
-            raise UserError(f"--image-size takes a number of pixels above 0, but was given {side}.")
         size = [side] if side else []
         if side.isdecimal():
-            size.append(rest.pop(0) if rest and rest[0].isdecimal() else side)
+            size.append(rest.pop(0) if rest and re.fullmatch(r"-?\d+", rest[0]) else side)
             if rest and rest[0].isdecimal() and not os.path.exists(rest[0]):  # else it may be a folder of pictures
                 given = " ".join([*size, *itertools.takewhile(str.isdecimal, rest)])
                 raise UserError(f"--image-size takes one or two numbers, but was given {given}; {_HELP}")
+        for number in size:
+            if re.fullmatch(r"-?\d+", number) and int(number) < 1:
+                raise UserError(f"--image-size takes a number of pixels above 0, but was given {number}.")
         sizes += [option, *size]
     return [*others, *sizes]
 

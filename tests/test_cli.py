@@ -124,6 +124,22 @@ def test_an_image_size_that_is_no_number_is_one_sentence(arguments, found):
         cli.parse(ImageSizeOptions, arguments, prog="x")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        (["--image-size", "0"], "0"),
+        (["--image_size=0"], "0"),
+        (["--image-size", "224", "0"], "0"),
+        (["--image-size", "-64"], "-64"),
+        (["--image-size", "224", "-64"], "-64"),
+    ],
+)
+def test_an_image_size_without_pixels_is_one_sentence(arguments, number):
+    with pytest.raises(UserError) as refused:
+        cli.parse(ImageSizeOptions, [*arguments, "cat.jpg"], prog="x")
+    assert str(refused.value) == f"--image-size takes a number of pixels above 0, but was given {number}."
+
+
 def test_three_numbers_of_an_image_size_are_one_sentence():
     with pytest.raises(UserError) as refused:
         cli.parse(ImageSizeOptions, ["--image-size", "96", "96", "96", "--seed", "1"], prog="x")

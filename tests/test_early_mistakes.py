@@ -54,6 +54,8 @@ MISTAKES = {
     f"{TUNE} --checkpoint augreg:B_16 --data folder:gone": DATA,
     f"{TUNE} --model ViT-B_61 --data digits": "There is no official model 'ViT-B_61'; the nearest names are ViT-B_16",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "--image-size takes a number of pixels above 0",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "--image-size takes a number of pixels above 0",
+    f"{TRAIN} --data digits --image-size 0": "--image-size takes a number of pixels above 0, but was given 0",
     "training.evaluate --run README.md --data digits": "'README.md' is no run directory to put the report into; give",
     "training.evaluate --run gone --data digits": NAME,
     "training.evaluate --run tests --data digits": "tests is not a finished run: it has no model.keras",
