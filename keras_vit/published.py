@@ -5,9 +5,11 @@ Accuracy: `keras_vit/published_accuracy.py`. Licenses: those of the repositories
 
 import dataclasses
 import fnmatch
+import re
 from collections.abc import Mapping
 
 from keras_vit.checkpoints.download import official_names
+from keras_vit.errors import UserError, nearest
 from keras_vit.models.named_models import MODELS
 from keras_vit.published_accuracy import ACCURACY
 
@@ -145,6 +147,24 @@ def list_models(wildcard: str = "*", *, pretrained: bool = False) -> list[str]:
         Names for `build`, in the order of `MODELS`; empty if none fits.
     """
     return [model.name for model in find_models(wildcard, pretrained=pretrained)]
+
+
+def upstream_checkpoint(model: str) -> str:
+    """The name of the ImageNet-21k checkpoint of a model in MODELS: of the first paper where it has one, else AugReg's.
+
+    Raises UserError if none is published.
+    """
+    found = {each.name: each.checkpoints for each in find_models()}
+    upstream = {name: checkpoints[0] for name in found if (checkpoints := [*filter(_is_upstream, found[name])])}
+    if model in upstream:
+        return upstream[model]
+    near = f"the nearest models that have one are {nearest(model, upstream)}"
+    advice = f"give --checkpoint {found[model][0]}, or another model: {near}" if found[model] else near
+    raise UserError(f"The official model {model!r} has no published ImageNet-21k checkpoint; {advice}.")
+
+
+def _is_upstream(checkpoint: str) -> bool:
+    return re.match(r"imagenet21k/|augreg:|bit:BiT-M-\w+$", checkpoint) is not None
 
 
 def _model_of(checkpoint: str) -> str:

@@ -5,9 +5,10 @@ import fnmatch
 import pytest
 
 import keras_vit
+from keras_vit import UserError
 from keras_vit.checkpoints.download import official_names
 from keras_vit.checkpoints.huggingface.hub import parse_name
-from keras_vit.published import _FAMILIES, _MILLIONS, find_models
+from keras_vit.published import _FAMILIES, _MILLIONS, find_models, upstream_checkpoint
 from tests.models.test_families import COUNTS
 from tests.models.test_models import OFFICIAL_COUNTS
 
@@ -48,3 +49,31 @@ def test_the_line_has_the_best_accuracy_and_the_license():
     assert "augreg:B_16" in model.checkpoints
     (without,) = find_models("ViT-M_16")
     assert (without.accuracy, without.license, without.checkpoints) == (None, "", ())
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("ViT-B_16", "imagenet21k/ViT-B_16"),
+        ("R50+ViT-B_16", "imagenet21k/R50+ViT-B_16"),
+        ("ViT-S_16", "augreg:S_16"),
+        ("R+ViT-Ti_16", "augreg:R_Ti_16"),
+        ("BiT-R50x1", "bit:BiT-M-R50x1"),
+    ],
+)
+def test_an_official_model_stands_for_its_checkpoint_of_imagenet_21k(model, name):
+    assert upstream_checkpoint(model) == name
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("ViT-M_16", "'ViT-M_16' has no published ImageNet-21k checkpoint; the nearest models that have one are ViT-"),
+        ("BiT-R26x1", "the nearest models that have one are BiT-R50x1, BiT-R101x1"),
+        ("MAE-B_16", "; give --checkpoint hf:facebook/vit-mae-base, or another model: the nearest models that have"),
+    ],
+)
+def test_a_model_without_a_checkpoint_of_imagenet_21k_names_those_near_it_that_have_one(model, words):
+    with pytest.raises(UserError) as refused:
+        upstream_checkpoint(model)
+    assert words in str(refused.value)

@@ -13,6 +13,7 @@ import tyro
 
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
+from keras_vit.published import upstream_checkpoint
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_batch_of_folder, check_data, check_model, check_start
 from training.options.common import DataOptions
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> None:
         check_name(options.checkpoint)
     if options.model is not None:
         check_model(options.model)
+        if options.checkpoint is None:
+            upstream_checkpoint(options.model)
     if jax_requested():
         check_jax(options, options.recipe)
     else:

@@ -17,7 +17,6 @@ from training import evaluate, finetune
 from training.input.sources import DataOptions
 from training.loop import finetune as finetuning
 from training.loop import pretrain as pretraining
-from training.loop.finetune import official_checkpoint
 from training.loop.run import Run
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
@@ -123,20 +122,6 @@ def test_weights_of_keras_alone_are_those_of_a_named_model(monkeypatch, tmp_path
         np.testing.assert_array_equal(old, new)
     with pytest.raises(UserError, match="both with a .weights.h5 file, which holds weights alone"):
         finetune.main([*COMMAND, *options])
-
-
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ("ViT-B_16", "imagenet21k/ViT-B_16"),
-        ("R50+ViT-B_16", "imagenet21k/R50+ViT-B_16"),
-        ("ViT-S_16", "augreg:S_16"),
-        ("R+ViT-Ti_16", "augreg:R_Ti_16"),
-        ("BiT-R50x1", "bit:BiT-M-R50x1"),
-    ],
-)
-def test_an_official_model_stands_for_its_checkpoint_of_imagenet_21k(model, name):
-    assert official_checkpoint(model) == name
 
 
 @pytest.mark.parametrize(

@@ -15,21 +15,13 @@ from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import to_path
+from keras_vit.published import upstream_checkpoint
 from training.loop.fit import rebuilt
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
 from training.options.checks import check_model, check_start, warn_of_known_images, warn_of_training_images
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
-
-# Models whose ImageNet-21k checkpoint is one of AugReg's, with their names there.
-_AUGREG_NAMES = {
-    "ViT-Ti_16": "Ti_16",
-    "ViT-S_16": "S_16",
-    "ViT-S_32": "S_32",
-    "R+ViT-Ti_16": "R_Ti_16",
-    "R26+ViT-S_32": "R26_S_32",
-}
 
 
 def finetune(
@@ -88,15 +80,7 @@ def finetune(
 def _checkpoint_name(options: FinetuneOptions) -> str:
     """Return the path, address or official name of the checkpoint."""
     check_start(options.checkpoint, options.model)
-    return options.checkpoint or official_checkpoint(options.model or "")
-
-
-def official_checkpoint(model: str) -> str:
-    """Return the name of the ImageNet-21k checkpoint of an official model."""
-    check_model(model)
-    if model.startswith("BiT-"):
-        return f"bit:BiT-M-{model.removeprefix('BiT-')}"
-    return f"augreg:{_AUGREG_NAMES[model]}" if model in _AUGREG_NAMES else f"imagenet21k/{model}"
+    return options.checkpoint or upstream_checkpoint(check_model(options.model or ""))
 
 
 def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
