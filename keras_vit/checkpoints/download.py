@@ -28,7 +28,7 @@ from keras_vit.checkpoints.huggingface import hub
 from keras_vit.errors import UserError, nearest
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
-from keras_vit.files.transfer import download_file, is_local, sha256_of
+from keras_vit.files.transfer import TransferError, download_file, is_local, sha256_of
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
 
@@ -157,7 +157,7 @@ def _address(source: str, cache: pathlib.Path) -> str:
         return _web_address(_ADDRESSES[name])
     family, _, file = name.partition(":")
     if family == "augreg" and file in _AUGREG_MODELS:
-        index = _fetch(_web_address(f"{_AUGREG}/index.csv"), cache)
+        index = _fetch_index(file, cache)
         return _web_address(f"{_AUGREG}/{best_upstream(index.read_text('utf-8', 'replace'), file)}.npz")
     if family == "augreg" and re.fullmatch(_AUGREG_FILE, file, re.ASCII):
         return _web_address(f"{_AUGREG}/{file}.npz")
@@ -173,6 +173,19 @@ def _address(source: str, cache: pathlib.Path) -> str:
         f"There is no file, folder or official checkpoint {source[:200]!r}; give an existing path, an https:// or "
         f"gs:// address, the full name of an AugReg file after augreg:, or an official name like {', '.join(close)}."
     )
+
+
+def _fetch_index(model: str, cache: pathlib.Path) -> pathlib.Path:
+    """AugReg's index.csv, which says which file an AugReg model is."""
+    try:
+        return _fetch(_web_address(f"{_AUGREG}/index.csv"), cache)
+    except UserError as error:
+        if not isinstance(error.__cause__, TransferError):
+            raise
+        raise UserError(
+            f"augreg:{model} needs AugReg's index.csv and the checkpoint file that it names (the full name of a file "
+            f"after augreg: needs no index), but {error}"
+        ) from error.__cause__
 
 
 def _no_path(path: str) -> UserError:

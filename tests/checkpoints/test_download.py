@@ -187,7 +187,6 @@ FINE = f"{B_16}--imagenet2012-steps_20k-lr_0.03-res_384"
         ("gsam/ViT-S_32", "vit_models/gsam/ViT-S_32.npz"),
         (f"augreg:{B_16}", f"vit_models/augreg/{B_16}.npz"),
         (f"augreg:{FINE}.npz", f"vit_models/augreg/{FINE}.npz"),
-        ("augreg:R50_L_32", "vit_models/augreg/index.csv"),
         ("bit:BiT-M-R50x1", "bit_models/BiT-M-R50x1.npz"),
         ("bit:BiT-S-R152x4", "bit_models/BiT-S-R152x4.npz"),
         ("bit:BiT-M-R50x1-ILSVRC2012", "bit_models/BiT-M-R50x1-ILSVRC2012.npz"),
@@ -201,6 +200,13 @@ FINE = f"{B_16}--imagenet2012-steps_20k-lr_0.03-res_384"
 )
 def test_a_name_becomes_an_address(name, address):
     assert error_message(name).startswith(f"{STORAGE}/{address} cannot be downloaded (")
+
+
+def test_an_augreg_model_without_its_index_is_said_to_need_the_file_that_the_index_names_too():
+    assert error_message("augreg:R50_L_32").startswith(
+        "augreg:R50_L_32 needs AugReg's index.csv and the checkpoint file that it names (the full name of a file after "
+        f"augreg: needs no index), but {STORAGE}/vit_models/augreg/index.csv cannot be downloaded ("
+    )
 
 
 def test_equivalent_addresses_have_one_cache_path():
