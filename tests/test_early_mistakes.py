@@ -11,6 +11,7 @@ from keras_vit import UserError
 from training import samples, shard
 from training.options.checks import check_batch_of_folder, check_data
 from training.options.common import DataOptions
+from training.options.data import ShardOptions
 from training.options.train import PretrainOptions
 from training.options.workdir import run_settings
 from training.recipes.pretrain import find_recipe
@@ -76,6 +77,7 @@ MISTAKES = {
     "training.vtab --checkpoint gone --workdir never": NAME,
     "training.soup gone other --output never": RUN,
     "training.shard --data folder:gone --output never": DATA,
+    "training.shard --data digits --output tests": "tests should be new or empty, but holds browser.py; give --output",
     "training.samples --data folder:gone --output never": DATA,
     "training.predict --run gone README.md": NAME,
     "keras_vit.convert gone x.npz --layout npz": NAME,
@@ -234,3 +236,18 @@ def test_a_data_set_is_not_written_into_a_run_directory(command, tmp_path):
     with pytest.raises(UserError, match=f"{tmp_path} is a run directory; give --output a folder of its own"):
         command.main(["--data", "digits", "--output", str(tmp_path)])
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("name", ["ant/0.png", "cat.jpg"])
+def test_tfrecord_files_are_not_written_among_pictures(name, tmp_path):
+    (tmp_path / "pictures" / name).parent.mkdir(parents=True)
+    (tmp_path / "pictures" / name).touch()
+    with pytest.raises(UserError, match=f"pictures should be new or empty, but holds {name.split('/')[0]}; give"):
+        shard.main(["--data", "digits", "--output", str(tmp_path / "pictures")])
+
+
+def test_tfrecord_files_may_be_written_where_nothing_else_is(tmp_path):
+    for name in ("train-00000-of-00001.tfrecord", "records.npz", "labels.txt", ".hidden", "labels.txt.12.tmp"):
+        (tmp_path / name).touch()
+    for output in (str(tmp_path), str(tmp_path / "new"), "gs://bucket/shards"):
+        ShardOptions(DataOptions("digits"), output).check_output()

@@ -19,6 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     options = cli.parse(ShardOptions, arguments, prog="python -m training.shard")
     check_data(options.source)
     check_no_run(options.output)
+    options.check_output()
     cli.require_tensorflow()
 
     from training.input.write_tfrecord import shard

@@ -18,8 +18,9 @@ import tqdm
 from keras_vit import UserError
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, ask_gfile, is_remote, to_path
+from training.options.data import RECORD_INDEX
 
-NAME = "records.npz"
+NAME = RECORD_INDEX
 HEADER, FOOTER = 12, 4
 # Bytes read at once where records are short, and up to which length they are.
 _AHEAD, _SHORT = 2**18, 2**14
