@@ -37,14 +37,16 @@ def read_images(
     """Read at most `count` images.
 
     Args:
-        source: an image file; a folder, searched recursively, with evenly spaced images taken; a samples.npz, with the
-            first images taken; or a data set, as `--data` of the training commands takes it.
+        source: an image file; a folder, searched recursively, with evenly spaced images taken, of which one that cannot
+            be decoded is named on stdout and left out; a samples.npz, with the first images taken; or a data set, as
+            `--data` of the training commands takes it.
         count: maximum number of images.
         labels: class names for the integer labels of a samples.npz.
         data_dir: directory of prepared TFDS data sets.
 
     Raises:
-        UserError: if there is no such image, folder or data set, or if an image cannot be decoded.
+        UserError: if there is no such image, folder or data set, or if an image, of a folder each image, cannot
+            be decoded.
     """
     check_images(str(source))
     path = to_path(source)
@@ -125,7 +127,20 @@ def _folder(path: pathlib.Path, count: int) -> list[Image]:
     if not files:
         raise UserError(f"The folder {str(path)!r} contains no image ({format_list()}).")
     chosen = np.unique(np.linspace(0, len(files) - 1, min(count, len(files))).astype(int))
-    return [_file(files[index], str(files[index].relative_to(path))) for index in chosen]
+    images: list[Image] = []
+    problems: list[Exception] = []
+    for index in chosen:
+        try:
+            images.append(_file(files[index], str(files[index].relative_to(path))))
+        except (UserError, OSError) as error:
+            problems.append(error)
+    if len(problems) == 1 and not images:
+        raise problems[0]
+    if not images:
+        raise UserError(f"No image of the folder {str(path)!r} can be read: {problems[0]}") from problems[0]
+    for problem in problems:
+        print(f"Not inspected: {problem}")
+    return images
 
 
 def _file(path: pathlib.Path, name: str) -> Image:

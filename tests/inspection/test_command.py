@@ -96,6 +96,27 @@ def test_of_a_folder_evenly_spaced_images_are_taken_and_hidden_ones_left(tmp_pat
     assert names == ["class0/0.png", "class0/3.png", "class1/6.png", "class1/9.png"]
 
 
+def test_a_broken_image_of_a_folder_is_named_and_the_others_are_inspected(tmp_path, capsys):
+    (tmp_path / "ant").mkdir()
+    for name in ("a.png", "c.png"):
+        (tmp_path / "ant" / name).write_bytes(FILES["color.png"])
+    (tmp_path / "ant" / "b.png").write_bytes(FILES["color.png"][:100])
+    assert [image.name for image in inspection.read_images(tmp_path, 9)] == ["ant/a.png", "ant/c.png"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"Not inspected: ant/b.png cannot be read as a {format_list()} (")
+    with pytest.raises(UserError, match="^b.png cannot be read"):
+        inspection.read_images(tmp_path / "ant" / "b.png", 1)
+
+
+def test_a_folder_of_broken_images_alone_is_one_sentence(tmp_path):
+    (tmp_path / "a.png").write_bytes(FILES["color.png"][:100])
+    with pytest.raises(UserError, match="^a.png cannot be read"):
+        inspection.read_images(tmp_path, 9)
+    (tmp_path / "b.png").write_bytes(FILES["color.png"][:100])
+    with pytest.raises(UserError, match=f"^No image of the folder '{tmp_path}' can be read: a.png cannot be read"):
+        inspection.read_images(tmp_path, 9)
+
+
 def test_a_turned_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp_path, capfd):
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
