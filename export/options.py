@@ -47,6 +47,8 @@ def check_source(source: SourceOptions, output: str) -> None:
         run_directory.find(source.run, run_directory.MODEL)
     if source.checkpoint is not None:
         check_name(source.checkpoint)
+        if source.labels is not None:
+            run_directory.check_label_file(source.labels, source.checkpoint)
 
 
 def check_one_model(run: str | None, checkpoint: str | None, **of_checkpoint: object) -> None:

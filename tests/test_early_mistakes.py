@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -110,6 +111,11 @@ MISTAKES = {
     "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": (
         "--calibration-images applies only to --calibration FOLDER or --run DIR; give that, or leave it out"
     ),
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output never --labels gone": "There is no file 'gone'; --labels",
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images . --output never --labels gone": (
+        "There is no file 'gone'; --labels takes a text file with one class per line"
+    ),
+    "training.predict --run augreg:B_16 README.md --labels gone": "There is no file 'gone'; --labels takes a text file",
     "export.tflite.__main__ --checkpoint hf:gone --output never": "must be hf:owner/name",
     "export.tflite.__main__ --run gone --output never --formats int8 --dynamic-batch": "leave --dynamic-batch out",
     "export.tflite.__main__ --run gone --output never --formats int8 --target gpu": "A GPU computes in floating point",
@@ -146,12 +152,17 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     run.mkdir()
     for file, text in (("model.keras", ""), ("config.json", "{}"), ("labels.txt", "ant\ncat\n")):
         (run / file).write_text(text)
+    with zipfile.ZipFile(run / "model.keras", "w"):
+        pass
     (tmp_path / "list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
     options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
     settings = run_settings(options, "pretrain", "digits") | {"images": None}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps({"settings": settings}))
     again = f"training.pretrain digits --data digits --workdir {tmp_path}/other --strategy mirrored"
+    (tmp_path / "three.txt").write_text("ant\nbee\ncat\n")
+    labels = f"--labels {tmp_path}/three.txt"
+    more = f"{tmp_path}/three.txt names 3 classes, but the model {run} has 2; give a line for each class of the model"
     digits = f"training.pretrain digits --workdir never --data folder:{tmp_path}"
     sentences = {
         f"{digits}/empty": "The class 'bee' of",
@@ -165,6 +176,10 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"training.evaluate --run {run} --data folder:{tmp_path}/few": "only the run has cat and only the data",
         f"training.evaluate --run {run} --data csv:{tmp_path}/list.csv": "only the run has cat and only the data have",
         f"training.evaluate --run {run}/model.keras --data folder:{tmp_path}/split --output never": "only the run has",
+        f"training.predict --run {run} README.md {labels}": more,
+        f"training.predict --run {run}/model.keras README.md {labels}": "has 2; give a line for each class of the",
+        f"export.tflite.__main__ --checkpoint {run} --output never {labels}": more,
+        f"keras_vit.inspection.__main__ --checkpoint {run} --images README.md --output never {labels}": more,
     }
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences), capture_output=True,
                           text=True)  # fmt: skip

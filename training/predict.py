@@ -11,7 +11,7 @@ the exit code is 2.
 import contextlib
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli
+from keras_vit import UserError, cli, run_directory
 from keras_vit.checkpoints.download import check_name
 from training.options.checks import check_finished
 from training.options.predict import PredictOptions
@@ -25,6 +25,8 @@ def main(arguments: Sequence[str]) -> None:
 
     check_name(options.run)
     check_finished(options.run)
+    if options.labels is not None:
+        run_directory.check_label_file(options.labels, options.run)
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 

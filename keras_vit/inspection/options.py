@@ -61,6 +61,8 @@ class InspectionOptions:
             check_name(self.checkpoint)
         elif self.run is not None:
             self._check_run(self.run)
+        if self.labels is not None:
+            run_directory.check_label_file(self.labels, str(self.run or self.checkpoint))
         check_images(self.image_source())
         run_directory.check_output(self.output)
 

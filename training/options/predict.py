@@ -55,8 +55,6 @@ class PredictOptions:
             raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
-        if self.labels is not None and not pathlib.Path(self.labels).is_file():
-            raise UserError(f"There is no file {self.labels!r}; --labels takes a text file with one class per line.")
 
 
 def _check_file(output: pathlib.Path) -> None:
