@@ -5,9 +5,11 @@ HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub.
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import re
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_TIMEOUT, _PAUSE = 4.0, 0.5  # seconds, for the answer of the hub, and before the second attempt
 # hf:owner/name@revision, timm/name, and the address of the file of weights.
 _NAME = re.compile(r"(?:hf:|(?=timm/))(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^@\s]+))?")
 _ADDRESS = re.compile(
@@ -85,17 +88,37 @@ def _file(name: HubName, file: str, cache: pathlib.Path | None) -> pathlib.Path 
     """The cached path of a file; None if the repository does not have it."""
     hub = _huggingface_hub()
     with _one_sentence(name, hub):
+        known = hub.try_to_load_from_cache(name.repository, file, cache_dir=cache, revision=name.revision)
         try:
+            if not isinstance(known, str):
+                _check_answers(hub, hub.constants.ENDPOINT)
             path = hub.hf_hub_download(name.repository, file, revision=name.revision, cache_dir=cache)
-        except hub.errors.LocalEntryNotFoundError:
+        except (hub.errors.LocalEntryNotFoundError, ConnectionError):
             # Without a network: either the cache knows that the repository has no such file, or nothing is known.
-            known = hub.try_to_load_from_cache(name.repository, file, cache_dir=cache, revision=name.revision)
             if known is None or isinstance(known, str):
                 raise
             return None
         except hub.errors.EntryNotFoundError:
             return None
     return pathlib.Path(path)
+
+
+@functools.cache
+def _check_answers(hub, endpoint: str) -> None:
+    """Raise ConnectionError unless the hub answers anything at all; not asked again after an answer.
+
+    hf_hub_download would repeat its first request for half a minute, or minutes, and print each attempt.
+    """
+    for pause in (_PAUSE, None):
+        try:
+            hub.utils.get_session().head(endpoint, timeout=_TIMEOUT)
+            return
+        except OSError:  # HF_HUB_OFFLINE is set
+            raise
+        except Exception as error:  # of httpx or httpx2, whichever this version of huggingface_hub uses
+            if pause is None:
+                raise ConnectionError(f"{endpoint} cannot be reached ({error})") from error
+            time.sleep(pause)
 
 
 @contextlib.contextmanager
@@ -132,6 +155,7 @@ def _huggingface_hub():
     try:
         import huggingface_hub  # here, because local files do not need it
         import huggingface_hub.errors
+        import huggingface_hub.utils
     except ModuleNotFoundError as missing:
         raise UserError(
             "Names of the Hugging Face hub need the Python package huggingface_hub; install it with "
