@@ -198,7 +198,7 @@ def transformers_compiled(case: Case) -> Call:
 
 
 def _transformers_model(case: Case):
-    _define_torchvision_operators()
+    define_torchvision_operators()
     from transformers import ViTConfig, ViTForImageClassification
 
     from keras_vit import MODELS
@@ -231,13 +231,13 @@ def timm_compiled(case: Case) -> Call:
 
 def timm_model(case: Case):
     """The model of timm with random weights. Raises KeyError if timm has none of this name."""
-    _define_torchvision_operators()
+    define_torchvision_operators()
     import timm
 
     return timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
 
 
-def _define_torchvision_operators() -> None:
+def define_torchvision_operators() -> None:
     """Define stubs of the torchvision operators, which are missing if torchvision was built for another torch.
 
     timm and transformers import torchvision, but do not use these operators here.
@@ -251,7 +251,7 @@ def _define_torchvision_operators() -> None:
             library.define(f"_{name}_backward(Tensor x) -> Tensor")
         for name in ("nms", "qnms", "deform_conv2d", "_deform_conv2d_backward"):
             library.define(f"{name}(Tensor x) -> Tensor")
-        _define_torchvision_operators.library = library  # keeps the definitions alive
+        define_torchvision_operators.library = library  # keeps the definitions alive
 
 
 def _torch_call(case: Case, model, forward) -> Call:

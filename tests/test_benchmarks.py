@@ -3,13 +3,14 @@
 import contextlib
 import json
 import math
+import re
 import subprocess
 import sys
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import comparison, gpu, history
+from benchmarks import comparison, gpu, history, start
 from benchmarks.case import Case
 from benchmarks.comparison import Result, compare, flops
 from benchmarks.input import augmented
@@ -231,3 +232,21 @@ def test_an_input_pipeline_without_its_library_is_named_and_ours_is_timed(capsys
     augmented.compare_augmented(rounds=1, batches=1, images=80, cores=1)
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| keras_vit")]
     assert float(rows[0][2]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "points"), [("prediction", "imports model prediction"), ("training", "imports step epoch")]
+)
+def test_the_wait_at_the_start_is_measured_in_a_new_process(task, points):
+    seconds = start.measure(task, "keras_vit")
+    assert list(seconds) == points.split()
+    assert 0.0 < seconds["imports"] < list(seconds.values())[1] < list(seconds.values())[2]
+
+
+def test_the_table_of_the_start_has_medians_and_names_a_missing_library():
+    missing = "ModuleNotFoundError: No module named 'keras_hub'"
+    text = start.table({"prediction": {"keras_vit": [{"imports": 2.0}, {"imports": 1.0}], "keras_hub": [missing]}})
+    assert "| keras_vit | 1.5 (1.0 to 2.0) |" in text
+    assert re.search(r"\| keras_hub \| +failed \|", text)
+    assert f"keras_hub failed: {missing}" in text

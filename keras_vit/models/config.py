@@ -308,7 +308,7 @@ class ViTConfig:
                 f"The classifier {self.classifier!r} reads all tokens; leave num_registers out, or use another one."
             )
         if self.distillation != "none" and not self.has_class_token:
-            raise UserError(f"A distillation token needs a class token, not the classifier {self.classifier!r}.")
+            raise UserError(f"A distillation token needs the classifier 'token', not {self.classifier!r}; choose that.")
         if self.distillation == "head" and (self.classifier != "token" or self.representation_size is not None):
             raise UserError("Two heads read class and distillation token; use classifier 'token' without pre_logits.")
         if not self.prefix_positions and not self.has_class_token:
