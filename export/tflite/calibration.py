@@ -53,6 +53,18 @@ def products(content: bytes) -> list[Product]:
     return found
 
 
+def with_weights(content: bytes, weights: Mapping[str, np.ndarray]) -> bytes:
+    """Return the file with other weights of some products, by the name of the tensor that a product makes."""
+    model = unpack(content)
+    [subgraph] = model.subgraphs
+    for operator in subgraph.operators:
+        new = weights.get(subgraph.tensors[operator.outputs[0]].name.decode())
+        if new is not None:
+            buffer = model.buffers[subgraph.tensors[operator.inputs[1]].buffer]
+            buffer.data = np.frombuffer(new.astype(np.float32).tobytes(), np.uint8)
+    return pack(model)
+
+
 def searched_ranges(
     content: bytes, extremes: Mapping[str, Mapping[str, np.ndarray]], images: Sequence[np.ndarray], bits: int
 ) -> dict[str, dict[str, np.ndarray]]:

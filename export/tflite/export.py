@@ -19,6 +19,7 @@ from export.source import Provenance, check_model, read_folder
 from export.tflite import quantize, tflite_file
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.delegate_rules import require_rules
+from export.tflite.four_bits import DenseLayers
 from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, STATIC, WEIGHT_SHARE
 from export.tflite.smooth_quant import Gain, smooth_quant
@@ -83,7 +84,7 @@ def export_tflite(
             smoothed, scaled = smooth_quant(model, (images for _, images in reference.batches()))
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
-    rows, errors, steps = {}, {}, {}
+    rows, errors, steps, in_eight_bits = {}, {}, {}, list[DenseLayers]()
     with staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as temporary:
         float_files: dict[tuple[bool, bool], pathlib.Path] = {}
         for kind in formats:
@@ -106,8 +107,10 @@ def export_tflite(
                 content, steps[kind] = quantize.quantize_static(
                     float_file, kind, inputs, multi_label=origin.multi_label
                 )
+            elif kind == "int4-weights":
+                content, in_eight_bits = quantize.quantize_four_bits(float_file, inputs)
             else:
-                content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind, inputs)
+                content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind)
             if target != "cpu":
                 require_rules(f"{kind} TFLite file", content, target)
             file = stage / _file_name(kind, ending)
@@ -142,7 +145,7 @@ def export_tflite(
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         pathlib.Path(temporary).rmdir()
-        _report(stage, origin, expected, rows, errors, scaled, steps)
+        _report(stage, origin, expected, rows, errors, scaled, steps, in_eight_bits)
     return written
 
 
@@ -255,6 +258,7 @@ def _report(
     errors: Mapping[TFLiteFormat, Mapping[str, float]],
     scaled: Mapping[str, Gain],
     steps: Mapping[TFLiteFormat, Sequence[quantize.Step]],
+    in_eight_bits: Sequence[DenseLayers],
 ) -> None:
     listed = {kind: dict(list(found.items())[:_LISTED]) for kind, found in errors.items()}
     recommendation = recommend(rows, expected.accuracy)
@@ -275,12 +279,14 @@ def _report(
             "layer_errors": listed,
             "scaled_channels": {name: dataclasses.asdict(found) for name, found in scaled.items()},
             "quantization_steps": {kind: [dataclasses.asdict(step) for step in found] for kind, found in steps.items()},
+            "layers_in_eight_bits": [dataclasses.asdict(layers) for layers in in_eight_bits],
             "recommendation": recommendation,
             "notes": [recommendation],
         },
         columns={"XNNPACK partitions": lambda row: row["xnnpack_partitions"], **half},
         tables=[
             *_gains(scaled, steps),
+            *_kept(in_eight_bits),
             *(
                 (
                     f"{kind}: noise / signal power, the worst layer first",
@@ -295,6 +301,18 @@ def _report(
             **{f"{kind}: noise / signal": found for kind, found in errors.items()},
         },
     )
+
+
+def _kept(in_eight_bits: Sequence[DenseLayers]) -> list[report.Table]:
+    """The table of the layers that int4-weights keeps in 8 bits."""
+    if not in_eight_bits:
+        return []
+    rows = [
+        (", ".join(quantize.layer_of(name) for name in layers.outputs), f"{layers.error:.1%}", f"{layers.weights:.1%}")
+        for layers in in_eight_bits
+    ]
+    heading = "int4-weights: dense layers in 8 bits, with their part of the squared error of all in 4 bits"
+    return [(heading, ("layers", "error", "weights"), rows)]
 
 
 def _gains(scaled: Mapping[str, Gain], steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report.Table]:

@@ -5,8 +5,9 @@
     int8-dynamic  dynamic range quantization: weights in 8 bits with one scale per output channel, matrix products in 8
                   bits with activations quantized at run time, everything else in float32
     int8-weights  the same weights, arithmetic in float32
-    int4-weights  as int8-dynamic, but the weights of dense layers in 4 bits, except for those of the head. GPTQ (arXiv
-                  2210.17323) rounds each weight so that it corrects the errors of those before it
+    int4-weights  as int8-dynamic, but the weights of dense layers in 4 bits, except for those of the head and of the
+                  layers with the largest errors (`four_bits.py`). GPTQ (arXiv 2210.17323) rounds each weight so that it
+                  corrects the errors of those before it
     int8          static quantization: weights, and inputs and outputs of matrix products, in 8 bits with calibrated
                   ranges
     int16x8       the same with inputs and outputs in 16 bits, for processors that support such products
@@ -36,6 +37,7 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
 from export import parity
 from export.options import TFLiteFormat
+from export.tflite import four_bits
 from export.tflite.calibration import products, searched_ranges, with_corrected_biases
 
 # Formats with ranges from calibration images, and the bits of their activations.
@@ -75,19 +77,33 @@ class Step:
     kept: bool
 
 
-def quantize(float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence[np.ndarray]) -> bytes:
-    """Content of the file in another format than float32, int8 or int16x8.
+def quantize(float_file: pathlib.Path, kind: TFLiteFormat) -> bytes:
+    """Content of the file in a format that needs no calibration.
 
     Args:
-        float_file: float32 file with batch 1, or with a dynamic batch if the format needs no calibration.
+        float_file: float32 file with batch 1 or with a dynamic batch.
         kind: the format.
-        calibration: inputs (1, h, w, C) of the model, for int4-weights.
     """
-    settings = _recipe(kind, float_file)
+    with _silenced():
+        return bytes(quantizer.Quantizer(str(float_file), _recipe(kind)).quantize().quantized_model)
+
+
+def quantize_four_bits(
+    float_file: pathlib.Path, calibration: Sequence[np.ndarray]
+) -> tuple[bytes, list[four_bits.DenseLayers]]:
+    """Content of an int4-weights file, and the layers that keep 8 bits.
+
+    Args:
+        float_file: float32 file with batch 1.
+        calibration: inputs (1, h, w, C) of the model.
+    """
+    measured = _spread(calibration, _MEASURED)
+    head = Interpreter(model_path=str(float_file)).get_output_details()[0]["name"]
+    kept = four_bits.in_eight_bits(float_file.read_bytes(), lambda content: _logits(content, measured), [head])
+    settings = _recipe("int4-weights", [head, *(name for layers in kept for name in layers.outputs)])
     with _silenced():
         file = quantizer.Quantizer(str(float_file), settings)
-        ranges = file.calibrate(_inputs(calibration)) if kind == "int4-weights" else None
-        return bytes(file.quantize(ranges).quantized_model)
+        return bytes(file.quantize(file.calibrate(_inputs(calibration))).quantized_model), kept
 
 
 def quantize_static(
@@ -113,7 +129,7 @@ def quantize_static(
         with tempfile.NamedTemporaryFile(suffix=".tflite", dir=float_file.parent) as temporary, _silenced():
             temporary.write(content)
             temporary.flush()
-            settings = _recipe(kind, float_file, in_float)
+            settings = _recipe(kind, in_float)
             found = bytes(quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges)).quantized_model)
         logits = _logits(found, judges)
         error = float(np.sqrt(np.mean(np.square(logits - expected))))
@@ -124,7 +140,7 @@ def quantize_static(
     def best_step() -> Step:
         return [step for step in steps if step.kept][-1]
 
-    ranges = _ranges(float_file, _recipe(kind, float_file), calibration)
+    ranges = _ranges(float_file, _recipe(kind), calibration)
     best = tried("extremes as ranges", content, ranges)
     if len(judges) < _FEWEST:
         return best, steps
@@ -146,7 +162,7 @@ def quantize_static(
             break
         in_float.append(fitting[0])
         budget -= sizes[fitting[0]]
-        found = tried(f"{_layer_of(fitting[0])} in float32", content, ranges, in_float)
+        found = tried(f"{layer_of(fitting[0])} in float32", content, ranges, in_float)
         if steps[-1].kept:
             best = found
         else:
@@ -175,23 +191,26 @@ def _noisiest(float_file: pathlib.Path, content: bytes, images: Sequence[np.ndar
     return sorted(noise, key=lambda name: -noise[name])
 
 
-def _layer_of(tensor: str) -> str:
+def layer_of(tensor: str) -> str:
     """The layer in the name of a tensor, model/layer/operator."""
     return [*tensor.split(";")[0].split("/"), tensor][1]
 
 
-def _recipe(kind: TFLiteFormat, float_file: pathlib.Path, in_float: Sequence[str] = ()) -> list[dict]:
-    """The recipe of a format; `in_float` names the outputs of products that int8 and int16x8 leave in float32."""
+def _recipe(kind: TFLiteFormat, excepted: Sequence[str] = ()) -> list[dict]:
+    """The recipe of a format.
+
+    `excepted` names the outputs of products that int8 and int16x8 leave in float32, and int4-weights in 8 bits.
+    """
     if kind == "int8-dynamic":
         return recipe.dynamic_wi8_afp32()
     if kind == "int8-weights":
         return recipe.weight_only_wi8_afp32()
     manager = recipe_manager.RecipeManager()
     if kind == "int4-weights":
-        logits = re.escape(Interpreter(model_path=str(float_file)).get_output_details()[0]["name"])
         dense, convolution = _PRODUCTS
         manager.add_dynamic_config(".*", dense, 4, algorithm_key=algorithm_manager.AlgorithmName.GPTQ)
-        manager.add_dynamic_config(logits, dense, 8)  # the head; of rules that match, the last one counts
+        for name in excepted:  # of rules that match, the last one counts
+            manager.add_dynamic_config(f"^{re.escape(name)};$", dense, 8)
         manager.add_dynamic_config(".*", convolution, 8)
         return manager.get_quantization_recipe()
     if kind == "float16":
@@ -205,7 +224,7 @@ def _recipe(kind: TFLiteFormat, float_file: pathlib.Path, in_float: Sequence[str
     else:
         for operator in _PRODUCTS:
             manager.add_static_config(".*", operator, STATIC[kind], 8)
-            for name in in_float:
+            for name in excepted:
                 no = algorithm_manager.AlgorithmName.NO_QUANTIZE
                 manager.add_quantization_config(f"^{re.escape(name)};$", operator, algorithm_key=no)
     return manager.get_quantization_recipe()

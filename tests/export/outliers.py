@@ -53,8 +53,10 @@ def agreement(model: keras.Model, kind: TFLiteFormat, calibration: Sequence[np.n
         file.write_bytes(convert(model, all_tokens=kind in CALIBRATED))
         if kind in quantize.STATIC:
             content, _ = quantize.quantize_static(file, kind, calibration)
+        elif kind == "int4-weights":
+            content, _ = quantize.quantize_four_bits(file, calibration)
         else:
-            content = quantize.quantize(file, kind, calibration)
+            content = quantize.quantize(file, kind)
         file.write_bytes(content)
         found = run_file(file, expected)
     return float(np.mean(found.argmax(axis=-1) == expected.logits.argmax(axis=-1)))

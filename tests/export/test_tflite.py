@@ -1,7 +1,9 @@
 """TFLite files: size and accuracy of each format, their metadata, and their report."""
 
+import collections
 import io
 import json
+import math
 import zipfile
 
 import flatbuffers
@@ -15,8 +17,8 @@ import keras_vit
 from export import parity
 from export.options import SourceOptions, TFLiteOptions
 from export.source import random_images
+from export.tflite import calibration, four_bits, quantize, tflite_file
 from export.tflite import export as tflite_export
-from export.tflite import quantize, tflite_file
 from export.tflite.graph import Graph
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.errors import ParityError
@@ -24,7 +26,6 @@ from keras_vit.files import tflite_metadata
 from keras_vit.files.tflite_metadata import TFLiteMetadata
 from keras_vit.run_directory import CALIBRATION, Samples
 
-_PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")
 LABELS = ("wren", "ant", "Żubr", "bee", "newt")
 SIZE = (12, 30)
 CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=96)
@@ -87,11 +88,43 @@ def test_products_alone_are_integers_in_int8(phone):
     assert {kind: path for kind, (path, _) in phone[1].items()}.keys() == set(FORMATS)
 
 
-def test_weights_of_dense_layers_have_four_bits_but_those_of_the_head_eight(phone):
+def test_weights_of_dense_layers_have_four_bits_but_those_of_the_head_and_of_few_others_eight(phone):
     graph = Graph(phone[1]["int4-weights"][0].read_bytes())
-    types = {name: [graph.source(o.inputs[1]).dtype for o in graph.operators if o.name == name] for name in _PRODUCTS}
-    assert types["FULLY_CONNECTED"] == ["INT4"] * 12 + ["INT8"]
-    assert types["CONV_2D"] == ["INT8"]
+    dense = [operator for operator in graph.operators if operator.name == "FULLY_CONNECTED"]
+    weights = [graph.source(operator.inputs[1]) for operator in dense]
+    assert len(dense) == 13
+    assert weights[-1].dtype == "INT8"
+    eight = [index for index, found in enumerate(weights[:-1]) if found.dtype == "INT8"]
+    sizes = [math.prod(found.shape) for found in weights[:-1]]
+    assert 0 < sum(sizes[index] for index in eight) <= 0.25 * sum(sizes)
+    readers = collections.defaultdict(set)
+    for operator, found in zip(dense, weights, strict=True):
+        readers[operator.inputs[0].index].add(found.dtype)
+    assert all(len(types) == 1 for types in readers.values())  # of query, key and value
+    assert [graph.source(o.inputs[1]).dtype for o in graph.operators if o.name == "CONV_2D"] == ["INT8"]
+    stored = json.loads((phone[0] / "report.json").read_text())["layers_in_eight_bits"]
+    assert sum(len(layers["outputs"]) for layers in stored) == len(eight)
+    assert "int4-weights: dense layers in 8 bits" in (phone[0] / "report.md").read_text()
+
+
+def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone):
+    content = phone[1]["float32"][0].read_bytes()
+    images = [np.random.default_rng(seed).uniform(-1, 1, (1, *SIZE, 3)).astype(np.float32) for seed in range(4)]
+    [*others, head] = [found.outputs for found in calibration.products(content) if found.weights.ndim == 2]
+
+    def logits(content: bytes) -> np.ndarray:
+        return quantize._logits(content, images)
+
+    every = four_bits.in_eight_bits(content, logits, [head], share=1.0)
+    assert sorted(name for layers in every for name in layers.outputs) == sorted(others)
+    assert sum(layers.error for layers in every) == pytest.approx(1.0)
+    gains = [layers.error / layers.weights for layers in every]
+    assert gains == sorted(gains, reverse=True)
+    last = every[-1].outputs
+    scaled = {found.outputs: 100 * found.weights for found in calibration.products(content) if found.outputs in last}
+    loud = four_bits.in_eight_bits(calibration.with_weights(content, scaled), logits, [head], share=1.0)
+    assert [layers.outputs for layers in loud].index(last) < len(every) - 1
+    assert four_bits.in_eight_bits(content, logits, [head], share=0.0) == []
 
 
 def test_four_bits_are_refused_for_convolutions(tmp_path):
@@ -105,7 +138,7 @@ def test_four_bits_are_refused_for_convolutions(tmp_path):
 def test_ranges_are_the_extremes_of_the_calibration_images(phone):
     """The library's moving average would cut off what one picture alone reaches."""
     calm, loud = np.full((1, *SIZE, 3), 0.01, np.float32), np.full((1, *SIZE, 3), 1.0, np.float32)
-    recipe = quantize._recipe("int8", phone[1]["float32"][0])
+    recipe = quantize._recipe("int8")
     found = quantize._ranges(phone[1]["float32"][0], recipe, [loud, *[calm] * 20])
     image = next(values for name, values in found.items() if "image" in name)
     assert np.isclose(image["max"], 1.0)
