@@ -400,8 +400,10 @@ def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
         "phone/model-float32.tflite": "TFLite file",
     }
     for name, kind in forms.items():
-        heads = InputOptions(num_heads=3) if name == "weights.npz" else InputOptions()
-        found, others = _evaluated(made / name, tmp_path / "other", overrides=heads)
+        # Arrays alone say neither the heads nor how images are resized.
+        unsaid = InputOptions(num_heads=3, resize="resize-small", crop_from=10)
+        overrides = unsaid if name == "weights.npz" else InputOptions()
+        found, others = _evaluated(made / name, tmp_path / "other", overrides=overrides)
         report = json.loads((tmp_path / "other" / "evaluation.json").read_text())
         assert (report["kind"], found["num_correct"]) == (kind, expected["num_correct"])
         assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
