@@ -78,7 +78,7 @@ MISTAKES = {
     "training.vtab --checkpoint gone --workdir never": NAME,
     "training.soup gone other --output never": RUN,
     "training.shard --data folder:gone --output never": DATA,
-    "training.shard --data digits --output docs": "docs should be new or empty, but holds accelerators.md; give --output",
+    "training.shard --data digits --output docs": "docs should be new or empty, but holds accelerators.md; give",
     "training.samples --data folder:gone --output never": DATA,
     "training.predict --run gone README.md": NAME,
     "keras_vit.convert gone x.npz --layout npz": NAME,
