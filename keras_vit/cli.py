@@ -177,7 +177,7 @@ def _one_sentence(boxes: str) -> str:
     text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
     # tyro's message for an optional value.
     text = re.sub(r"no type matching (.+?) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)
-    text = re.sub(r"\{None\}\|\{(.*?)\}", r"\1", text)
+    text = re.sub(r"\{None\}\|(\w+|\{.*?\})", lambda match: match[1].strip("{}"), text)
     text = re.sub(r"but found (?=$|;)", "but found nothing", text)
     return f"{text}; {_HELP}"
 

@@ -45,7 +45,11 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
     ("command", "arguments", "words"),
     [
         (training.pretrain, ["digts"], "There is no recipe named 'digts'; the nearest names are digits"),
-        (training.pretrain, ["--data", "digits"], "first argument must be a recipe, one of digits, mnist-notes"),
+        (
+            training.pretrain,
+            ["--data", "digits"],
+            "must be a recipe, but is '--data'; give auto, which fits the data, or one of digits, mnist",
+        ),
         (training.pretrain, ["digits"], "Missing from .* --workdir --data"),
         (
             training.pretrain,

@@ -81,6 +81,7 @@ MISTAKES = {
     "training.shard --data digits --output docs": "docs should be new or empty, but holds accelerators.md; give",
     "training.samples --data folder:gone --output never": DATA,
     "training.predict --run gone README.md": NAME,
+    "training.predict --run gone/model-int8.tflite README.md": "is an export, but pictures are classified by the model",
     "keras_vit.convert gone x.npz --layout npz": NAME,
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",
     f"{TRAIN} --data tfrecord:gone/*": "No file matches 'gone/*'; --data tfrecord:GLOB takes",

@@ -37,7 +37,10 @@ def main(arguments: Sequence[str]) -> None:
         print(f"Recipes: {_AUTO}, {', '.join(RECIPES)}. RECIPE --help lists all options with their values.")
         return
     if arguments[0].startswith("-"):
-        raise UserError(f"The first argument must be a recipe, one of {', '.join(RECIPES)}, but is {arguments[0]!r}.")
+        raise UserError(
+            f"The first argument must be a recipe, but is {arguments[0]!r}; give {_AUTO}, which fits the data, or one "
+            f"of {', '.join(RECIPES)}."
+        )
     name, *rest = arguments
     # What the recipe auto is depends on the data, so its values are not known yet.
     named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name)
