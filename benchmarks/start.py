@@ -97,9 +97,14 @@ def timm_prediction(reached: Reached) -> None:
     reached("prediction")
 
 
-def keras_vit_training(reached: Reached) -> None:
+def _first_step(reached: Reached):
+    """A Keras callback that notes the end of the first step."""
     import keras
 
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batch or reached("step"))
+
+
+def keras_vit_training(reached: Reached) -> None:
     from training.loop.pretrain import pretrain
     from training.options.common import DataOptions
     from training.options.train import PretrainOptions
@@ -107,16 +112,11 @@ def keras_vit_training(reached: Reached) -> None:
 
     reached("imports")
 
-    class Points(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 0:
-                reached("step")
-
     recipe = dataclasses.replace(find_recipe("digits"), epochs=1)
     recipe = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, warmup_steps=4))
     with tempfile.TemporaryDirectory() as folder:
         options = PretrainOptions(source=DataOptions("digits"), workdir=folder, recipe=recipe)
-        pretrain(options, "digits", callbacks=[Points()])
+        pretrain(options, "digits", callbacks=[_first_step(reached)])
     reached("epoch")
 
 
@@ -125,11 +125,6 @@ def keras_hub_training(reached: Reached) -> None:
     import keras_hub
 
     reached("imports")
-
-    class Points(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 0:
-                reached("step")
 
     (images, labels), test = _digits()
     backbone = keras_hub.models.ViTBackbone(
@@ -148,7 +143,7 @@ def keras_hub_training(reached: Reached) -> None:
         metrics=["accuracy"],
         jit_compile=False,
     )
-    model.fit(images, labels, batch_size=_BATCH, validation_data=test, verbose=0, callbacks=[Points()])
+    model.fit(images, labels, batch_size=_BATCH, validation_data=test, verbose=0, callbacks=[_first_step(reached)])
     reached("epoch")
 
 

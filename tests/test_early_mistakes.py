@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from keras_vit import UserError
-from training import samples, shard
+from training import predict, samples, shard
 from training.options.checks import check_batch_of_folder, check_data
 from training.options.common import DataOptions
 from training.options.data import ShardOptions
@@ -267,3 +267,11 @@ def test_tfrecord_files_may_be_written_where_nothing_else_is(tmp_path):
         (tmp_path / name).touch()
     for output in (str(tmp_path), str(tmp_path / "new"), "gs://bucket/shards"):
         ShardOptions(DataOptions("digits"), output).check_output()
+
+
+def test_predict_names_a_saved_model_as_an_export_in_any_version(tmp_path):
+    (tmp_path / "served" / "12").mkdir(parents=True)
+    (tmp_path / "served" / "12" / "saved_model.pb").touch()
+    for folder in (tmp_path / "served", tmp_path / "served" / "12"):
+        with pytest.raises(UserError, match=f"^{folder} is an export, but pictures are classified by the model itself"):
+            predict.main(["--run", str(folder), "cat.jpg"])

@@ -448,6 +448,18 @@ def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_pat
     assert "does not say how images are resized; here they are stretched" in capsys.readouterr().out
 
 
+def test_an_exported_file_on_a_part_of_a_folder_says_that_its_training_images_are_not_known(
+    made, few_digits, tmp_path, capsys, monkeypatch
+):
+    part = dataclasses.replace(few_digits, held_out=True)
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: part)
+    sentence = "does not say which images its model was trained on"
+    _evaluated(made / "phone" / "model-float32.tflite", tmp_path / "report")
+    assert sentence in capsys.readouterr().out
+    _evaluated(made / "run", tmp_path / "report")
+    assert sentence not in capsys.readouterr().out
+
+
 def test_overrides_that_an_exported_model_does_not_support_are_refused(made, few_digits, tmp_path):
     served, phone = made / "served", made / "phone" / "model-float32.tflite"
     for model, options, complaint in (

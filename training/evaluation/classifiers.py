@@ -29,6 +29,8 @@ from training.options.common import InputOptions, StrategyOptions
 
 _SAVED_MODEL = "saved_model.pb"
 _ON_WHITE = "The model takes numbers and does not say what transparent images are put on; here it is white."
+# The kind of a classifier that is no export.
+KERAS_MODEL = "Keras model"
 _FROM_BYTES, _FROM_TENSOR = "image_bytes", "image_tensor"
 
 
@@ -124,7 +126,7 @@ def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptio
             multiple_of=replicas,
         )
 
-    return Classifier("Keras model", shape[1], names, predict)
+    return Classifier(KERAS_MODEL, shape[1], names, predict)
 
 
 def _open_strategy(devices: StrategyOptions) -> tf.distribute.Strategy:

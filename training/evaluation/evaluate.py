@@ -12,7 +12,7 @@ from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table, rounded, short_name
 from training.evaluation.calibration import HIGHEST_TEMPERATURE, calibration
-from training.evaluation.classifiers import Classifier, open_classifier
+from training.evaluation.classifiers import KERAS_MODEL, Classifier, open_classifier
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels, softmax
 from training.evaluation.multi_label import write_multi_label_report
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
@@ -69,7 +69,12 @@ def evaluate(
     if dataset.held_out:
         counts = dataset.train.num_examples, dataset.evaluation.num_examples
         check_images(run, source, *counts, dataset.fingerprint)
-    warn_of_training_images(run, dataset.evaluation.digests, dataset.evaluation.name)
+    known = warn_of_training_images(run, dataset.evaluation.digests, dataset.evaluation.name)
+    if dataset.held_out and not known and classifier.kind != KERAS_MODEL:
+        print(
+            f"{run} does not say which images its model was trained on; if some of these were among them, the accuracy "
+            "is too high."
+        )
     _check_multi_label(run, classifier.multi_label, dataset, real_labels is not None, calibrate)
     accepted = None
     if real_labels is not None:

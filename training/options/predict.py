@@ -11,8 +11,8 @@ from keras_vit import UserError
 
 Explanation = Literal["rollout", "relevance"]
 OUTPUTS = (".csv", ".json", ".html")
-# Files of a SavedModel, in its directory or in that which TF Serving takes.
-_EXPORTED = ("saved_model.pb", "1/saved_model.pb")
+# Files of a SavedModel, in its directory or in that of its versions, which TF Serving takes.
+_EXPORTED = ("saved_model.pb", "[0-9]*/saved_model.pb")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class PredictOptions:
     def __post_init__(self) -> None:
         if self.serve == bool(self.pictures):
             raise UserError("Give the pictures to classify, such as pictures/ or cat.jpg, or --serve, but not both.")
-        if self.run.endswith(".tflite") or any((pathlib.Path(self.run) / name).is_file() for name in _EXPORTED):
+        if self.run.endswith(".tflite") or any(any(pathlib.Path(self.run).glob(name)) for name in _EXPORTED):
             raise UserError(
                 f"{self.run} is an export, but pictures are classified by the model itself; give the run that it was "
                 "exported from, or measure the export by training.evaluate."
