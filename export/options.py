@@ -9,6 +9,7 @@ import tyro
 from keras_vit import run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.errors import UserError, refuse_without_effect
+from keras_vit.files.remote import to_path
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -44,6 +45,8 @@ def check_source(source: SourceOptions, output: str) -> None:
     check_one_model(**{field: value for field, value in vars(source).items() if field != "license"})
     run_directory.check_output(output)
     if source.run is not None:
+        if to_path(source.run).is_file():
+            raise UserError(f"--run takes a directory, but {source.run} is a file; give --checkpoint {source.run}.")
         run_directory.find(source.run, run_directory.MODEL)
     if source.checkpoint is not None:
         check_name(source.checkpoint)

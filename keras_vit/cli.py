@@ -19,7 +19,9 @@ import shlex
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Annotated
 
 from keras_vit.errors import ParityError, UserError
 from keras_vit.native_stderr import native_stderr_silenced
@@ -32,6 +34,15 @@ _USERS_DISK = (
 
 _HELP = "--help lists all options."
 _MOST_NEAR = 5  # names of options to offer for a mistyped one
+_LEAST_NEAR = 0.7  # of the letters of a value: mirrored for mirored, but not tpu for gpu
+# What other codes call an option, where the letters do not tell.
+_OTHER_NAMES = {
+    "--lr": "--learning-rate", "--bs": "--batch-size", "--wd": "--weight-decay", "--opt": "--optimizer",
+    "--warmup-epochs": "--warmup-steps", "--drop-path": "--model.stochastic-depth-rate", "--amp": "--precision",
+    "--dtype": "--precision", "--dataset": "--data", "--data-path": "--data", "--output-dir": "--workdir",
+    "--output": "--workdir", "--gpus": "--replicas", "--smoothing": "--label-smoothing", "--reprob": "--random-erasing",
+}  # fmt: skip
+_OTHER_VALUES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "int4": "int4-weights"}
 _SCRIPT = "keras-vit"  # that pip installs
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
@@ -60,7 +71,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
             print(_rewrapped(help_text.getvalue()))
             print("Every command also takes --verbose, which shows the log messages of TensorFlow.")
             raise
-        raise (_own_error(stop) or UserError(_one_sentence(complaint.getvalue()))) from None
+        raise (_own_error(stop) or UserError(_one_sentence(complaint.getvalue(), arguments_class))) from None
 
 
 def _rewrapped(help_text: str) -> str:
@@ -68,13 +79,14 @@ def _rewrapped(help_text: str) -> str:
 
     That an option may be None, and is by default, says nothing to a user: the text says what happens without it.
     """
+    help_text = re.sub(r"\[*\[(\w+) \[\1 \.\.\.\]+", r"\1 ...", help_text)  # any number of values
     rows = [line.rstrip() for line in help_text.splitlines()]
     margin, width = " " * 2, max(map(len, help_text.splitlines()), default=0)
     continued = [len(row) - len(row.lstrip()) for row in rows if row.startswith(margin * 4)]
     column = min(continued, default=width // 3)
     lines: list[str] = []
     for row in rows:
-        if row.startswith(f"{margin}-"):
+        if re.match(rf"{margin}(-|STR)", row):  # an option, or the arguments without one
             name, _, text = row.strip().partition(margin)  # a long name has a line of its own
             lines += [margin + name.replace("{None}|", ""), text.strip()]
         elif row.startswith(" " * column):
@@ -83,7 +95,7 @@ def _rewrapped(help_text: str) -> str:
             lines += [row, ""]
     found = []
     for name, text in zip(lines[::2], lines[1::2], strict=True):
-        wrapped = textwrap.wrap(text.replace(" (default: None)", ""), width - column, break_on_hyphens=False)
+        wrapped = textwrap.wrap(re.sub(r" \(default: (None)?\)", "", text), width - column, break_on_hyphens=False)
         beside = wrapped[:1] if len(name) < column - 1 else []
         found += [f"{name.ljust(column)}{beside[0]}" if beside else name]
         found += [" " * column + line for line in wrapped[len(beside) :]]
@@ -151,7 +163,21 @@ def _with_sizes_last(arguments: Sequence[str]) -> list[str]:
     return [*others, *sizes]
 
 
-def _one_sentence(boxes: str) -> str:
+def _options_of(arguments_class: type, prefix: str = "--") -> Iterator[str]:
+    """The names of the options of a dataclass and of the dataclasses in it, as tyro makes them."""
+    for name, hint in typing.get_type_hints(arguments_class, include_extras=True).items():
+        own, *parts = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        option = f"{prefix}{name.replace('_', '-')}"
+        kinds = [kind for kind in (own, *typing.get_args(own)) if isinstance(kind, type)]  # of a union, each
+        nested = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+        is_flat = any(getattr(part, "name", None) == "" for part in parts)
+        for kind in nested:
+            yield from _options_of(kind, prefix if is_flat else f"{option}.")
+        if not nested:
+            yield option
+
+
+def _one_sentence(boxes: str, arguments_class: type) -> str:
     """Extract the error from tyro's framed messages, without frames, titles and help texts."""
     # On ASCII terminals, the frames consist of hyphens.
     lines = [re.sub(r"[\u2500-\u257f]+|-{3,}", "", line).strip() for line in boxes.splitlines() if "\u256d" not in line]
@@ -172,8 +198,8 @@ def _one_sentence(boxes: str) -> str:
             goes_on = False
         if closing:  # the command that follows may be on several lines, and has an option
             goes_on = takes_options = False
-    if mistyped := _mistyped(complaints):
-        return mistyped
+    if sentence := _mistyped(complaints, {*_options_of(arguments_class)}) or _no_choice(" ".join(complaints)):
+        return sentence
     text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
     # tyro's message for an optional value.
     text = re.sub(r"no type matching (.+?) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)
@@ -182,10 +208,26 @@ def _one_sentence(boxes: str) -> str:
     return f"{text}; {_HELP}"
 
 
-def _mistyped(complaints: Sequence[str]) -> str | None:
+def _no_choice(complaint: str) -> str | None:
+    """A sentence on a value that is none of those that an option takes; None if that is not the complaint."""
+    found = re.search(r"invalid choice '(.*?)' for argument '(--[\w.-]+).*?Expected one of \((.*?)\)", complaint)
+    if found is None:
+        return None
+    value, option, listed = found.groups()
+    choices = re.findall(r"[\w.-]+", listed)
+    if "None" in choices:  # of an option that needs none, tyro lists a set
+        choices = sorted({*choices} - {"None"})
+    near = [_OTHER_VALUES.get(value, ""), *difflib.get_close_matches(value.lower(), choices, 1, _LEAST_NEAR)]
+    meant = [choice for choice in near if choice in choices]
+    advice = f"did you mean {meant[0]}? {_HELP}" if meant else _HELP
+    return f"{option} takes {', '.join(choices[:-1])} or {choices[-1]}, but was given {value!r}; {advice}"
+
+
+def _mistyped(complaints: Sequence[str], known: Collection[str]) -> str | None:
     """A sentence on options that do not exist; None if all do. They may also be missing: what was mistyped says more.
 
-    Values of such an option are among what tyro does not recognize, and are not named.
+    `known` are the options that exist. Values of a mistyped one are among what tyro does not recognize, and are not
+    named.
     """
 
     def options(*beginnings: str) -> list[str]:
@@ -198,6 +240,7 @@ def _mistyped(complaints: Sequence[str]) -> str | None:
         return None
     missing = options("missing")
     near = near or [name for option in unknown for name in difflib.get_close_matches(option, missing, 1)]
+    near = [_OTHER_NAMES[option] for option in unknown if _OTHER_NAMES.get(option) in known] or near
     sentence = f"There {'are no options' if unknown[1:] else 'is no option'} {', '.join(unknown)}"
     return f"{sentence}; did you mean {' or '.join(near[:_MOST_NEAR])}? {_HELP}" if near else f"{sentence}; {_HELP}"
 

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import numbers
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +19,8 @@ class ParityError(RuntimeError):
     """
 
 
+# Of the letters of two names in a path, how many must be alike.
+_LEAST_LIKE = 0.75
 # What other codes call the parts of a model's name.
 _SYNONYMS = {
     "tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "g",
@@ -43,6 +46,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
     best = max(similarities.values(), default=0.0)
     close = [candidate for candidate in known if similarities[candidate] >= max(0.75 * best, 0.4)]
     return ", ".join(sorted(close, key=lambda candidate: -similarities[candidate])[:5] or known)
+
+
+def near_path(path: str | os.PathLike) -> str:
+    """Return `; did you mean PATH?` for a path of this machine that does not exist, or "" where none is like it.
+
+    Folders and the last name may be mistyped, each a little: `run/demo` is like `runs/demo`.
+    """
+    found = ""
+    for part in os.path.normpath(path).split(os.sep):
+        here = os.path.join(found, part) if found else part or os.sep
+        if not os.path.exists(here):
+            try:
+                close = difflib.get_close_matches(part, os.listdir(found or os.curdir), 1, _LEAST_LIKE)
+            except OSError:  # a file, or not to be read
+                close = []
+            if not close:
+                return ""
+            here = os.path.join(found, close[0])
+        found = here
+    return f"; did you mean {found}?"
 
 
 def _parts(name: str) -> frozenset[str]:

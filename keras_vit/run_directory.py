@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, near_path
 from keras_vit.files.labels import read_labels
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import is_remote, local_copy, to_path
@@ -38,7 +38,12 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     """The path of a file of a finished run. Raises UserError if it does not exist."""
     run = to_path(run)
     if not run.is_dir():
-        raise UserError(f"There is no run directory {str(run)!r}; give the --workdir of a training command.")
+        if run.is_file():
+            raise UserError(f"A run is a directory, but {run} is a file; give the directory that it is in.")
+        advice = "" if is_remote(run) else near_path(run)
+        raise UserError(
+            f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
+        )
     if not (run / name).is_file():
         if phone := sorted(run.glob("*.tflite")):
             raise UserError(f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}.")

@@ -20,6 +20,7 @@ import pytest
 import tyro
 
 import training.evaluate
+import training.predict
 import training.pretrain
 import training.study
 from export.saved_model import __main__ as saved_model
@@ -72,9 +73,14 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
         (
             training.pretrain,
             [*PRETRAIN, "--resize", "x"],
-            r"invalid choice 'x' .* Expected one of \('stretch', 'crop', 'pad', 'resize-small'\)",
+            "takes stretch, crop, pad or resize-small, but was given 'x'",
         ),
-        (training.pretrain, [*PRETRAIN, "--on-bad-image", "warp"], "invalid choice 'warp'"),
+        (training.pretrain, [*PRETRAIN, "--on-bad-image", "warp"], "takes stop or skip, but was given 'warp'; --help"),
+        (training.pretrain, [*PRETRAIN, "--precision", "fp16"], r"but was given 'fp16'; did you mean float16\?"),
+        (training.pretrain, [*PRETRAIN, "--strategy", "gpu"], "single, .* or tpu, but was given 'gpu'; --help lists"),
+        (training.pretrain, [*PRETRAIN, "--lr", "0.1"], r"no option --lr; did you mean --learning-rate\? --help"),
+        (training.pretrain, [*PRETRAIN, "--drop-path", "0.1"], r"did you mean --model.stochastic-depth-rate\?"),
+        (training.evaluate, ["--run", "x", "--data", "digits", "--lr", "1"], "no option --lr; --help lists all"),
         (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "clip-norm must be a finite number, but is nan"),
         (training.pretrain, [*PRETRAIN, "--channels", "2"], "channels must be 1 for grayscale or 3 for RGB, but are 2"),
         (training.pretrain, [*PRETRAIN, "--seed", "-1"], "seed must be a number from 0 to 4294967295, but is -1"),
@@ -93,7 +99,11 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
         (saved_model, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
         (saved_model, ["--run", "nowhere"], "Missing from .* --output"),
         (tflite, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
-        (tflite, ["--run", "x", "--output", "x", "--formats", "int3"], "invalid choice 'int3'"),
+        (
+            tflite,
+            ["--run", "x", "--output", "x", "--formats", "int3"],
+            "but was given 'int3'; did you mean int8",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(command, arguments, words, tmp_path, monkeypatch):
@@ -153,7 +163,7 @@ def test_three_numbers_of_an_image_size_are_one_sentence():
 
 def test_the_help_option_of_the_parsers_advice_is_not_part_of_the_sentence():
     boxes = "Unrecognized options: 96\n\nFor full helptext, run a command with a long\nname and\n--help\n"
-    assert cli._one_sentence(boxes) == "Unrecognized options: 96; --help lists all options."
+    assert cli._one_sentence(boxes, ImageSizeOptions) == "Unrecognized options: 96; --help lists all options."
 
 
 @dataclasses.dataclass
@@ -434,6 +444,7 @@ def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):
         (training.pretrain, ["--help"], ["RECIPE --data DATA", *RECIPES]),
         (training.pretrain, ["digits", "--help"], ["--learning-rate", "pixels", "(default: 32)"]),
         (training.evaluate, ["--help"], ["--run", "--data", "--output"]),
+        (training.predict, ["--help"], ["[OPTIONS] STR ...", "  STR ...              Image files, folders"]),
         (saved_model, ["--help"], ["--run", "--output"]),
         (tflite, ["--help"], ["--formats", "int8-dynamic"]),
     ],

@@ -60,6 +60,11 @@ def test_models_and_recipes_are_listed_by_a_wildcard_without_tensorflow(argument
     assert len(lines) == count
 
 
+def test_the_package_runs_commands_without_its_script():
+    done = subprocess.run([sys.executable, "-m", "keras_vit", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, keras_vit.__version__, "")
+
+
 @pytest.mark.parametrize(
     ("words", "completed"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from keras_vit import UserError
 from training import predict, samples, shard
-from training.options.checks import check_batch_of_folder, check_data
+from training.options.checks import check_data, check_recipe_of_files
 from training.options.common import DataOptions
 from training.options.data import ShardOptions
 from training.options.train import PretrainOptions
@@ -155,7 +155,13 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         (run / file).write_text(text)
     with zipfile.ZipFile(run / "model.keras", "w"):
         pass
-    (tmp_path / "list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
+    (tmp_path / "list.csv").write_text("path,label\nfew/ant/0.png,ant\nfew/bee/0.png,bee\n")
+    (tmp_path / "lost.csv").write_text("path,label\nfew/ant/0.png,ant\nfew\\bee\\0.png,bee\n")
+    (tmp_path / "gone.csv").write_text("path,label\na/0.png,ant\nb/0.png,bee\n")
+    lost = f"1 of the 2 files that {tmp_path}/lost.csv names do not exist, few\\bee\\0.png first; paths are relative "
+    lost += f"to {tmp_path}: write / between folders, or give --on-bad-image skip."
+    gone = f"2 of the 2 files that {tmp_path}/gone.csv names do not exist, a/0.png first; paths are relative to "
+    gone += f"{tmp_path}: correct them."
     options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
     settings = run_settings(options, "pretrain", "digits") | {"images": None}
     (tmp_path / "other").mkdir()
@@ -170,10 +176,19 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{digits}/one": "The class 'bee' has one image, and needs two",
         f"{digits}/few": "A batch of 32 is larger than the training set of 2 images; give --batch-size 2 or less.",
         f"{digits}/split --batch-size 3": "larger than the training set of 2 images",
+        f"{digits}/few --batch-size 2 --epochs 100": "The warm-up of 100 steps must be shorter than the run",
+        f"training.pretrain digits --workdir never --data csv:{tmp_path}/list.csv": "A batch of 32 is larger than the",
         f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); give",
         f"{again} --epochs 7": "which differs in recipe.epochs (there",
         f"{again} --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",  # the settings are the same
-        f"{again.replace('digits', 'auto', 1)} --seed 3": "which differs in recipe_name (there 'digits', here 'auto'),",
+        f"{again.replace('digits', 'auto', 1)} --seed 3": "holds a run of training.pretrain with the "
+        "recipe digits, but this one is of training.pretrain with the recipe auto; give another",
+        f"training.pretrain digits --workdir never --data csv:{tmp_path}/lost.csv": lost,
+        f"training.pretrain digits --workdir never --data csv:{tmp_path}/gone.csv --on-bad-image skip": gone,
+        f"{digits}/fevv": f"There is no folder '{tmp_path}/fevv'; --data folder:PATH takes",
+        f"{digits}/emptty": f"There is no folder '{tmp_path}/emptty'; did you mean {tmp_path}/empty?",
+        f"training.soup {tmp_path}/othr {run} --output never": f"did you mean {tmp_path}/other?",
+        f"export.tflite.__main__ --run {run}/model.keras --output never": "is a file; give --checkpoint",
         f"training.evaluate --run {run} --data folder:{tmp_path}/few": "only the run has cat and only the data",
         f"training.evaluate --run {run} --data csv:{tmp_path}/list.csv": "only the run has cat and only the data have",
         f"training.evaluate --run {run}/model.keras --data folder:{tmp_path}/split --output never": "only the run has",
@@ -194,7 +209,7 @@ def test_names_that_do_not_tell_whether_files_are_pictures_are_left_to_the_reade
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     check_data(DataOptions(f"folder:{tmp_path}"))
-    check_batch_of_folder(DataOptions(f"folder:{tmp_path}"), batch_size=100)
+    check_recipe_of_files(DataOptions(f"folder:{tmp_path}"), find_recipe("digits"))
 
 
 def test_a_path_without_its_kind_is_answered_with_what_to_give(tmp_path):

@@ -15,7 +15,7 @@ from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
 from keras_vit.published import upstream_checkpoint
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_batch_of_folder, check_data, check_model, check_start
+from training.options.checks import check_data, check_model, check_recipe_of_files, check_start
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
@@ -36,12 +36,14 @@ def main(arguments: Sequence[str]) -> None:
         print("--recipe NAME --help lists all options with their values.")
         return
     name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
+    if name not in FINETUNE_RECIPES and {"-h", "--help"} & {*rest}:
+        print(f"{name} chooses size, steps and more from the data; below are those for 1,000 images of 224 pixels.\n")
     # auto and the HyperRules depend on the data, so their values are not known yet.
     options = _parse(name, rest, FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224)))
     check_data(options.source)
     check_start(options.checkpoint, options.model)
-    if name != _AUTO and not options.recipe.balance:  # else the batch or the training set is another
-        check_batch_of_folder(options.source, options.recipe.batch_size)
+    if name in FINETUNE_RECIPES:
+        check_recipe_of_files(options.source, options.recipe)
     check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
     if options.checkpoint is not None and options.model is None:
         check_name(options.checkpoint)

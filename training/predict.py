@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
     elif not predict(classifier, files, output=options.output, explain=options.explain):
-        raise UserError("Some pictures could not be read; they are named above, and any others were classified.")
+        raise UserError("The pictures named above could not be read; any others are classified.")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import tyro
 
 from keras_vit import UserError, cli
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_batch_of_folder, check_data
+from training.options.checks import check_data, check_recipe_of_files
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
@@ -42,12 +42,14 @@ def main(arguments: Sequence[str]) -> None:
             f"of {', '.join(RECIPES)}."
         )
     name, *rest = arguments
+    if name == _AUTO and {"-h", "--help"} & {*rest}:
+        print("auto chooses size, epochs and more from the data; below are those for 1,000 images of 64 pixels.\n")
     # What the recipe auto is depends on the data, so its values are not known yet.
     named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name)
     options = _parse(name, rest, named)
     check_data(options.source)
-    if name != _AUTO and not options.recipe.balance:  # else the batch or the training set is another
-        check_batch_of_folder(options.source, options.recipe.batch_size)
+    if name != _AUTO:
+        check_recipe_of_files(options.source, options.recipe)
     check_workdir_of(options, "pretrain", name, is_final=name in RECIPES)
     if jax_requested():
         check_jax(options, options.recipe)

@@ -9,7 +9,6 @@ import contextlib
 import csv
 import dataclasses
 import datetime
-import difflib
 import errno
 import hashlib
 import io
@@ -25,7 +24,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.huggingface import hub
-from keras_vit.errors import UserError, nearest
+from keras_vit.errors import UserError, near_path, nearest
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
 from keras_vit.files.transfer import TransferError, download_file, is_local, sha256_of
@@ -190,14 +189,10 @@ def _fetch_index(model: str, cache: pathlib.Path) -> pathlib.Path:
 
 def _no_path(path: str) -> UserError:
     """The error of a path that does not exist, with what is called most like it in the same folder."""
-    folder, name = os.path.split(path.rstrip("/")[:_LONGEST_PATH])
-    close = []
-    with contextlib.suppress(OSError, ValueError):  # no such folder; a path with a null character
-        close = difflib.get_close_matches(name, os.listdir(folder or "."), 1)
-    advice = "check the path"
-    if close:
-        advice = f"the nearest there is {os.path.join(folder, close[0])}"
-    elif re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path, re.ASCII) and not os.path.isdir(folder):
+    if close := near_path(path[:_LONGEST_PATH]):
+        return UserError(f"There is no file or folder {path[:200]!r}{close}")
+    folder, advice = os.path.dirname(path.rstrip("/")[:_LONGEST_PATH]), "check the path"
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path, re.ASCII) and not os.path.isdir(folder):
         advice = f"check the path, or give hf:{path[:200]} for a model of the Hugging Face hub"
     return UserError(f"There is no file or folder {path[:200]!r}; {advice}.")
 

@@ -17,6 +17,8 @@ _UNSUPPORTED_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"avif
 # Endings of the names of pictures, in formats that are not supported too.
 _ENDINGS: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp")
 _ENDINGS += (".tif", ".tiff", ".heic", ".heif", ".avif")
+# Files and folders that Windows, macOS and Synology disks put among pictures, in lower case.
+_OF_THE_SYSTEM = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")
 # The first TensorFlow version that decodes WebP, and the names of its distributions.
 _WEBP_SINCE = (2, 21)
 _DISTRIBUTIONS = (
@@ -59,6 +61,11 @@ def image_format(data: bytes) -> str | None:
     return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is no one's data: it is hidden, or the system has put it there."""
+    return name.startswith(".") or name.lower() in _OF_THE_SYSTEM
+
+
 def is_picture_name(name: str) -> bool:
     """Whether a file is called like a picture, of any format."""
     return name.lower().endswith(_ENDINGS)
@@ -76,7 +83,7 @@ def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The files of a folder and its subfolders in alphabetical order, no hidden ones."""
-    visible = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
+    visible = (path for path in folder.rglob("*") if not any(map(is_hidden, path.relative_to(folder).parts)))
     return sorted(path for path in visible if path.is_file())
 
 

@@ -248,20 +248,20 @@ def test_an_unknown_name_is_refused_with_the_nearest_official_ones(name, near, c
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("runs/fin", "the nearest there is runs/fine"),
-        ("runs/fin/", "the nearest there is runs/fine"),
-        ("run/", "the nearest there is runs"),
-        ("./runs/fin", "the nearest there is ./runs/fine"),
-        ("runs/xyzzy", "check the path"),
-        ("runs/fin\0", "the nearest there is runs/fine"),
-        ("/no/such/folder/of/mine.npz", "check the path"),
-        ("google/vit-base", "check the path, or give hf:google/vit-base for a model of the Hugging Face hub"),
+        ("runs/fin", "did you mean runs/fine?"),
+        ("runs/fin/", "did you mean runs/fine?"),
+        ("run/", "did you mean runs?"),
+        ("./runs/fin", "did you mean runs/fine?"),
+        ("runs/xyzzy", "check the path."),
+        ("runs/fin\0", "did you mean runs/fine?"),
+        ("/no/such/folder/of/mine.npz", "check the path."),
+        ("google/vit-base", "check the path, or give hf:google/vit-base for a model of the Hugging Face hub."),
     ],
 )
 def test_a_path_that_does_not_exist_is_answered_with_its_nearest_neighbor(name, advice, tmp_path, monkeypatch):
     (tmp_path / "runs" / "fine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert error_message(name) == f"There is no file or folder {name!r}; {advice}."
+    assert error_message(name) == f"There is no file or folder {name!r}; {advice}"
 
 
 @pytest.mark.parametrize(

@@ -431,6 +431,10 @@ def test_a_saved_model_that_takes_tensors_is_evaluated(made, few_digits, tmp_pat
     in_range = dataclasses.replace(resized, value_range=(0.0, 1.0))
     other, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", overrides=in_range)
     assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
+    given = json.loads((tmp_path / "report" / "evaluation.json").read_text())
+    assert (given["resize"], given["crop_from"], given["value_range"]) == ("resize-small", 10, [0.0, 1.0])
+    title = (tmp_path / "report" / "evaluation.md").read_text().splitlines()[0]
+    assert title.endswith("numbers on digits, with --resize resize-small --crop-from 10 --value-range 0.0 1.0")
 
 
 def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_path, capsys):

@@ -82,8 +82,7 @@ def test_intervals_hold_the_measures_and_use_scikit_learns_average_precision(mon
 def test_images_without_any_class_leave_the_average_precision_unknown(tmp_path, capsys):
     split = array_split(np.zeros((3, 4, 4, 1), np.uint8), np.zeros(3, np.int64), ("a", "b"))
     logits = np.array([[1.0, -1.0], [-1.0, -2.0], [-3.0, -1.0]])
-    options = {"save_predictions": False}
-    write_multi_label_report(tmp_path, "run", "csv:x", "Keras model", split, logits, np.zeros((3, 2)), "ab", **options)
+    write_multi_label_report(tmp_path, "run on x", {}, split, logits, np.zeros((3, 2)), "ab", save_predictions=False)
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found["mean_average_precision"] is found["intervals"]["mean_average_precision"] is None
     assert found["exact_match"] == pytest.approx(2 / 3)
@@ -199,13 +198,14 @@ def test_options_for_one_class_are_refused(place, options, words):
 def test_data_of_one_class_each_are_refused(place, tmp_path):
     lines = [f"{number}.png,{NAMES[number % 3]}" for number in range(6)]
     data = csv_file(tmp_path, "path,label", lines).data
+    options = ["--workdir", str(tmp_path / "new"), "--batch-size", "2", "--warmup-steps", "0"]
     with pytest.raises(UserError, match="was trained on images of several classes each, but these have one class each"):
         evaluate.main(["--run", str(place / "run"), "--data", data])
     with pytest.raises(UserError, match="--loss multi-label is for images of several classes each"):
-        pretrain.main(["digits", "--data", data, "--workdir", str(tmp_path / "new"), "--loss", "multi-label"])
+        pretrain.main(["digits", "--data", data, *options, "--loss", "multi-label"])
     several = f"csv:{place / 'list.csv'}"
     with pytest.raises(UserError, match="leave --teacher out"):
-        pretrain.main(["digits", "--data", several, "--workdir", str(tmp_path / "new"), "--teacher", "x"])
+        pretrain.main(["digits", "--data", several, *options, "--teacher", "x"])
 
 
 def test_predict_names_every_class_that_reaches_the_threshold(place, tmp_path, capsys):

@@ -132,7 +132,7 @@ def test_the_padding_before_a_pooling_is_nearly_zero():
         (["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
         (["--run", "nowhere"], "Missing from .* --output"),
         (["--output", "x"], "takes either --run DIR or --checkpoint FILE"),
-        (["--run", "x", "--output", "x", "--formats", "caffe"], "invalid choice 'caffe'"),
+        (["--run", "x", "--output", "x", "--formats", "caffe"], "but was given 'caffe'"),
         (["--run", "run", "--output", "x", "--labels", "y"], "--labels belong to --checkpoint"),
     ],
 )

@@ -1,11 +1,13 @@
 """Where images come from: digits, TensorFlow Datasets, class folders, and what is wrong with them."""
 
+import contextlib
 import io
 import json
 import os
 import pathlib
 import re
 import shutil
+import urllib.error
 
 import numpy as np
 import PIL.Image
@@ -14,6 +16,7 @@ import tensorflow as tf
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.image_formats import format_list
+from keras_vit.files.transfer import TransferError
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
@@ -94,8 +97,30 @@ def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(tmp_path
         raise ConnectionError("no route")
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", unreachable)
+    monkeypatch.setattr(sources, "opened", lambda address: contextlib.nullcontext())
     with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched \(ConnectionError\)"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
+
+
+def test_without_a_network_a_data_set_is_not_tried_for_minutes(tmp_path, monkeypatch):
+    import tensorflow_datasets as tfds
+
+    def answers(error):
+        def opened(address):
+            raise TransferError("it failed", retry=True) from error
+
+        return opened
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda self: pytest.fail("it was tried"))
+    monkeypatch.setattr(sources, "opened", answers(urllib.error.URLError("no route")))
+    with pytest.raises(UserError, match=r"not prepared in .*, and \S+, which has it, cannot be reached \(it failed\)"):
+        open_source(DataOptions("tfds:mnist", str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []
+    tried = []
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda self: tried.append(self.name))
+    monkeypatch.setattr(sources, "opened", answers(urllib.error.HTTPError("", 403, "Forbidden", None, None)))
+    sources.tfds_builder("mnist", str(tmp_path))  # servers answer programs differently, and TFDS may know the way
+    assert tried == ["mnist"]
 
 
 @needs_mnist
@@ -380,7 +405,7 @@ def test_a_csv_file_may_name_the_splits(tmp_path):
             ["path,label,split", "a.png,ant,train", "b.png,bee,test"],
             "the same classes, but ant, bee are only",
         ),
-        (["path,label", "a.png,ant", "gone.png,bee"], "1 of 2 files in .* are no readable images: .*gone.png"),
+        (["path,label", "a.png,ant", "gone.png,bee"], "1 of the 2 files that .* names do not exist, gone.png first"),
         (["path,label", "a.png,ant", "b.png,bee"], "The class 'ant' has one image, and needs two"),
     ],
 )
@@ -461,8 +486,11 @@ def test_file_names_need_not_be_utf_8(folder):
         open_source(DataOptions(f"folder:{folder}"))
 
 
-def test_hidden_folders_inside_a_class_are_skipped(folder):
+def test_hidden_folders_and_files_of_the_system_are_skipped(folder):
     write_image(folder / "ant" / ".thumbnails" / "0.png", 0)
+    write_image(folder / "__MACOSX" / "0.png", 0)
+    for file in ("ant/Thumbs.db", "ant/desktop.ini"):
+        (folder / file).write_text("of the system")
     source = open_source(DataOptions(f"folder:{folder}"))
     assert source.train.num_examples + source.evaluation.num_examples == 12
 

@@ -160,7 +160,7 @@ def test_a_dry_run_of_finetuning_refuses_what_the_training_refuses(tmp_path):
 
 def test_a_dry_run_refuses_the_directory_of_another_run(tmp_path):
     workdir = tmp_path / "run"
-    Run(workdir).start({"command": "pretrain"}, tuple("0123456789"))
+    Run(workdir).start({"command": "pretrain", "recipe_name": "digits"}, tuple("0123456789"))
     with pytest.raises(UserError, match="already holds another run, which differs in"):
         pretrain.main(["digits", "--data", "digits", "--workdir", str(workdir), *SMALL, "--dry-run"])
 

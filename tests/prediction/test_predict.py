@@ -64,7 +64,7 @@ def test_files_that_are_called_pictures_and_are_none_are_named(place, arguments,
     shutil.copy(place / "pictures" / "a.png", tmp_path / "a.png")
     for name in ("empty.jpg", "page.jpeg", "scan.TIF", "phone.heic", "notes.txt"):
         (tmp_path / name).write_bytes(b"<html>404" if name == "page.jpeg" else b"")
-    with pytest.raises(UserError, match="Some pictures could not be read"):
+    with pytest.raises(UserError, match="The pictures named above could not be read"):
         command.main([*arguments, str(tmp_path)])
     printed = capsys.readouterr().out
     assert all(f"Not classified: {tmp_path / name}" in printed for name in ("empty.jpg", "page.jpeg", "scan.TIF"))
@@ -96,7 +96,7 @@ def test_the_five_most_likely_classes_of_each_picture_are_printed(place, argumen
 
 
 def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
-    with pytest.raises(UserError, match="Some pictures could not be read"):
+    with pytest.raises(UserError, match="The pictures named above could not be read"):
         command.main([*arguments, "broken.png", "pictures/*.png", "--output", "found.json"])
     assert "Not classified: broken.png: broken.png cannot be read" in capsys.readouterr().out
     broken, good = json.loads((place / "found.json").read_text())
@@ -111,7 +111,7 @@ def test_a_broken_picture_is_named_and_the_others_are_classified(place, argument
 def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(form, place, arguments, tmp_path, capsys):
     shutil.copy(place / "pictures" / "a.png", os.fsencode(tmp_path) + b"/good\xff.png")
     shutil.copy(place / "broken.png", os.fsencode(tmp_path) + b"/bad\xff<b>.png")
-    with pytest.raises(UserError, match="Some pictures could not be read"):
+    with pytest.raises(UserError, match="The pictures named above could not be read"):
         command.main([*arguments, str(tmp_path), "--output", f"odd.{form}"])
     text = html.unescape((place / f"odd.{form}").read_text(encoding="utf-8"))
     assert "good?.png" in text
@@ -208,7 +208,10 @@ def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, ex
         (["pictures", "--output", "folder.csv"], "folder.csv is a folder; --output takes a file"),
         (["pictures", "--threshold", "60"], "--threshold is a probability, 0 to 1, but is 60"),
         (["pictures", "--explain", "rollout"], "needs --output FILE.html"),
-        (["pictures", "--output", "x.html", "--explain", "dreams"], "invalid choice 'dreams'"),
+        (
+            ["pictures", "--output", "x.html", "--explain", "dreams"],
+            "relevance or rollout, but was given 'dreams'",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(place, arguments, options, words):

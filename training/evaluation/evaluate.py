@@ -58,11 +58,12 @@ def evaluate(
         raise UserError(f"--batch-size must be at least 1 image, but is {batch_size}.")
     if calibrate and not (to_path(run) / run_directory.CONFIG).is_file():
         raise UserError(f"--calibrate stores the temperature in a run directory, but {run} is none; leave it out.")
+    overrides = overrides or InputOptions()
     if calibrate:
-        (overrides or InputOptions()).refuse(
+        overrides.refuse(
             ("image_size", "resize", "crop_from", "value_range"), "--calibrate, which is for the run as it is used"
         )
-    classifier = open_classifier(run, overrides or InputOptions(), devices or StrategyOptions("single"))
+    classifier = open_classifier(run, overrides, devices or StrategyOptions("single"))
     directory = _report_directory(run, output)
     dataset = open_source(source, multi_label=True)
     names = class_names(classifier, dataset)
@@ -81,12 +82,13 @@ def evaluate(
         accepted = read_real_labels(real_labels, dataset.evaluation, len(names))
     logits, labels = classifier.predict(dataset.evaluation, batch_size)
     check_finite(logits)
+    title = f"{short_name(run)} on {short_name(source.data)}{overrides.as_typed()}"
+    what = {"model": run, "kind": classifier.kind, "data": source.data, **overrides.given()}
     if dataset.multi_label:
         return write_multi_label_report(
             directory,
-            run,
-            source.data,
-            classifier.kind,
+            title,
+            what,
             dataset.evaluation,
             logits,
             labels,
@@ -119,10 +121,8 @@ def evaluate(
     ]
 
     # Write the metrics before the plots, so that a plot that fails does not lose them.
-    title = f"{short_name(run)} on {short_name(source.data)}"
     with staged(directory) as stage:
-        content = {"model": run, "kind": classifier.kind, "data": source.data, **metrics}
-        (stage / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (stage / "evaluation.json").write_text(json.dumps(what | metrics, indent=2) + "\n", encoding="utf-8")
         (stage / "evaluation.md").write_text(_report(title, classifier, metrics), encoding="utf-8")
         if save_predictions:
             write_npz(stage / "predictions.npz", {"logits": logits, "labels": labels.astype(np.int64)})

@@ -16,7 +16,7 @@ import sklearn.metrics
 
 from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
-from keras_vit.files.tables import markdown_table, rounded, short_name
+from keras_vit.files.tables import markdown_table, rounded
 from training.evaluation.metrics import DRAWS, interval
 from training.input.dataset import Split
 
@@ -128,9 +128,8 @@ def _losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 def write_multi_label_report(
     directory: pathlib.Path,
-    model: str,
-    data: str,
-    kind: str,
+    title: str,
+    what: dict[str, Any],
     split: Split,
     logits: np.ndarray,
     targets: np.ndarray,
@@ -142,7 +141,8 @@ def write_multi_label_report(
 
     Args:
         directory: for the files.
-        model, data, kind: what was evaluated on what, and what kind of model it is.
+        title: of the report.
+        what: for evaluation.json, beside the metrics: what was evaluated on what.
         split: the images, for their names.
         logits: (n, K).
         targets: (n, K) of 0 and 1.
@@ -153,9 +153,8 @@ def write_multi_label_report(
     metrics["intervals"] = multi_label_intervals(logits, targets, names)
     metrics["worst_mistakes"] = _worst_decisions(split, logits, targets > 0.5, names)
     average = metrics["mean_average_precision"]
-    title = f"{short_name(model)} on {short_name(data)}"
     with staged(directory) as stage:
-        content = {"model": model, "kind": kind, "data": data, "multi_label": True, **metrics}
+        content = {**what, "multi_label": True, **metrics}
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         (stage / "evaluation.json").write_text(text, encoding="utf-8")
         (stage / "evaluation.md").write_text(_report(title, metrics), encoding="utf-8")

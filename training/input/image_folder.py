@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.files.image_formats import is_picture_name
+from keras_vit.files.image_formats import is_hidden, is_picture_name
 from keras_vit.files.remote import is_remote
 from training.input.dataset import (
     ImageWarnings,
@@ -230,9 +230,7 @@ def _entries(folder: pathlib.Path) -> list[str]:
     entries = list(folder.rglob("*"))
     if not is_remote(folder):  # else they are files
         entries = [entry for entry in entries if entry.is_symlink() or not entry.is_dir()]
-    return sorted(
-        str(entry) for entry in entries if not any(part[0] == "." for part in entry.relative_to(folder).parts)
-    )
+    return sorted(str(entry) for entry in entries if not any(map(is_hidden, entry.relative_to(folder).parts)))
 
 
 def _file_problem(file: str, image_warnings: ImageWarnings, contents: FileContents) -> str | None:

@@ -5,6 +5,8 @@ that the order of training can be computed from seed and epoch, and continued an
 """
 
 import re
+import urllib.error
+import urllib.parse
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +14,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import nearest
 from keras_vit.files.remote import to_path
+from keras_vit.files.transfer import TransferError, opened
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_about_images
 from training.input.image_folder import csv_list, folder
 from training.input.tfrecord import TFRecords, tfrecord
@@ -115,6 +118,7 @@ def tfds_builder(name: str, data_dir: str | None):
             + (f"the nearest names are {nearest(config, known)}." if known else f"it has none: give tfds:{name}.")
         ) from None
     if not builder.is_prepared():
+        _check_servers(builder)
         try:
             builder.download_and_prepare()
         except Exception as error:  # whatever the data set's own code raises: no network, a moved file, no space
@@ -123,6 +127,24 @@ def tfds_builder(name: str, data_dir: str | None):
                 f"({type(error).__name__}); prepare it there, or give --data-dir."
             ) from error
     return builder
+
+
+def _check_servers(builder) -> None:
+    """Raise UserError if the server of a data set cannot be reached: TFDS would try it for minutes.
+
+    What the server answers does not matter here.
+    """
+    for address in list(builder.url_infos or ())[:1]:
+        try:
+            with opened(address):
+                pass
+        except TransferError as failure:
+            if isinstance(failure.__cause__, OSError) and not isinstance(failure.__cause__, urllib.error.HTTPError):
+                host = urllib.parse.urlsplit(address).hostname
+                raise UserError(
+                    f"The data set {builder.name!r} is not prepared in {builder.data_dir}, and {host}, which has it, "
+                    f"cannot be reached ({failure}); prepare it there, or give --data-dir."
+                ) from failure
 
 
 def tfds_eval_split(builder) -> str:

@@ -47,6 +47,7 @@ def describe_run(
     """
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size
+    steps_per_epoch = max(source.train.num_examples // recipe.batch_size, 1)
     objective = make_objective(recipe)
     classes = len(source.labels) if isinstance(objective, Classification) else 0
     cost = costs(config, recipe.image_size, num_classes=classes, channels=channels)
@@ -63,7 +64,7 @@ def describe_run(
         ("training images", f"{source.train.num_examples:,} of {len(source.labels)} classes"),
         ("evaluation images", f"{source.evaluation.num_examples:,}"),
         ("steps", f"{num_steps:,} of {recipe.batch_size:,} images, {images:,} in all"),
-        ("epochs", f"{images / source.train.num_examples:.4g}"),
+        ("epochs", f"{num_steps / steps_per_epoch:.4g} of {steps_per_epoch:,} complete batches"),
         ("parameters", f"{parameters:,}" + f", of which {trained:,} are trained" * (trained < parameters)),
         ("forward, an image", f"{_si(cost.multiply_adds + cost.normalization)} multiply-adds, {_si(cost.flops)}FLOPs"),
         ("training, total", f"{_si(3 * passes * cost.flops * images)}FLOPs, {counted}"),

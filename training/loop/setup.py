@@ -26,6 +26,7 @@ from training.loop.dry_run import describe_run, draw_learning_rate
 from training.loop.fit import build_trainer, checked_model, train
 from training.loop.objectives import Classification, make_objective
 from training.loop.run import Run, locked
+from training.options.checks import check_schedule
 from training.options.common import Execution, TrainingOptions
 from training.options.workdir import run_settings
 from training.recipes.advice import advice
@@ -197,19 +198,8 @@ def _checked_data(recipe: Recipe, setup: Setup) -> tuple[Source, int]:
 def _total_steps(recipe: Recipe, source: Source) -> int:
     """Return the training steps of the run. Raises UserError if the data are too few for the recipe."""
     steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
-    num_steps = recipe.num_steps(source.train.num_examples)
-    if recipe.schedule.warmup_steps >= num_steps:
-        raise UserError(
-            f"The warm-up of {recipe.schedule.warmup_steps} steps must be shorter than the run of {num_steps}; "
-            f"give fewer, such as --warmup-steps {num_steps // 10}, or train longer."
-        )
-    left = num_steps - recipe.schedule.warmup_steps
-    if recipe.schedule.cooldown_steps > left:
-        raise UserError(
-            f"The cooldown of {recipe.schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; "
-            f"give fewer, such as --cooldown-steps {left // 2}, or train longer."
-        )
-    return num_steps
+    check_schedule(recipe, source.train.num_examples)
+    return recipe.num_steps(source.train.num_examples)
 
 
 def _check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:

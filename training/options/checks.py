@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from keras_vit import MODELS, UserError, run_directory
-from keras_vit.errors import nearest
-from keras_vit.files.image_formats import format_list, is_picture_name
+from keras_vit.errors import near_path, nearest
+from keras_vit.files.file_contents import shown
+from keras_vit.files.image_formats import format_list, is_hidden, is_picture_name
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote, to_path
-from training.options.common import EVALUATION_NAMES, DataOptions
+from training.options.common import EVALUATION_NAMES, DataOptions, OnBadImage
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
+from training.recipes.recipe import Recipe
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
@@ -55,7 +57,7 @@ def check_data(source: DataOptions) -> None:
     if kind == "folder":
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
-        listed_files(to_path(rest))
+        _check_listed(to_path(rest), source.on_bad_image)
     if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
         raise UserError(f"No file matches {rest!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'.")
     if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
@@ -82,16 +84,37 @@ def _check_folder(name: str) -> None:
     """Raise UserError unless there are at least two folders of classes, or one of a split."""
     path = to_path(name)
     if not path.is_dir():
-        raise UserError(f"There is no folder {name!r}; --data folder:PATH takes a folder of class folders.")
+        advice = "" if is_remote(name) else near_path(name)
+        raise UserError(
+            f"There is no folder {name!r}{advice or '; --data folder:PATH takes a folder of class folders.'}"
+        )
     if is_remote(name):
         return  # each entry costs a request
-    inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
     if len(inside) < 2 and not {entry.lower() for entry in inside} & {"train", *EVALUATION_NAMES}:
         raise few_classes(path, len(inside))
     splits = split_folders(path)
     for folder in splits or (path,):
         for name_of_class, count in (_count_pictures(folder) or {}).items():
             check_class_size(name_of_class, count, str(folder), least=1 if splits else 2)
+
+
+def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
+    """Raise UserError unless a CSV file can be used and names files that exist; of a long one, the first are checked.
+
+    Images may be skipped, but not all of them.
+    """
+    _, value_of = listed_files(path)
+    files = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_COUNTED))
+    missing = [file for file in files if not os.path.lexists(file)]
+    if missing and (on_bad_image == "stop" or len(missing) == len(files)):
+        named = os.path.relpath(missing[0], path.parent)
+        advice = "write / between folders" if "\\" in named else "correct them"
+        skip = ", or give --on-bad-image skip" if len(missing) < len(files) else ""
+        raise UserError(
+            f"{len(missing):,} of the {len(files):,} files that {path} names do not exist, {shown(named)} first; paths "
+            f"are relative to {path.parent}: {advice}{skip}."
+        )
 
 
 def few_classes(path: pathlib.Path, count: int) -> UserError:
@@ -122,7 +145,7 @@ def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | Non
 
 def directories(path: pathlib.Path) -> list[str]:
     """The names of the folders in a folder, in order, without what is hidden."""
-    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name))
 
 
 def _count_pictures(folder: pathlib.Path) -> dict[str, int] | None:
@@ -131,8 +154,8 @@ def _count_pictures(folder: pathlib.Path) -> dict[str, int] | None:
     for name in directories(folder):
         counts[name] = 0
         for place, inside, files in os.walk(folder / name):
-            inside[:] = [entry for entry in inside if not entry.startswith(".")]
-            visible = [file for file in files if not file.startswith(".")]
+            inside[:] = [entry for entry in inside if not is_hidden(entry)]
+            visible = [file for file in files if not is_hidden(file)]
             entries += len(inside) + len(files)
             links = any(os.path.islink(os.path.join(place, entry)) for entry in inside)
             unclear = links or not name.isprintable() or not all(map(is_picture_name, visible))
@@ -159,16 +182,47 @@ def check_batch_size(batch_size: int, num_examples: int) -> None:
         )
 
 
-def check_batch_of_folder(source: DataOptions, batch_size: int) -> None:
-    """As `check_batch_size`, for a folder of this machine whose pictures are counted quickly."""
+def check_schedule(recipe: Recipe, num_examples: int) -> None:
+    """Raise UserError for a warm-up and a cooldown that do not fit into the run."""
+    schedule, num_steps = recipe.schedule, recipe.num_steps(num_examples)
+    if schedule.warmup_steps >= num_steps:
+        raise UserError(
+            f"The warm-up of {schedule.warmup_steps} steps must be shorter than the run of {num_steps}; give fewer, "
+            f"such as --warmup-steps {num_steps // 10}, or train longer."
+        )
+    left = num_steps - schedule.warmup_steps
+    if schedule.cooldown_steps > left:
+        raise UserError(
+            f"The cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; give "
+            f"fewer, such as --cooldown-steps {left // 2}, or train longer."
+        )
+
+
+def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:
+    """As `check_batch_size` and `check_schedule`, for files of this machine that are counted quickly.
+
+    What holds for this many images holds for fewer, if some cannot be read or are kept for evaluation. With `balance`
+    there are others in an epoch.
+    """
+    count = None if recipe.balance else _most_training_images(source)
+    if count is not None:
+        check_batch_size(recipe.batch_size, count)
+        check_schedule(recipe, count)
+
+
+def _most_training_images(source: DataOptions) -> int | None:
+    """How many images of a folder or list are at most for training; None where that is not known quickly."""
     kind, _, rest = source.data.partition(":")
-    if kind != "folder" or is_remote(rest):
-        return
+    if kind not in ("folder", "csv") or is_remote(rest):
+        return None
+    if kind == "csv":
+        _, value_of = listed_files(to_path(rest))
+        return len(value_of.get("train", value_of.get("", ())))
     splits = split_folders(to_path(rest))
     counts = _count_pictures(splits[0] if splits else to_path(rest))
-    if counts is not None:
-        kept = 0 if splits else sum(-(-count // HOLD_OUT) for count in counts.values())
-        check_batch_size(batch_size, sum(counts.values()) - kept)
+    if counts is None:
+        return None
+    return sum(counts.values()) - (0 if splits else sum(-(-count // HOLD_OUT) for count in counts.values()))
 
 
 def check_run_classes(run: str, source: DataOptions) -> None:

@@ -1,6 +1,7 @@
 """Options that several commands share, as frozen dataclasses. No TensorFlow or Keras, so `--help` is fast."""
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -175,6 +176,15 @@ class InputOptions:
     model's own."""
     value_range: tuple[float, float] | None = None
     """Values that 0 and 255 are mapped to; default the model's own, or -1 1 if it specifies none."""
+
+    def given(self) -> dict[str, Any]:
+        """The options that are set, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    def as_typed(self) -> str:
+        """`, with --image-size 96 96` for the options that are set; "" if none is."""
+        typed = [f"--{name.replace('_', '-')} {value}" for name, value in self.given().items()]
+        return f", with {re.sub('[(),]', '', ' '.join(typed))}" if typed else ""
 
     def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
         """Return a model's own preprocessing with the overrides applied. Raises UserError where they do not fit it."""

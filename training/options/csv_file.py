@@ -11,7 +11,7 @@ import math
 import pathlib
 import unicodedata
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, near_path
 from training.options.common import EVALUATION_NAMES
 
 # Columns for one class, for any number of classes, and for a share of each class.
@@ -28,7 +28,8 @@ def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
     Raises UserError for the first wrong row.
     """
     if not path.is_file():
-        raise UserError(f"There is no file {str(path)!r}; --data csv:FILE takes one with the columns path and label.")
+        advice = near_path(path) or "; --data csv:FILE takes one with the columns path and label."
+        raise UserError(f"There is no file {str(path)!r}{advice}")
     try:
         content = path.read_bytes().decode("utf-8-sig")
         _check_separator(path, content)

@@ -8,6 +8,7 @@ import tyro
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import is_temporary
+from keras_vit.files.image_formats import is_hidden
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import DataOptions
 
@@ -32,7 +33,7 @@ class ShardOptions:
             return
         for entry in sorted(folder.iterdir()):
             is_ours = entry.suffix == ".tfrecord" or entry.name in (RECORD_INDEX, run_directory.LABELS)
-            if not (is_ours or is_temporary(entry) or entry.name.startswith(".")):
+            if not (is_ours or is_temporary(entry) or is_hidden(entry.name)):
                 raise UserError(
                     f"{folder} should be new or empty, but holds {entry.name}; give --output a folder of its own."
                 )

@@ -67,11 +67,23 @@ def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> di
 def check_settings(path: pathlib.Path, saved: dict, now: dict) -> None:
     """Raise UserError if the settings of the run in a directory are not those of now."""
     now = json.loads(json.dumps(now))  # tuples become lists, as in the file
+    there, here = _command_of(saved), _command_of(now)
+    if there != here:  # then most of the other settings differ too
+        raise UserError(
+            f"{path} already holds a run of {there}, but this one is of {here}; give another --workdir, or remove "
+            "that one."
+        )
     if saved != now:
         raise UserError(
             f"{path} already holds another run, which differs in {differences(saved, now)}; give another --workdir, "
             "or remove that one."
         )
+
+
+def _command_of(settings: dict) -> str:
+    """The command of a run, with its recipe if it has one."""
+    recipe = settings.get("recipe_name")
+    return f"training.{settings.get('command')}" + (f" with the recipe {recipe}" if recipe else "")
 
 
 def differences(there: dict, here: dict) -> str:

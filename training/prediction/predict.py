@@ -133,7 +133,8 @@ def predict(
             predictions.append(Prediction(name, problem=problem) if problem else Prediction(name, *next(classes)))
         progress.update(len(batch))
     progress.close()
-    print(_table(predictions))
+    if table := _table(predictions):
+        print(table)
     for prediction in predictions:
         if prediction.problem:
             print(f"Not classified: {prediction.file}: {prediction.problem}")
@@ -185,7 +186,7 @@ def _table(predictions: Sequence[Prediction]) -> str:
         if not prediction.problem
     ]
     header = ["picture", *("most likely", "second", "third", "fourth", "fifth")[:best]]
-    return markdown_table(header, rows, num_text_columns=len(header)) if rows else "No picture could be read."
+    return markdown_table(header, rows, num_text_columns=len(header)) if rows else ""
 
 
 def _percent(share: float) -> str:

@@ -76,7 +76,7 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
     if changes:
         advice = "" if used.flip else "; add --flip if a mirrored image keeps its class"
         reasons.append(f"Augmentation: {' and '.join(changes)}, without changing the class of any image{advice}.")
-    return [*reasons, "Checkpoint: none, as asked; python -m training.finetune --recipe auto starts from one."]
+    return [*reasons, "Checkpoint: none; python -m training.finetune --recipe auto starts from one."]
 
 
 def auto_finetune_recipe(

@@ -10,6 +10,7 @@ import PIL.Image
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.files.image_formats import is_hidden
 from keras_vit.files.labels import read_labels
 from keras_vit.run_directory import LABELS
 from training.input.dataset import ImageWarnings, decode_image, decoding_problem, problems_of, summarize_problems
@@ -96,7 +97,7 @@ def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     found: dict[str, pathlib.Path] = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if path.is_dir() or any(part.startswith(".") for part in inside.parts):
+        if path.is_dir() or any(map(is_hidden, inside.parts)):
             continue
         if (first := found.setdefault(str(inside.with_suffix("")), path)) != path:
             raise UserError(f"{first} and {path} have the same name; the mask of one image must be clear: rename one.")
