@@ -1,13 +1,17 @@
 """Compares how long a person waits at first: `python -m benchmarks.start --rounds 5 --output start`.
 
 Each peer starts in a new process, in turn, and notes when it has reached a point. The seconds count from the start of
-the process, so they include the import of the framework. prediction: a ViT-S_16 with random weights classifies a
-picture. training: the demo's model, a small ViT, is trained for an epoch on the handwritten digits of scikit-learn in
-batches of 32 and evaluated. This project shifts the images and writes a run directory; the peers do neither.
+the process, so they include the import of the framework. A first round, which does not count, leaves the byte code of
+all libraries, as any first run does: without it TensorFlow and Keras take two to three times as long.
+
+prediction: a ViT-S_16 with random weights classifies a picture. training: the demo's model, a small ViT, is trained for
+an epoch on the handwritten digits of scikit-learn in batches of 32 and evaluated. This project shifts the images and
+writes a run directory; the peers do neither.
 """
 
 import dataclasses
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -183,7 +187,8 @@ def measure(task: str, peer: str) -> dict[str, float] | str:
     """Seconds from the start of a process to each of its points; or the last line of its error."""
     start = time.time()
     command = [sys.executable, "-m", "benchmarks.start", "--run", task, peer]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:200]
     times = json.loads(done.stdout.splitlines()[-1])
@@ -220,11 +225,13 @@ def main(arguments: Sequence[str]) -> None:
     parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks.start")
     output = run_directory.check_output(parsed.output)
     found: dict[str, dict[str, list]] = {task: {peer: [] for peer in peers} for task, peers in TASKS.items()}
-    for number in range(parsed.rounds):
+    for number in range(parsed.rounds + 1):
         for task, peers in TASKS.items():
             for peer in peers:
-                print(f"Round {number + 1} of {parsed.rounds}: {task}, {peer} …", flush=True)
-                found[task][peer].append(measure(task, peer))
+                print(f"Round {number} of {parsed.rounds}: {task}, {peer} …", flush=True)
+                seconds = measure(task, peer)
+                if number:
+                    found[task][peer].append(seconds)
     text = f"{processor()}, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds\n\n{table(found)}\n"
     print(text)
     with staged(output) as stage:
