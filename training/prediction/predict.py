@@ -137,7 +137,8 @@ def predict(
         print(table)
     for prediction in predictions:
         if prediction.problem:
-            print(f"Not classified: {prediction.file}: {prediction.problem}")
+            why = prediction.problem.removeprefix(f"{pathlib.Path(prediction.file).name} is ")
+            print(f"Not classified: {prediction.file}: {why}")
     if output is not None:
         _write(pathlib.Path(output), predictions, results)
     return not any(prediction.problem for prediction in predictions)
