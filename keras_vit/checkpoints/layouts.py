@@ -1,7 +1,8 @@
 """The layouts of checkpoint files: their keys, and the settings of the code that wrote them.
 
-Weights have the keys of the released files: vit_jax's pre-Linen keys for ViT and hybrids, big_transfer's for BiT. A
-layout is identified by a key that only it has, after `normalize_keys` has removed prefixes.
+Weights have the keys of the released files: those of vit_jax, which are older than flax's Linen, for ViT and hybrids,
+those of big_transfer for BiT. A layout is identified by a key that only it has, after `normalize_keys` has removed
+prefixes.
 """
 
 import dataclasses

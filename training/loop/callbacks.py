@@ -79,7 +79,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             run: to restore from and, if `writes`, to write to.
             batch_size: images per step on all replicas, for the images per second.
             every: steps between two checkpoints; None saves only at the end of each epoch.
-            writes: whether this process is the chief.
+            writes: whether this process writes the files: of several workers, the first.
         """
         super().__init__()
         self._trainer, self._run, self._batch_size, self._every, self._writes = trainer, run, batch_size, every, writes

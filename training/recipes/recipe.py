@@ -116,7 +116,8 @@ class Recipe:
     flip: bool = False
     """Flip images left to right with probability 0.5."""
     shift: int = 0
-    """Random translation by up to this many pixels in each direction, filled with black."""
+    """Random translation by up to this many pixels in each direction, filled with black; with --resize pad with
+    white."""
     autoaugment: bool = False
     """Apply a random one of AutoAugment's 25 ImageNet policies to each image."""
     randaugment_layers: int = 0
@@ -132,7 +133,8 @@ class Recipe:
     mixup: float = 0.0
     """p of Beta(p, p), from which the weight of the other image is drawn; 0 for no mixup."""
     mixup_partner: MixupPartner = "next"
-    """next: the next image of the batch, with at most weight 0.5 (big_vision). opposite: the reversed batch (BiT)."""
+    """The other image of mixup and cutmix. next: the next one of the batch, with at most weight 0.5 (big_vision).
+    opposite: that of the reversed batch (BiT)."""
     cutmix: float = 0.0
     """As mixup, for the area of a window from the other image. With both, each batch uses one of them at random."""
 
