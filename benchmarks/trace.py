@@ -86,8 +86,8 @@ class Trace:
     calls: int
     spans: Sequence[Span]
     """Of the operations."""
-    helpers: Sequence[Span] | None
-    """Of the tasks of the threads of the pool; None where the profiler does not say."""
+    helpers: Sequence[Sequence[Span]] | None
+    """Of each thread of the pool, when it is busy, in order; None where the profiler does not say."""
 
 
 def kind_of(operation: str) -> str:
@@ -135,7 +135,8 @@ def rows(trace: Trace, limit_ms: float) -> Iterator[tuple[str, ...]]:
         took = sum(span.end - span.begin for span in spans)
         threads = ""
         if trace.helpers is not None and took:
-            helped = sum(shared(merged(spans), merged([helper])) for helper in trace.helpers)
+            these = merged(spans)
+            helped = sum(shared(these, thread) for thread in trace.helpers)
             threads = f"{helped / took:.1f}"
         limit = f"{limit_ms:.1f}" if kind == PRODUCTS else ""
         milliseconds = took * per_call
@@ -173,17 +174,18 @@ def trace_saved_model(case: Case, calls: int) -> Trace:
     names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
     operations, helpers = [], []
     for line in plane.lines:
-        started = None
+        started, busy = None, []
         for event in sorted(line.events, key=lambda event: event.offset_ps):
             name = names[event.metadata_id]
             begin = line.timestamp_ns + event.offset_ps / 1e3
             if name == "ThreadpoolListener::StartRegion":
                 started = begin
             elif name == "ThreadpoolListener::StopRegion" and started is not None:
-                helpers.append(Span(started, begin))
+                busy.append(Span(started, begin))
                 started = None
             elif "/" in name and re.search(r":\w+$", name):  # "model/layer/node:Operation"
                 operations.append(Span(begin, begin + event.duration_ps / 1e3, name.rpartition(":")[2]))
+        helpers.append(merged(busy))
     return Trace(median, calls, operations, helpers)
 
 

@@ -45,13 +45,23 @@ def check_source(source: SourceOptions, output: str) -> None:
     check_one_model(**{field: value for field, value in vars(source).items() if field != "license"})
     run_directory.check_output(output)
     if source.run is not None:
-        if to_path(source.run).is_file():
-            raise UserError(f"--run takes a directory, but {source.run} is a file; give --checkpoint {source.run}.")
+        _check_directory(source.run)
         run_directory.find(source.run, run_directory.MODEL)
     if source.checkpoint is not None:
         check_name(source.checkpoint)
         if source.labels is not None:
             run_directory.check_label_file(source.labels, source.checkpoint)
+
+
+def _check_directory(run: str) -> None:
+    """Raise UserError for a file as the run to export."""
+    path = to_path(run)
+    if path.is_file():
+        if path.suffix == ".tflite":
+            raise UserError(f"{run} is an export already; give the directory of the run that it was exported from.")
+        is_of_run = (path.parent / run_directory.LABELS).is_file() and path.name == run_directory.MODEL
+        advice = f"give {path.parent}" if is_of_run else f"give --checkpoint {run}"
+        raise UserError(f"--run takes a directory, but {run} is a file; {advice}.")
 
 
 def check_one_model(run: str | None, checkpoint: str | None, **of_checkpoint: object) -> None:

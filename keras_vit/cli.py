@@ -38,7 +38,7 @@ _LEAST_NEAR = 0.7  # of the letters of a value: mirrored for mirored, but not tp
 # What other codes call an option, where the letters do not tell.
 _OTHER_NAMES = {
     "--lr": "--learning-rate", "--bs": "--batch-size", "--wd": "--weight-decay", "--opt": "--optimizer",
-    "--warmup-epochs": "--warmup-steps", "--drop-path": "--model.stochastic-depth-rate", "--amp": "--precision",
+    "--drop-path": "--model.stochastic-depth-rate", "--amp": "--precision",
     "--dtype": "--precision", "--dataset": "--data", "--data-path": "--data", "--output-dir": "--workdir",
     "--output": "--workdir", "--gpus": "--replicas", "--smoothing": "--label-smoothing", "--reprob": "--random-erasing",
 }  # fmt: skip
@@ -217,7 +217,7 @@ def _no_choice(complaint: str) -> str | None:
     choices = re.findall(r"[\w.-]+", listed)
     if "None" in choices:  # of an option that needs none, tyro lists a set
         choices = sorted({*choices} - {"None"})
-    near = [_OTHER_VALUES.get(value, ""), *difflib.get_close_matches(value.lower(), choices, 1, _LEAST_NEAR)]
+    near = [_OTHER_VALUES.get(value.lower(), ""), *difflib.get_close_matches(value.lower(), choices, 1, _LEAST_NEAR)]
     meant = [choice for choice in near if choice in choices]
     advice = f"did you mean {meant[0]}? {_HELP}" if meant else _HELP
     return f"{option} takes {', '.join(choices[:-1])} or {choices[-1]}, but was given {value!r}; {advice}"
@@ -240,7 +240,11 @@ def _mistyped(complaints: Sequence[str], known: Collection[str]) -> str | None:
         return None
     missing = options("missing")
     near = near or [name for option in unknown for name in difflib.get_close_matches(option, missing, 1)]
-    near = [_OTHER_NAMES[option] for option in unknown if _OTHER_NAMES.get(option) in known] or near
+    other = {name: _OTHER_NAMES[name] for name in unknown if _OTHER_NAMES.get(name) in known}
+    if other:  # tyro does not say which of the options its near ones are for
+        near = [*other.values()]
+        for name in unknown:
+            near += [] if name in other else difflib.get_close_matches(name, known, 1)
     sentence = f"There {'are no options' if unknown[1:] else 'is no option'} {', '.join(unknown)}"
     return f"{sentence}; did you mean {' or '.join(near[:_MOST_NEAR])}? {_HELP}" if near else f"{sentence}; {_HELP}"
 

@@ -5,7 +5,7 @@ import difflib
 import numbers
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class UserError(ValueError):
@@ -48,19 +48,27 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return ", ".join(sorted(close, key=lambda candidate: -similarities[candidate])[:5] or known)
 
 
-def near_path(path: str | os.PathLike) -> str:
+def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path.exists) -> str:
     """Return `; did you mean PATH?` for a path of this machine that does not exist, or "" where none is like it.
 
     Folders and the last name may be mistyped, each a little: `run/demo` is like `runs/demo`.
+
+    Args:
+        path: that was given.
+        is_meant: whether a path can be what was meant, such as os.path.isdir.
     """
-    found = ""
-    for part in os.path.normpath(path).split(os.sep):
+    if os.path.lexists(path):
+        return ""
+    found, parts = "", os.path.normpath(path).split(os.sep)
+    for number, part in enumerate(parts, 1):
         here = os.path.join(found, part) if found else part or os.sep
         if not os.path.exists(here):
+            fits = is_meant if number == len(parts) else os.path.isdir
             try:
-                close = difflib.get_close_matches(part, os.listdir(found or os.curdir), 1, _LEAST_LIKE)
+                names = [name for name in os.listdir(found or os.curdir) if fits(os.path.join(found, name))]
             except OSError:  # a file, or not to be read
-                close = []
+                names = []
+            close = difflib.get_close_matches(part, names, 1, _LEAST_LIKE)
             if not close:
                 return ""
             here = os.path.join(found, close[0])

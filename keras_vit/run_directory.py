@@ -40,7 +40,7 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     if not run.is_dir():
         if run.is_file():
             raise UserError(f"A run is a directory, but {run} is a file; give the directory that it is in.")
-        advice = "" if is_remote(run) else near_path(run)
+        advice = "" if is_remote(run) else near_path(run, os.path.isdir)
         raise UserError(
             f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
         )

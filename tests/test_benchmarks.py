@@ -97,7 +97,7 @@ def test_a_trace_gives_each_kind_of_operation_its_time_and_the_threads_that_are_
     spans = [("_FusedMatMul", 0, 4), ("MklSoftmax", 4, 5), ("Mean", 5, 6), ("AddV2", 6, 6.5), ("BatchMatMulV2", 8, 10)]
     spans = [trace.Span(begin * millisecond, end * millisecond, name) for name, begin, end in spans]
     pool = [(0, 4), (2, 4), (8, 9), (9.5, 11)]  # two threads for two milliseconds
-    helpers = [trace.Span(begin * millisecond, end * millisecond) for begin, end in pool]
+    helpers = [[trace.Span(begin * millisecond, end * millisecond)] for begin, end in pool]
     rows = {row[0]: row[1:] for row in trace.rows(trace.Trace(5.0, 2, spans, helpers), limit_ms=1.5)}
     assert rows == {
         "products (FusedMatMul, BatchMatMulV2)": ("3.0", "60%", "1.2", "1.5"),  # (4 + 2 + 1 + 0.5) / 6

@@ -79,6 +79,7 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
         (training.pretrain, [*PRETRAIN, "--precision", "fp16"], r"but was given 'fp16'; did you mean float16\?"),
         (training.pretrain, [*PRETRAIN, "--strategy", "gpu"], "single, .* or tpu, but was given 'gpu'; --help lists"),
         (training.pretrain, [*PRETRAIN, "--lr", "0.1"], r"no option --lr; did you mean --learning-rate\? --help"),
+        (training.pretrain, [*PRETRAIN, "--lr=1", "--batchsize", "3"], "mean --learning-rate or --batch-size"),
         (training.pretrain, [*PRETRAIN, "--drop-path", "0.1"], r"did you mean --model.stochastic-depth-rate\?"),
         (training.evaluate, ["--run", "x", "--data", "digits", "--lr", "1"], "no option --lr; --help lists all"),
         (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "clip-norm must be a finite number, but is nan"),

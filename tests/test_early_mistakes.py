@@ -158,10 +158,13 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     (tmp_path / "list.csv").write_text("path,label\nfew/ant/0.png,ant\nfew/bee/0.png,bee\n")
     (tmp_path / "lost.csv").write_text("path,label\nfew/ant/0.png,ant\nfew\\bee\\0.png,bee\n")
     (tmp_path / "gone.csv").write_text("path,label\na/0.png,ant\nb/0.png,bee\n")
-    lost = f"1 of the 2 files that {tmp_path}/lost.csv names do not exist, few\\bee\\0.png first; paths are relative "
-    lost += f"to {tmp_path}: write / between folders, or give --on-bad-image skip."
-    gone = f"2 of the 2 files that {tmp_path}/gone.csv names do not exist, a/0.png first; paths are relative to "
-    gone += f"{tmp_path}: correct them."
+    lost = f"Of 2 files that {tmp_path}/lost.csv names, 1 cannot be found, first {tmp_path}/few\\bee\\0.png; a path is "
+    lost += f"relative to {tmp_path}: write / between folders, or give --on-bad-image skip."
+    gone = (
+        f"Of 2 files that {tmp_path}/gone.csv names, 2 cannot be found, first {tmp_path}/a/0.png; a path is relative "
+    )
+    gone += f"to {tmp_path}: correct the paths."
+    (tmp_path / "x.tflite").touch()
     options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
     settings = run_settings(options, "pretrain", "digits") | {"images": None}
     (tmp_path / "other").mkdir()
@@ -188,7 +191,11 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{digits}/fevv": f"There is no folder '{tmp_path}/fevv'; --data folder:PATH takes",
         f"{digits}/emptty": f"There is no folder '{tmp_path}/emptty'; did you mean {tmp_path}/empty?",
         f"training.soup {tmp_path}/othr {run} --output never": f"did you mean {tmp_path}/other?",
-        f"export.tflite.__main__ --run {run}/model.keras --output never": "is a file; give --checkpoint",
+        f"export.tflite.__main__ --run {run}/model.keras --output never": f"model.keras is a file; give {run}.",
+        f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": f"give --checkpoint {tmp_path}/list.csv.",
+        f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is an export already; give the",
+        f"{digits}/list": f"There is no folder '{tmp_path}/list'; --data folder:PATH",  # list.csv is no folder
+        f"{digits}/list.csv": f"is a file; give --data csv:{tmp_path}/list.csv.",
         f"training.evaluate --run {run} --data folder:{tmp_path}/few": "only the run has cat and only the data",
         f"training.evaluate --run {run} --data csv:{tmp_path}/list.csv": "only the run has cat and only the data have",
         f"training.evaluate --run {run}/model.keras --data folder:{tmp_path}/split --output never": "only the run has",

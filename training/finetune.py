@@ -36,10 +36,11 @@ def main(arguments: Sequence[str]) -> None:
         print("--recipe NAME --help lists all options with their values.")
         return
     name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
+    # auto and the HyperRules depend on the data, so their values are not known yet.
+    recipe = FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224))
     if name not in FINETUNE_RECIPES and {"-h", "--help"} & {*rest}:
         print(f"{name} chooses size, steps and more from the data; below are those for 1,000 images of 224 pixels.\n")
-    # auto and the HyperRules depend on the data, so their values are not known yet.
-    options = _parse(name, rest, FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224)))
+    options = _parse(name, rest, recipe)
     check_data(options.source)
     check_start(options.checkpoint, options.model)
     if name in FINETUNE_RECIPES:

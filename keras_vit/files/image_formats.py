@@ -62,7 +62,7 @@ def image_format(data: bytes) -> str | None:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is no one's data: it is hidden, or the system has put it there."""
+    """Whether a file or folder of this name is not the user's data: it is hidden, or the system has put it there."""
     return name.startswith(".") or name.lower() in _OF_THE_SYSTEM
 
 

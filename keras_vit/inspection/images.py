@@ -78,7 +78,7 @@ def decode(data: bytes, name: str, label: str | None = None) -> Image:
     except Exception as error:  # Pillow's decoders raise many types for damaged files
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         advice = "" if ";" in reason else "; repair or remove it"  # the format may have its own: save it as PNG
-        raise UserError(f"{name} is no readable picture: {reason}{advice}.") from error
+        raise UserError(f"{name} is not a readable picture: {reason}{advice}.") from error
     return Image(name, pixels if pixels.ndim == 3 else pixels[:, :, None], label)
 
 

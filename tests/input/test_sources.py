@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import urllib.error
 
 import numpy as np
@@ -112,7 +113,7 @@ def test_without_a_network_a_data_set_is_not_tried_for_minutes(tmp_path, monkeyp
         return opened
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda self: pytest.fail("it was tried"))
-    monkeypatch.setattr(sources, "opened", answers(urllib.error.URLError("no route")))
+    monkeypatch.setattr(sources, "opened", answers(urllib.error.URLError(socket.gaierror("no such host"))))
     with pytest.raises(UserError, match=r"not prepared in .*, and \S+, which has it, cannot be reached \(it failed\)"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
     assert list(tmp_path.iterdir()) == []
@@ -120,7 +121,10 @@ def test_without_a_network_a_data_set_is_not_tried_for_minutes(tmp_path, monkeyp
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda self: tried.append(self.name))
     monkeypatch.setattr(sources, "opened", answers(urllib.error.HTTPError("", 403, "Forbidden", None, None)))
     sources.tfds_builder("mnist", str(tmp_path))  # servers answer programs differently, and TFDS may know the way
-    assert tried == ["mnist"]
+    monkeypatch.setattr(sources, "opened", lambda address: pytest.fail("a server was asked"))
+    (tmp_path / "downloads" / "manual").mkdir(parents=True)
+    sources.tfds_builder("mnist", str(tmp_path))
+    assert tried == ["mnist", "mnist"]
 
 
 @needs_mnist
@@ -405,7 +409,10 @@ def test_a_csv_file_may_name_the_splits(tmp_path):
             ["path,label,split", "a.png,ant,train", "b.png,bee,test"],
             "the same classes, but ant, bee are only",
         ),
-        (["path,label", "a.png,ant", "gone.png,bee"], "1 of the 2 files that .* names do not exist, gone.png first"),
+        (
+            ["path,label", "a.png,ant", "gone.png,bee"],
+            "Of 2 files that .*, 1 cannot be found, first .*gone.png",
+        ),
         (["path,label", "a.png,ant", "b.png,bee"], "The class 'ant' has one image, and needs two"),
     ],
 )

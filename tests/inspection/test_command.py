@@ -71,12 +71,12 @@ def claiming(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", f"bad.png is no readable picture: not {format_list()}; repair or remove it.$"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "bad.png is no readable picture: "),
-        (FILES["photo.jpg"][:-200], "bad.png is no readable picture: "),
-        (FILES["color.png"][:100], "bad.png is no readable picture: "),
-        (claiming(10_000, 10_000), r"bad.png is no readable picture: .*100000000 pixels.*decompression bomb"),
-        (claiming(60_000, 60_000), r"bad.png is no readable picture: .*decompression bomb"),
+        (b"", f"bad.png is not a readable picture: not {format_list()}; repair or remove it.$"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "bad.png is not a readable picture: "),
+        (FILES["photo.jpg"][:-200], "bad.png is not a readable picture: "),
+        (FILES["color.png"][:100], "bad.png is not a readable picture: "),
+        (claiming(10_000, 10_000), r"bad.png is not a readable picture: .*100000000 pixels.*decompression bomb"),
+        (claiming(60_000, 60_000), r"bad.png is not a readable picture: .*decompression bomb"),
     ],
     ids=["empty", "EPS", "cut JPEG", "cut PNG", "large", "bomb"],
 )
@@ -103,17 +103,17 @@ def test_a_broken_image_of_a_folder_is_named_and_the_others_are_inspected(tmp_pa
     (tmp_path / "ant" / "b.png").write_bytes(FILES["color.png"][:100])
     assert [image.name for image in inspection.read_images(tmp_path, 9)] == ["ant/a.png", "ant/c.png"]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("Not inspected: ant/b.png is no readable picture: ")
-    with pytest.raises(UserError, match="^b.png is no readable picture"):
+    assert line.startswith("Not inspected: ant/b.png is not a readable picture: ")
+    with pytest.raises(UserError, match="^b.png is not a readable picture"):
         inspection.read_images(tmp_path / "ant" / "b.png", 1)
 
 
 def test_a_folder_of_broken_images_alone_is_one_sentence(tmp_path):
     (tmp_path / "a.png").write_bytes(FILES["color.png"][:100])
-    with pytest.raises(UserError, match="^a.png is no readable picture"):
+    with pytest.raises(UserError, match="^a.png is not a readable picture"):
         inspection.read_images(tmp_path, 9)
     (tmp_path / "b.png").write_bytes(FILES["color.png"][:100])
-    with pytest.raises(UserError, match=f"^No image of the folder '{tmp_path}' can be read: a.png is no"):
+    with pytest.raises(UserError, match=f"^No image of the folder '{tmp_path}' can be read: a.png is not"):
         inspection.read_images(tmp_path, 9)
 
 
@@ -301,7 +301,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "There is no run directory 'nowhere'": ["--run", "nowhere", "--output", "out"],
         "--images is needed with a checkpoint": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
-        "file is no readable picture: ": [*vit, "--images", "file"],
+        "file is not a readable picture: ": [*vit, "--images", "file"],
         "The folder 'empty' contains no image": [*vit, "--images", "empty"],
         "There is no figure 'map'; --figures takes filters, positions": [*good, "--figures", "map"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],

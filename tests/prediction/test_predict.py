@@ -98,10 +98,10 @@ def test_the_five_most_likely_classes_of_each_picture_are_printed(place, argumen
 def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
     with pytest.raises(UserError, match="The pictures named above could not be read"):
         command.main([*arguments, "broken.png", "pictures/*.png", "--output", "found.json"])
-    assert "Not classified: broken.png: no readable picture: " in capsys.readouterr().out
+    assert "Not classified: broken.png: not a readable picture: " in capsys.readouterr().out
     broken, good = json.loads((place / "found.json").read_text())
     assert broken["picture"] == "broken.png"
-    assert "is no readable picture" in broken["problem"]
+    assert "is not a readable picture" in broken["problem"]
     wanted = expected(place, "a.png")
     assert [entry["class"] for entry in good["classes"]] == [name for name, _ in wanted]
     np.testing.assert_allclose([entry["probability"] for entry in good["classes"]], [s for _, s in wanted], atol=1e-5)
@@ -115,7 +115,7 @@ def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(for
         command.main([*arguments, str(tmp_path), "--output", f"odd.{form}"])
     text = html.unescape((place / f"odd.{form}").read_text(encoding="utf-8"))
     assert "good?.png" in text
-    assert "bad?<b>.png is no readable picture" in text
+    assert "bad?<b>.png is not a readable picture" in text
     assert "Not classified: " in capsys.readouterr().out.encode("utf-8").decode()  # a terminal can show it
 
 
@@ -298,7 +298,7 @@ def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, wid
             assert page.overflow() <= 0
             assert not page.problems
             page.choose("input", place / "broken.png")
-            page.wait_for("document.getElementById('status').textContent.includes('broken.png is no readable picture')")
+            page.wait_for("document.getElementById('status').textContent.includes('broken.png is not a readable')")
             assert page.evaluate(f"{frame}.hidden")
         finally:
             server.shutdown()

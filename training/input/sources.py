@@ -4,7 +4,9 @@ Each source gives a training and an evaluation split. A split is a function from
 that the order of training can be computed from seed and epoch, and continued anywhere.
 """
 
+import errno
 import re
+import socket
 import urllib.error
 import urllib.parse
 
@@ -23,6 +25,8 @@ from training.options.common import EVALUATION_NAMES, DataOptions
 
 __all__ = ["DataOptions", "Source", "Split", "array_split", "bad_examples_reported", "digits", "open_source"]
 
+# Errors of a system without a network.
+_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 # Sets of equal images up to this size are decoded once and held; larger ones are read when needed.
 _IN_MEMORY_BYTES = 2**30
 
@@ -130,21 +134,38 @@ def tfds_builder(name: str, data_dir: str | None):
 
 
 def _check_servers(builder) -> None:
-    """Raise UserError if the server of a data set cannot be reached: TFDS would try it for minutes.
+    """Raise UserError if no server of a data set can be reached: TFDS would try each for minutes.
 
-    What the server answers does not matter here.
+    Nothing is said if files that were fetched before, or by hand, are there, or if a server answers anything.
     """
-    for address in list(builder.url_infos or ())[:1]:
+    root = builder.data_path.parents[builder.info.full_name.count("/")]
+    downloads = root / "downloads"
+    if downloads.exists() and any(downloads.iterdir()):
+        return
+    unreachable = {}
+    for address in builder.url_infos or ():
+        host = urllib.parse.urlsplit(address).hostname
+        if host in unreachable:
+            continue
         try:
             with opened(address):
-                pass
+                return
         except TransferError as failure:
-            if isinstance(failure.__cause__, OSError) and not isinstance(failure.__cause__, urllib.error.HTTPError):
-                host = urllib.parse.urlsplit(address).hostname
-                raise UserError(
-                    f"The data set {builder.name!r} is not prepared in {builder.data_dir}, and {host}, which has it, "
-                    f"cannot be reached ({failure}); prepare it there, or give --data-dir."
-                ) from failure
+            if not _is_no_network(failure.__cause__):
+                return
+            unreachable[host] = str(failure)
+    if unreachable:
+        host, why = next(iter(unreachable.items()))
+        raise UserError(
+            f"The data set {builder.name!r} is not prepared in {builder.data_dir}, and {host}, which has it, cannot be "
+            f"reached ({why}); prepare it there, or give --data-dir."
+        )
+
+
+def _is_no_network(error: BaseException | None) -> bool:
+    """Whether there is no way to a server; one that refuses, or that another program may reach, is not meant."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return isinstance(reason, socket.gaierror | TimeoutError) or getattr(reason, "errno", None) in _NO_WAY
 
 
 def tfds_eval_split(builder) -> str:

@@ -1,5 +1,6 @@
 """What can be checked of paths and names before TensorFlow is imported, which takes seconds."""
 
+import collections
 import dataclasses
 import glob
 import itertools
@@ -24,6 +25,8 @@ from training.recipes.recipe import Recipe
 HOLD_OUT = 10
 # Files of a folder up to which they are counted beforehand.
 _MOST_COUNTED = 10_000
+# Bytes of a CSV file that takes seconds to read.
+_LONG_LIST = 2**24
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 # What a path of each kind is.
@@ -84,7 +87,7 @@ def _check_folder(name: str) -> None:
     """Raise UserError unless there are at least two folders of classes, or one of a split."""
     path = to_path(name)
     if not path.is_dir():
-        advice = "" if is_remote(name) else near_path(name)
+        advice = "" if is_remote(name) else near_path(name, os.path.isdir)
         raise UserError(
             f"There is no folder {name!r}{advice or '; --data folder:PATH takes a folder of class folders.'}"
         )
@@ -105,15 +108,15 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
     Images may be skipped, but not all of them.
     """
     _, value_of = listed_files(path)
-    files = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_COUNTED))
-    missing = [file for file in files if not os.path.lexists(file)]
-    if missing and (on_bad_image == "stop" or len(missing) == len(files)):
-        named = os.path.relpath(missing[0], path.parent)
-        advice = "write / between folders" if "\\" in named else "correct them"
-        skip = ", or give --on-bad-image skip" if len(missing) < len(files) else ""
+    count = sum(map(len, value_of.values()))
+    checked = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_COUNTED))
+    missing = [file for file in checked if not os.path.lexists(file)]
+    if missing and (on_bad_image == "stop" or len(missing) == count):
+        advice = "write / between folders" if "\\" in missing[0] else "correct the paths"
+        skip = ", or give --on-bad-image skip" if len(missing) < len(checked) else ""
         raise UserError(
-            f"{len(missing):,} of the {len(files):,} files that {path} names do not exist, {shown(named)} first; paths "
-            f"are relative to {path.parent}: {advice}{skip}."
+            f"Of {'the first ' * (len(checked) < count)}{len(checked):,} files that {path} names, {len(missing):,} "
+            f"cannot be found, first {shown(missing[0])}; a path is relative to {path.parent}: {advice}{skip}."
         )
 
 
@@ -216,13 +219,24 @@ def _most_training_images(source: DataOptions) -> int | None:
     if kind not in ("folder", "csv") or is_remote(rest):
         return None
     if kind == "csv":
-        _, value_of = listed_files(to_path(rest))
-        return len(value_of.get("train", value_of.get("", ())))
+        path = to_path(rest)
+        return _most_listed(path) if path.stat().st_size < _LONG_LIST else None
     splits = split_folders(to_path(rest))
     counts = _count_pictures(splits[0] if splits else to_path(rest))
     if counts is None:
         return None
     return sum(counts.values()) - (0 if splits else sum(-(-count // HOLD_OUT) for count in counts.values()))
+
+
+def _most_listed(path: pathlib.Path) -> int:
+    """How many images of a CSV file are at most for training."""
+    column, value_of = listed_files(path)
+    if "" not in value_of:
+        return len(value_of["train"])
+    count, labels = len(value_of[""]), collections.Counter(value_of[""].values())
+    # As the reader divides them: a tenth of each class, or of images with several.
+    kept = sum(-(-images // HOLD_OUT) for images in labels.values()) if column == ONE_CLASS else count // HOLD_OUT
+    return count - kept
 
 
 def check_run_classes(run: str, source: DataOptions) -> None:

@@ -8,6 +8,7 @@ what they show. A further column split says train, or test (val, valid, validati
 import csv
 import io
 import math
+import os
 import pathlib
 import unicodedata
 
@@ -28,7 +29,7 @@ def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
     Raises UserError for the first wrong row.
     """
     if not path.is_file():
-        advice = near_path(path) or "; --data csv:FILE takes one with the columns path and label."
+        advice = near_path(path, os.path.isfile) or "; --data csv:FILE takes one with the columns path and label."
         raise UserError(f"There is no file {str(path)!r}{advice}")
     try:
         content = path.read_bytes().decode("utf-8-sig")
