@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from keras_vit.errors import UserError, check_integers
-from keras_vit.models.config import Background, Resize, make_plain
+from keras_vit.models.config import Background, Resize, make_plain, scaled_crop
 
 
 class _Operations:
@@ -95,7 +95,7 @@ class Preprocessing:
         crop_from = self.crop_from
         if crop_from is not None:
             side = image_size if isinstance(image_size, int) else max(image_size)
-            crop_from = max(round(crop_from * side / max(self.image_size)), side)
+            crop_from = scaled_crop(crop_from, max(self.image_size), side)
         return dataclasses.replace(self, image_size=image_size, crop_from=crop_from)  # type: ignore[arg-type]
 
     def for_channels(self, channels: int) -> "Preprocessing":

@@ -16,6 +16,14 @@ Resize = Literal["stretch", "crop", "pad", "resize-small"]
 Background = Literal["white"]
 
 
+def scaled_crop(crop_from: int, side: int, new_side: int) -> int:
+    """The side in pixels that images are resized to before a center crop of another side than the usual one.
+
+    It grows with the crop, which thus shows the same part of a picture.
+    """
+    return max(round(crop_from * new_side / side), new_side)
+
+
 def plain_numbers(value):
     """Convert NumPy scalars and arrays to Python numbers, and lists to tuples: configurations are saved as JSON."""
     if hasattr(value, "tolist"):

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from keras_vit import UserError
 from keras_vit.errors import Applies, refuse_without_effect
+from keras_vit.models.config import scaled_crop
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
 
@@ -23,8 +24,7 @@ def with_crop(arguments: Sequence[str], recipe: Recipe) -> list[str]:
     has_crop = any(argument.replace("_", "-").partition("=")[0] == "--crop-from" for argument in arguments)
     if recipe.crop_from is None or size is None or max(size) == 0 or has_crop:
         return [*arguments]
-    crop_from = max(round(recipe.crop_from * max(size) / max(recipe.image_size)), max(size))
-    return [*arguments, "--crop-from", str(crop_from)]
+    return [*arguments, "--crop-from", str(scaled_crop(recipe.crop_from, max(recipe.image_size), max(size)))]
 
 
 def _image_size(arguments: Sequence[str]) -> tuple[int, int] | None:
