@@ -35,7 +35,7 @@ PRODUCTS, OUTSIDE = "products", "between the operations"
 _KINDS = {
     PRODUCTS: r"MatMul|Einsum|Gemm|Conv",
     "softmax": "Softmax",
-    "normalization": r"LayerNorm|LayerNormalization|Mean|SquaredDifference|Rsqrt",
+    "normalization": "LayerNorm|Mean|SquaredDifference|Rsqrt",
     "copies": r"Transpose|Reshape|Concat|Slice|Split|Pack|Gather|Identity|Squeeze|Expand|Tile|Broadcast",
     "others, element by element": "",
 }
