@@ -185,7 +185,8 @@ def trace_saved_model(case: Case, calls: int) -> Trace:
                 started = None
             elif "/" in name and re.search(r":\w+$", name):  # "model/layer/node:Operation"
                 operations.append(Span(begin, begin + event.duration_ps / 1e3, name.rpartition(":")[2]))
-        helpers.append(merged(busy))
+        if "Eigen" in line.name:  # not the threads that run the operations
+            helpers.append(merged(busy))
     return Trace(median, calls, operations, helpers)
 
 
