@@ -3,8 +3,9 @@
 The SavedModel runs under TensorFlow's profiler and the ONNX file under that of ONNX Runtime, each in a process of its
 own with the same threads. For each kind of operation the table has the milliseconds of a call, its share, and the mean
 number of threads of TensorFlow's pool that are busy: none where the thread that calls computes alone. The product of
-two large matrices runs before: the table has the time that the products of the model would take at its rate. Calls
-under a profiler are slower; the time above a table is without it. The requirements are those of `make bench`.
+two large matrices runs before: the table has the time that the products of the model would take at its rate. All rows
+are of calls under the profiler, which are slower; the time above a table is without and with it. The requirements are
+those of `make bench`.
 """
 
 import collections
@@ -20,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from benchmarks.case import NUM_CLASSES, Case, Precision, random_images
+from benchmarks.case import NUM_CLASSES, Call, Case, Precision, random_images
 from benchmarks.comparison import flops
 from benchmarks.exported_peers import export_file, exported, keras_vit_saved_model
 from benchmarks.history import processor
@@ -83,7 +84,8 @@ class Trace:
 
     milliseconds: float
     """Median of a call without the profiler."""
-    calls: int
+    traced: Sequence[float]
+    """Milliseconds of each call under the profiler."""
     spans: Sequence[Span]
     """Of the operations."""
     helpers: Sequence[Sequence[Span]] | None
@@ -126,25 +128,24 @@ def rows(trace: Trace, limit_ms: float) -> Iterator[tuple[str, ...]]:
         trace: of the calls.
         limit_ms: what the products of a call would take at the rate of large matrices.
     """
-    per_call = 1e-6 / trace.calls
+    per_call, call = 1e-6 / len(trace.traced), statistics.mean(trace.traced)
     by_kind: dict[str, list[Span]] = collections.defaultdict(list)
     for span in trace.spans:
         by_kind[kind_of(span.operation)].append(span)
     for kind in _KINDS:
         spans = by_kind[kind]
-        took = sum(span.end - span.begin for span in spans)
+        these = merged(spans)  # the products of query, key and value run at the same time
+        took = sum(span.end - span.begin for span in these)
         threads = ""
         if trace.helpers is not None and took:
-            these = merged(spans)
             helped = sum(shared(these, thread) for thread in trace.helpers)
             threads = f"{helped / took:.1f}"
         limit = f"{limit_ms:.1f}" if kind == PRODUCTS else ""
         milliseconds = took * per_call
-        share = f"{milliseconds / trace.milliseconds:.0%}"
+        share = f"{milliseconds / call:.0%}"
         yield f"{kind}{_largest(spans)}", f"{milliseconds:.1f}", share, threads, limit
     busy = sum(span.end - span.begin for span in merged(trace.spans)) * per_call
-    outside = max(trace.milliseconds - busy, 0.0)
-    yield OUTSIDE, f"{outside:.1f}", f"{outside / trace.milliseconds:.0%}", "", ""
+    yield OUTSIDE, f"{call - busy:.1f}", f"{(call - busy) / call:.0%}", "", ""
 
 
 def _largest(spans: Sequence[Span]) -> str:
@@ -161,11 +162,10 @@ def trace_saved_model(case: Case, calls: int) -> Trace:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     call = keras_vit_saved_model(case)
-    median = _median(call, calls)
+    median = statistics.median(_times(call, calls))
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
-        for _ in range(calls):
-            call()
+        traced = _times(call, calls, warm_up=0)
         tf.profiler.experimental.stop()
         space = xplane_pb2.XSpace()
         [file] = pathlib.Path(folder).rglob("*.xplane.pb")
@@ -187,7 +187,7 @@ def trace_saved_model(case: Case, calls: int) -> Trace:
                 operations.append(Span(begin, begin + event.duration_ps / 1e3, name.rpartition(":")[2]))
         if "Eigen" in line.name:  # not the threads that run the operations
             helpers.append(merged(busy))
-    return Trace(median, calls, operations, helpers)
+    return Trace(median, traced, operations, helpers)
 
 
 def trace_onnx(case: Case, calls: int) -> Trace:
@@ -204,31 +204,32 @@ def trace_onnx(case: Case, calls: int) -> Trace:
         for options.enable_profiling in (False, True):
             session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             feed = {session.get_inputs()[0].name: images}
-            runs.append(_median(lambda session=session, feed=feed: session.run(None, feed), calls))
+            warm_up = 0 if options.enable_profiling else _WARM_UP  # the profile has every call
+            runs.append(_times(lambda session=session, feed=feed: session.run(None, feed), calls, warm_up))
         events = json.loads(pathlib.Path(session.end_profiling()).read_text())
     spans = [
         Span(event["ts"] * 1e3, (event["ts"] + event["dur"]) * 1e3, event["args"]["op_name"])
         for event in events
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
     ]
-    return Trace(runs[0], calls + _WARM_UP, spans, None)
+    return Trace(statistics.median(runs[0]), runs[1], spans, None)
 
 
-def _median(call, calls: int) -> float:
-    """Median milliseconds of a call, after some that do not count."""
-    for _ in range(_WARM_UP):
+def _times(call: Call, calls: int, warm_up: int = _WARM_UP) -> list[float]:
+    """Milliseconds of each call, after some that do not count."""
+    for _ in range(warm_up):
         call()
     times = []
     for _ in range(calls):
         start = time.perf_counter()
         call()
         times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+    return times
 
 
 def _limit(case: Case, peer: str, calls: int) -> float:
     """Milliseconds that the operations of a call would take at the rate of the product of large matrices."""
-    return _median(matrix_product(case), calls) * flops(case, peer) / (2 * SIDE["cpu"] ** 3)
+    return statistics.median(_times(matrix_product(case), calls)) * flops(case, peer) / (2 * SIDE["cpu"] ** 3)
 
 
 def _in_process(function, *arguments):
@@ -251,7 +252,7 @@ def main(arguments: Sequence[str]) -> None:
         trace = _in_process(function, case, options.calls)
         head = ("operations", "ms", "share", "busy threads", "at the limit, ms")
         parts += [
-            f"{name}: {trace.milliseconds:.1f} ms a call",
+            f"{name}: {trace.milliseconds:.1f} ms a call, under the profiler {statistics.mean(trace.traced):.1f}",
             markdown_table(head, [*rows(trace, limit)], num_text_columns=1),
         ]
     text = "\n\n".join(parts) + "\n"

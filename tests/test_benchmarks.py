@@ -94,11 +94,18 @@ def test_a_peer_killed_between_rounds_is_reported():
 
 def test_a_trace_gives_each_kind_of_operation_its_time_and_the_threads_that_are_busy_then():
     millisecond = 1e6  # in nanoseconds
-    spans = [("_FusedMatMul", 0, 4), ("MklSoftmax", 4, 5), ("Mean", 5, 6), ("AddV2", 6, 6.5), ("BatchMatMulV2", 8, 10)]
+    spans = [
+        ("_FusedMatMul", 0, 4),
+        ("MklSoftmax", 4, 5),
+        ("Mean", 5, 6),
+        ("AddV2", 6, 6.5),
+        ("BatchMatMulV2", 8, 10),
+        ("BatchMatMulV2", 8.5, 9.5),
+    ]  # at the same time
     spans = [trace.Span(begin * millisecond, end * millisecond, name) for name, begin, end in spans]
     pool = [(0, 4), (2, 4), (8, 9), (9.5, 11)]  # two threads for two milliseconds
     helpers = [[trace.Span(begin * millisecond, end * millisecond)] for begin, end in pool]
-    rows = {row[0]: row[1:] for row in trace.rows(trace.Trace(5.0, 2, spans, helpers), limit_ms=1.5)}
+    rows = {row[0]: row[1:] for row in trace.rows(trace.Trace(4.0, [4.5, 5.5], spans, helpers), limit_ms=1.5)}
     assert rows == {
         "products (FusedMatMul, BatchMatMulV2)": ("3.0", "60%", "1.2", "1.5"),  # (4 + 2 + 1 + 0.5) / 6
         "softmax (MklSoftmax)": ("0.5", "10%", "0.0", ""),
@@ -113,6 +120,8 @@ def test_a_trace_gives_each_kind_of_operation_its_time_and_the_threads_that_are_
 def test_a_saved_model_is_traced():
     found = trace.trace_saved_model(Case("inference", "testing", 1, size=32, threads=1), calls=3)
     assert found.milliseconds > 0
+    busy = sum(span.end - span.begin for span in trace.merged(found.spans)) / 1e6
+    assert 0 < busy < sum(found.traced)  # every operation lies within a call
     kinds = {trace.kind_of(span.operation) for span in found.spans}
     assert {trace.PRODUCTS, "softmax"} <= kinds
     products = [span for span in found.spans if trace.kind_of(span.operation) == trace.PRODUCTS]
