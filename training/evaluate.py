@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data, check_finished, check_output, check_run_classes, check_split
+from training.options.checks import check_data, check_finished, check_output, check_run_classes
 from training.options.evaluate import EvaluateOptions
+from training.options.workdir import check_split
 
 
 def main(arguments: Sequence[str]) -> None:

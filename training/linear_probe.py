@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
-from training.options.checks import check_data, check_split
+from training.options.checks import check_data
 from training.options.probes import LinearProbeOptions
+from training.options.workdir import check_split
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ models that were trained from scratch are useless.
 from collections.abc import Sequence
 
 from keras_vit import cli, run_directory
-from training.options.checks import check_soup
 from training.options.evaluate import SoupOptions
+from training.options.workdir import check_soup
 
 
 def main(arguments: Sequence[str]) -> None:

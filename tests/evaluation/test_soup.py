@@ -12,8 +12,8 @@ from keras_vit import UserError, run_directory
 from tests.support import randomize
 from training import evaluate, soup
 from training.loop.run import Run
-from training.options.checks import check_split
 from training.options.common import DataOptions
+from training.options.workdir import check_split
 
 CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 DIGITS = tuple("0123456789")

@@ -21,7 +21,7 @@ from keras_vit.files.transfer import TransferError
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
-from training.options.checks import check_images, check_split, warn_of_known_images, warn_of_training_images
+from training.options.workdir import check_images, check_split, warn_of_known_images, warn_of_training_images
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")

@@ -17,8 +17,9 @@ from training.evaluation.metrics import intervals, measure, measure_real, read_r
 from training.evaluation.multi_label import write_multi_label_report
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
 from training.input.sources import Source, open_source
-from training.options.checks import OUTPUT_NEEDED, check_classes, check_images, warn_of_training_images
+from training.options.checks import OUTPUT_NEEDED, check_classes
 from training.options.common import DataOptions, InputOptions, StrategyOptions
+from training.options.workdir import check_images, warn_of_training_images
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
 _MEASURES = {

@@ -19,8 +19,9 @@ from keras_vit.published import upstream_checkpoint
 from training.loop.fit import rebuilt
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
-from training.options.checks import check_model, check_start, warn_of_known_images, warn_of_training_images
+from training.options.checks import check_model, check_start
 from training.options.train import FinetuneOptions
+from training.options.workdir import warn_of_known_images, warn_of_training_images
 from training.recipes.recipe import NO_BLOCKS
 
 

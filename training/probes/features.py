@@ -23,8 +23,9 @@ from keras_vit.files.remote import to_path
 from keras_vit.models.layers import PoolTokens
 from training.evaluation.classifiers import load_model, outputs
 from training.input.sources import Source, Split, bad_examples_reported, open_source
-from training.options.checks import OUTPUT_NEEDED, check_images, warn_of_training_images
+from training.options.checks import OUTPUT_NEEDED
 from training.options.common import FeatureKind, FeatureOptions
+from training.options.workdir import check_images, warn_of_training_images
 
 # What is computed once per example for its fingerprint, in one go.
 _FINGERPRINT_BATCH = 1024
