@@ -373,6 +373,7 @@ def test_an_array_of_several_blocks_is_read_completely(shape, tmp_path):
         np.testing.assert_array_equal(found, array)
 
 
+@pytest.mark.slow
 def test_training_a_loaded_model_does_not_change_the_file(tmp_path):
     shutil.copy(FIXTURES / "vit_token.npz", tmp_path / "x.npz")
     content = (tmp_path / "x.npz").read_bytes()

@@ -246,6 +246,7 @@ def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
         evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(tmp_path / "other"))
 
 
+@pytest.mark.slow
 def test_the_report_may_go_to_the_run_itself_and_replace_an_older_one(run):
     (run.path / "evaluation.md").write_text("old")
     evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(run.path / ".." / "run"))
@@ -412,6 +413,7 @@ def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
         assert unnamed == (name == "weights.npz")
 
 
+@pytest.mark.slow
 def test_a_saved_model_that_takes_tensors_is_evaluated(made, few_digits, tmp_path, capsys):
     loaded = tf.saved_model.load(made / "served" / "1")
     served = loaded.signatures["image_tensor"]
@@ -520,6 +522,7 @@ def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
     assert f"{right} of 32 images; 1 without" in (tmp_path / "out" / "evaluation.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
     """Also where an older one had."""
     for picture in ("draw_confusion", "draw_reliability"):

@@ -164,6 +164,7 @@ def test_an_image_that_is_right_in_part_counts_in_part():
     assert float(found["binary_accuracy"]) == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_the_report_has_the_precision_of_each_class(place, tmp_path, capsys):
     data = f"csv:{place / 'list.csv'}"
     evaluate.main(["--run", str(place / "run"), "--data", data, "--output", str(tmp_path), "--save-predictions"])
@@ -229,6 +230,7 @@ def test_predict_names_every_class_that_reaches_the_threshold(place, tmp_path, c
     assert "Classes from 50.0% on: <b>" in pathlib.Path(f"{output}.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
     shutil.copytree(place / "run", tmp_path / "other")
     for run in (place / "run", tmp_path / "other"):

@@ -100,6 +100,7 @@ def trained_on(run: str, data: str, images: tuple[int, int], fingerprint: int | 
     file.write_text(json.dumps(config | ({"images_fingerprint": fingerprint} if fingerprint else {})))
 
 
+@pytest.mark.slow
 def test_a_soup_says_on_which_images_its_runs_were_trained(runs, tmp_path):
     for run in runs:
         trained_on(run, f"folder:{tmp_path}/pictures", (9, 1), 5, split_seed=2)

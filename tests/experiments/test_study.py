@@ -69,6 +69,7 @@ def test_shapes_differ_from_the_base_in_one_dimension_each():
     assert patches == {"4 pixels", "14 pixels"}
 
 
+@pytest.mark.slow
 def test_families_grow_in_operations():
     for line in ("ViT", "hybrid", "BiT"):
         models = [point.recipe.model for point in points("scaling") if point.line == line]

@@ -171,6 +171,7 @@ def test_massive_activations_do_not_overflow_in_float16():
     assert min(delegates_scale.values()) < 1 / 64
 
 
+@pytest.mark.slow
 def test_files_for_a_gpu_are_written_with_their_agreement_in_float16(tmp_path):
     model = randomize(keras_vit.build(TINY, preprocessing=Preprocessing(TINY_IMAGE), num_classes=7))
     rng = np.random.default_rng(4)

@@ -371,6 +371,7 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
         run_directory.check_output(tmp_path / "a" / "b")
 
 
+@pytest.mark.slow
 def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     model, phone = build(), tmp_path / "phone"
     tflite_export.export_tflite(model, LABELS, samples, phone, ["int8-dynamic"])

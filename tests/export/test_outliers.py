@@ -28,7 +28,7 @@ def tiny(name: str) -> keras.Model:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("map", "rotary") else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "map" else pytest.mark.slow)
         for name in CONFORMANCE
         if name not in ("bit", "unpooled")
     ],

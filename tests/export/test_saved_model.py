@@ -158,6 +158,7 @@ def test_any_batch_is_served_even_an_empty_one(served):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_session_of_tensorflow_1_gives_the_same(served, samples, expected):
     inputs = {"image_tensor": next(expected.batches())[1], "serving_default": samples.encoded}
     probabilities = tf.nn.softmax(expected.logits).numpy()
@@ -429,6 +430,7 @@ def _gallery(tmp_path_factory) -> pathlib.Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_picture_gives_the_same_logits_in_training_evaluation_inspection_and_serving(served, gallery):
     model, preprocessing = served[0], keras_vit.preprocessing_of(served[0])
     split = open_source(DataOptions(f"folder:{gallery}")).train
@@ -519,7 +521,7 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("first", range(0, len(GARBAGE), 6))
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, len(GARBAGE), 6))])
 def test_invalid_images_are_reported_by_their_indices(served, samples, first):
     invalid = list(GARBAGE.values())[first : first + 6]  # of more, the message shows the first and the last
     indices = " ".join(str(1 + number) for number in range(len(invalid)))

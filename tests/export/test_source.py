@@ -61,6 +61,7 @@ def test_origin_and_license_of_the_weights_are_those_of_the_run(config, weights,
     assert _weights(config) == (weights, terms)
 
 
+@pytest.mark.slow
 def test_the_license_of_a_checkpoint_is_in_every_file_of_its_export(place, monkeypatch):
     monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]

@@ -62,11 +62,11 @@ def test_the_most_similar_pairs_of_patch_tokens_become_their_weighted_means(pref
         {},
         pytest.param({"classifier": "gap"}, marks=pytest.mark.slow),
         {"classifier": "token+gap"},
-        {"classifier": "map"},
+        pytest.param({"classifier": "map"}, marks=pytest.mark.slow),
         pytest.param({"classifier": "sequence"}, marks=pytest.mark.slow),
         pytest.param({"classifier": "gap", "norm_after_pooling": True}, marks=pytest.mark.slow),
         pytest.param({"distillation": "head"}, marks=pytest.mark.slow),
-        {"num_registers": 2},
+        pytest.param({"num_registers": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -41,7 +41,10 @@ def pil(operation, images: np.ndarray = IMAGES) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("jitter", "three"), [(0.3, False), (0.0, True), (0.3, True)])
+@pytest.mark.parametrize(
+    ("jitter", "three"),
+    [*(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.3, False), (0.0, True))), (0.3, True)],
+)
 def test_colors_repeat_with_their_seed_and_vary_without(jitter, three, channels):
     images = IMAGES[..., :channels]
     change = tf.function(lambda images, draws: color.augment_colors(images, draws, jitter=jitter, three=three))
@@ -161,7 +164,7 @@ RECIPE = Recipe(
 
 
 @pytest.mark.parametrize("mixup", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_any_step_and_any_part_can_be_made_again(channels, mixup, monkeypatch):
     monkeypatch.setattr("training.input.pipeline._COLOR_ROWS", 4)  # neither a batch nor a part
     recipe = dataclasses.replace(RECIPE, mixup=mixup)

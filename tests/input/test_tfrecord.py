@@ -69,6 +69,7 @@ def test_the_files_of_a_folder_are_kept_byte_by_byte(folder, shards):
         assert contents(getattr(records, split)) == contents(getattr(files, split))
 
 
+@pytest.mark.slow
 def test_any_png_trains_from_a_folder_and_from_records(folder, shards, capfd):
     recipe = dataclasses.replace(find_recipe("photos-small-strong"), batch_size=36)
     for data in (f"folder:{folder}", f"tfrecord:{shards}/*.tfrecord"):
@@ -83,6 +84,7 @@ def test_any_png_trains_from_a_folder_and_from_records(folder, shards, capfd):
     assert errors == ""
 
 
+@pytest.mark.slow
 def test_arrays_become_png(tmp_path):
     write_tfrecord.shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
     records, digits = open_source(DataOptions(f"tfrecord:{tmp_path}/out/*")), open_source(DataOptions("digits"))

@@ -113,7 +113,10 @@ def test_adapters_have_few_gradients_and_frozen_layers_none(tmp_path, capsys):
     assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (4400, 400, 800)
 
 
-@pytest.mark.parametrize("name", ["bit-l-r50x1", "vit-c-1gf", "r50-vit-b16-jft", "augreg-ti16-i21k"])
+@pytest.mark.parametrize(
+    "name",
+    ["bit-l-r50x1", "vit-c-1gf", pytest.param("r50-vit-b16-jft", marks=pytest.mark.slow), "augreg-ti16-i21k"],
+)
 def test_every_family_has_a_plan(name):
     recipe = dataclasses.replace(find_recipe(name), batch_size=8, epochs=None, steps=20_000)
     text = dry_run.describe_run(recipe.model, recipe, digits(), {}, channels=3)

@@ -158,7 +158,7 @@ def test_a_run_killed_before_its_model_was_saved_has_its_curves(trained):
     "damage",
     [
         pytest.param(lambda text: None, marks=pytest.mark.slow),
-        lambda text: text[:-20],
+        pytest.param(lambda text: text[:-20], marks=pytest.mark.slow),
         pytest.param(lambda text: "", marks=pytest.mark.slow),
     ],
 )
@@ -431,6 +431,7 @@ def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_save
     assert "nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp_path):
     """Of a loss that only grows to it, the first epoch is the best."""
     early = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)

@@ -98,6 +98,7 @@ def test_dropout_is_drawn_anew_for_each_step_and_micro_batch_and_again_for_the_s
     assert len({state.numpy().tobytes() for state in first}) == len(first) > 2  # another one for every layer
 
 
+@pytest.mark.slow
 def test_the_seeds_of_layers_stay_as_they_are():
     ours = trainer(FAMILIES["map, dropout"])
     before = flat(ours._random)

@@ -52,7 +52,7 @@ def logits_and_gradients(model: keras.Model, images: np.ndarray) -> list[np.ndar
     return [array.numpy() for array in step(tf.constant(images))]
 
 
-@pytest.mark.parametrize("queries", [5, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8, 15, 100))])
+@pytest.mark.parametrize("queries", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8, 15, 16, 100))])
 def test_any_chunk_gives_the_logits_and_gradients_of_the_whole(queries, tiny_images):
     model = tiny()
     expected = logits_and_gradients(model, tiny_images)

@@ -115,7 +115,7 @@ PLAIN = [
 
 def small_first(names) -> list:
     """The names, those of large models as slow cases."""
-    large = ("L_", "H_", "H+", "g_", "G_", "So400m", "R101", "R152", "R200", "x3")
+    large = ("L_", "H_", "H+", "g_", "G_", "So400m", "R50+", "R101", "R152", "R200", "x3")
     return [pytest.param(n, marks=pytest.mark.slow) if any(part in n for part in large) else n for n in names]
 
 
@@ -497,9 +497,7 @@ _OF_EVERY_KIND = {
     "BiT": dataclasses.replace(TINY_STEM, preactivation=True),
     "axial resnet": dataclasses.replace(TINY_STEM, axial_heads=2),
 }
-_SOME_KINDS = [
-    name if name in ("hybrid", "BiT") else pytest.param(name, marks=pytest.mark.slow) for name in _OF_EVERY_KIND
-]
+_SOME_KINDS = [name if name == "BiT" else pytest.param(name, marks=pytest.mark.slow) for name in _OF_EVERY_KIND]
 
 
 def _of_numpy(value):
@@ -523,6 +521,7 @@ def test_a_model_of_numpys_numbers_is_saved_and_is_that_of_pythons(name, tmp_pat
     assert [weight.shape for weight in again.weights] == [weight.shape for weight in expected.weights]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_changed_by_numpys_numbers(tmp_path):
     sizes = {"num_classes": np.int64(3), "patch_size": np.int32(4), "channels": np.uint8(1), "image_size": np.int16(16)}
     model = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", **sizes, dropout_rate=np.float32(0.5))

@@ -90,7 +90,9 @@ def test_a_reason_names_only_the_values_that_stay():
     assert auto_finetune_reasons(10, (64, 64), tuned, used) == ["Augmentation: random windows."]
 
 
-@pytest.mark.parametrize("options", [["--steps", "5"], ["--epochs", "3", "--batch-size", "6"]])
+@pytest.mark.parametrize(
+    "options", [["--steps", "5"], pytest.param(["--epochs", "3", "--batch-size", "6"], marks=pytest.mark.slow)]
+)
 def test_the_warm_up_of_auto_follows_the_duration_of_the_user(options, folder, tmp_path, capsys):
     arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run", *options]
     pretrain.main(["auto", *arguments])
@@ -138,6 +140,7 @@ def _folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_auto_looks_at_the_folder_trains_says_why_and_advises(folder, tmp_path, capsys):
     workdir = tmp_path / "run"
     arguments = ["auto", "--data", f"folder:{folder}", "--workdir", str(workdir), "--model.block-units", "1"]
