@@ -47,7 +47,7 @@ def inference_model(
     Args:
         model: from `keras_vit.build`.
         dtype: "float32" or "bfloat16".
-        for_onnx: replace operations that ONNX or ONNX Runtime compute wrongly; see _OnnxLayers.
+        for_onnx: replace operations that ONNX or ONNX Runtime compute wrongly or slowly; see _OnnxLayers.
         for_tensorflow: replace norms and attention by forms that TensorFlow computes faster on a CPU; see
             _TensorFlowLayers.
         all_tokens: compute all tokens, for intermediate outputs.
@@ -124,9 +124,13 @@ class InferenceLayers(_Layers):
 
 
 class _OnnxLayers(InferenceLayers):
-    """Replaces GELU and one padding by operations that ONNX and ONNX Runtime compute correctly."""
+    """Replaces GELU and one padding by operations that ONNX and ONNX Runtime compute correctly, and LayerNorm by a form
+    that ONNX Runtime computes in one operation.
+    """
 
     def layer(self, layer):
+        if isinstance(layer, keras.layers.LayerNormalization):
+            return _StepByStepNorm.from_config(self.config(layer))
         if isinstance(layer, TokenDense) and layer.activation is gelu_erf:
             return _ErfDense.from_config({**self.config(layer), "activation": None})
         if layer.name == "resnet.root_block.pool_padding":
@@ -181,6 +185,19 @@ class _NearlyZeroPadding(keras.layers.ZeroPadding2D):
 
     def call(self, images):
         return ops.pad(images, ((0, 0), *self.padding, (0, 0)), constant_values=1e-30)
+
+
+class _StepByStepNorm(keras.layers.LayerNormalization):
+    """LayerNorm in the steps that ONNX Runtime (1.31) and OpenVINO match and replace by one operation.
+
+    ONNX Runtime does not match a product with the reciprocal of the deviation, a square as a product, or a mean that
+    tf2onnx writes as GlobalAveragePool, as it does below version 18 of the operators. OpenVINO needs a list of axes.
+    """
+
+    def call(self, x):
+        centered = x - tf.reduce_mean(x, axis=[-1], keepdims=True)
+        variance = tf.reduce_mean(tf.pow(centered, 2.0), axis=[-1], keepdims=True)
+        return centered / ops.sqrt(variance + self.epsilon) * self.gamma + self.beta
 
 
 class _OnePassNorm(keras.layers.LayerNormalization):

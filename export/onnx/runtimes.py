@@ -29,6 +29,8 @@ Runner = Callable[[np.ndarray], np.ndarray]
 FILES: dict[OnnxFormat, tuple[str, ...]] = {"onnx": ("model.onnx",), "openvino": ("model.xml", "model.bin")}
 _PACKAGES: dict[OnnxFormat, tuple[str, ...]] = {"onnx": ("onnx", "onnxruntime", "tf2onnx"), "openvino": ("openvino",)}
 REQUIREMENTS = "export/requirements-onnx.txt"
+# From this version of the operators on ONNX Runtime sees the norms of the model, see `export.inference_model`.
+_OPERATORS: dict[OnnxFormat, dict[str, int]] = {"onnx": {"opset_version": 18}, "openvino": {}}
 # An ONNX file is one protobuf message of less than 2 GiB, which holds the weights and the graph.
 _MOST_WEIGHT_BYTES = 2**31 - 2**24
 
@@ -73,7 +75,7 @@ def write(
     with _silenced():
         if kind == "openvino":
             _openvino()
-        named.export(str(path), format=kind, verbose=False, input_signature=[image])
+        named.export(str(path), format=kind, verbose=False, input_signature=[image], **_OPERATORS[kind])
     if kind == "onnx":
         _finish(path, model, labels, about)
 

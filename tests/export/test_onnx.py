@@ -225,6 +225,23 @@ def test_a_padding_with_exact_zeros_before_a_pooling_would_be_lost(tmp_path):
     assert np.abs(logits - model.predict_on_batch(images)).max() > 1e-4
 
 
+def test_onnx_runtime_computes_each_norm_in_one_operation(tmp_path):
+    need("onnx")
+    import onnx
+    import onnxruntime
+
+    model = build("map")
+    runtimes.write(inference_model(model, for_onnx=True), "onnx", tmp_path, LABELS, {})
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(tmp_path / "model.onnx", options, providers=["CPUExecutionProvider"])
+    found = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    norms = sum(isinstance(layer, keras.layers.LayerNormalization) for layer in model.layers)
+    assert found.count("LayerNormalization") == norms
+    assert not {"Sqrt", "ReduceMean", "GlobalAveragePool", "Reciprocal"} & set(found)
+
+
 def test_the_onnx_file_says_what_it_takes_and_gives(tmp_path):
     need("onnx")
     import onnxruntime
