@@ -20,8 +20,6 @@ from training.segmentation.masks import open_scenes, read_mask
 from training.segmentation.segment import evaluate
 from training.segmentation.tfds_masks import open_tfds_scenes
 
-TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
-
 BACKBONE = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=32)
 
 
@@ -247,10 +245,27 @@ def test_a_run_on_a_data_set_of_tfds_is_evaluated_on_its_test_split(tfds_directo
         segment.main([*command, "--train-split", "train[:30]"])
 
 
-def test_a_data_set_without_one_mask_is_refused(tmp_path):
-    command = ["--checkpoint", "augreg:B_16", "--data", "tfds:mnist", "--data-dir", str(TFDS), "--workdir"]
+class UnmaskedScenes(DigitScenes):
+    """The same scenes without their masks."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=(None, None, 3)), "label": np.int64}
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+    def _generate_examples(self, numbers):
+        for number, example in super()._generate_examples(numbers):
+            yield number, {"image": example["image"], "label": 0}
+
+
+def test_a_data_set_without_one_mask_is_refused(scenes, tmp_path):
+    UnmaskedScenes.scenes = scenes
+    UnmaskedScenes(data_dir=tmp_path / "tfds").download_and_prepare()
+    command = ["--checkpoint", "augreg:B_16", "--data", "tfds:unmasked_scenes", "--data-dir", str(tmp_path / "tfds")]
+    command += ["--workdir"]
     with pytest.raises(
-        UserError, match="'?mnist'? should have one image and one mask, .* pictures image of 1 channels"
+        UserError, match="'?unmasked_scenes'? should have one image and one mask, .* pictures image of 3 channels"
     ):
         segment.main([*command, str(tmp_path / "run")])
     with pytest.raises(UserError, match="--data-dir applies to --data tfds:NAME only; leave it out"):
