@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from keras_vit.errors import UserError, check_integers
-from keras_vit.models.config import Background, Resize, make_plain, scaled_crop
+from keras_vit.models.config import Background, Resize, convert_fields, scaled_crop
 
 
 class _Operations:
@@ -54,7 +54,7 @@ class Preprocessing:
     """Background of transparent images. None drops the alpha channel, as models saved before this field existed do."""
 
     def __post_init__(self) -> None:
-        make_plain(self)  # JSON and command lines give lists
+        convert_fields(self)  # JSON and command lines give lists
         check_integers("channels", self.channels)
         check_integers("crop_from", self.crop_from)
         object.__setattr__(self, "image_size", _pair(self.image_size))

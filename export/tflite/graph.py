@@ -1,4 +1,4 @@
-"""The graph of a TFLite file: its operators and tensors, as plain Python objects."""
+"""The graph of a TFLite file: its operators and tensors, as Python objects."""
 
 import dataclasses
 import functools

@@ -41,8 +41,8 @@ from keras_vit.models.config import (
     ResNetConfig,
     ShiftedPatches,
     ViTConfig,
-    make_plain,
-    plain_numbers,
+    convert_fields,
+    python_numbers,
 )
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, check_resampler, resize_patch_kernel
@@ -160,7 +160,7 @@ def from_checkpoint(
     refuse_unexpected_keys(checkpoint)
     known = {name: value for name, value in overrides.items() if value is not None}
     file_config = dataclasses.replace(checkpoint.file_config, **known)
-    image_size = plain_numbers(image_size)
+    image_size = python_numbers(image_size)
     wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
     config = infer_config(
         checkpoint, file_config, classifier, position_embedding, conv_stem_strides, stored_grid, wanted
@@ -290,7 +290,7 @@ class Changes:
     keep_pre_logits: bool
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        convert_fields(self)
         check_integers("num_classes", self.num_classes, least=0)
         check_integers("channels", self.channels)
         if self.patch_size is not None and not isinstance(self.patch_size, numbers.Integral):

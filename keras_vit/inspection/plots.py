@@ -59,7 +59,7 @@ def panel(result: InspectionResult, draw) -> matplotlib.figure.Figure:
     return figure
 
 
-def plain(text: str, length: int = 60) -> str:
+def shortened(text: str, length: int = 60) -> str:
     """The printable characters of a name, truncated at the start."""
     shown = _legible(text)
     return shown if len(shown) <= length else "..." + shown[3 - length :]
@@ -79,12 +79,12 @@ def image_title(result: InspectionResult, index: int, length: int = 60) -> str:
     """The name of an image, with its class if known."""
     image = result.images[index]
     label = "" if image.label is None else f" ({_cut(image.label, 12)})"
-    return plain(image.name, length - len(label)) + label
+    return shortened(image.name, length - len(label)) + label
 
 
 def _titled(result: InspectionResult, size: tuple[float, float], note: str = "") -> matplotlib.figure.Figure:
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    lines = [plain(result.model), plain(short_name(result.checkpoint))] + ([note] if note else [])
+    lines = [shortened(result.model), shortened(short_name(result.checkpoint))] + ([note] if note else [])
     wide = size[0] > 7
     figure.suptitle((" | " if wide else "\n").join(lines), fontsize=11, parse_math=False, wrap=True)
     return figure

@@ -11,7 +11,7 @@ import keras
 from keras_vit.errors import UserError, check_integers, nearest
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
-from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, plain_numbers
+from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, python_numbers
 from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.named_models import model_config
 from keras_vit.models.stems import resnet_classifier
@@ -69,7 +69,7 @@ def build(
         preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
         if isinstance(config, ViTConfig):
             config.check_image_size(preprocessing.image_size)
-    num_classes = plain_numbers(num_classes)
+    num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
     if classifier_activation not in (None, *_ACTIVATIONS):
         raise UserError(

@@ -24,17 +24,17 @@ def scaled_crop(crop_from: int, side: int, new_side: int) -> int:
     return max(round(crop_from * new_side / side), new_side)
 
 
-def plain_numbers(value):
+def python_numbers(value):
     """Convert NumPy scalars and arrays to Python numbers, and lists to tuples: configurations are saved as JSON."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    return tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(python_numbers, value)) if isinstance(value, list | tuple) else value
 
 
-def make_plain(config) -> None:
-    """Apply `plain_numbers` to each field of a frozen dataclass. Called by `__post_init__`."""
+def convert_fields(config) -> None:
+    """Apply `python_numbers` to each field of a frozen dataclass. Called by `__post_init__`."""
     for field in dataclasses.fields(config):
-        object.__setattr__(config, field.name, plain_numbers(getattr(config, field.name)))
+        object.__setattr__(config, field.name, python_numbers(getattr(config, field.name)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ResNetConfig:
     """Added to a kernel's standard deviation."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        convert_fields(self)
         check_integers("block_units", self.block_units, length=0)
         check_integers("stage_channels", self.stage_channels, length=0)
         for field in ("root_channels", "num_groups", "axial_heads"):
@@ -135,7 +135,7 @@ class ConvStem:
     """Added to the variance in every BatchNorm."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        convert_fields(self)
         for field in ("channels", "kernel_sizes", "strides"):
             check_integers(field, getattr(self, field), length=0)
         if not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0:
@@ -171,7 +171,7 @@ class ShiftedPatches:
     """Side of a patch in pixels."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        convert_fields(self)
         check_integers("patch_size of shifted patches", self.patch_size, least=2)
 
     @property
@@ -258,7 +258,7 @@ class ViTConfig:
     (arXiv 2112.13492, section 3.2)."""
 
     def __post_init__(self) -> None:
-        make_plain(self)
+        convert_fields(self)
         if not isinstance(self.patch_size, int | tuple) or len(self.patch) != 2:
             raise UserError(f"patch_size must be one number of pixels or (height, width), but is {self.patch_size}.")
         check_integers("patch height", self.patch[0])
