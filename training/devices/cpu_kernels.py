@@ -67,7 +67,9 @@ class _Wrapped(keras.layers.Layer):
     """A layer of another model. Calling the layer itself in two models would make its `output` ambiguous."""
 
     def __init__(self, layer: keras.layers.Layer):
-        super().__init__(name=layer.name, dtype=layer.compute_dtype, autocast=layer.autocast)
+        # In mixed precision, the policy also casts the weights that `call` reads. Quantized weights have types of their own.
+        policy = layer.dtype_policy if layer.quantization_mode is None else layer.compute_dtype
+        super().__init__(name=layer.name, dtype=policy, autocast=layer.autocast)
         self.layer = layer
         self.built = True
 
