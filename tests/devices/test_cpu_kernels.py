@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from scipy import special
 
+import keras_vit
 from keras_vit.models.attention import attention
 from keras_vit.models.layers import TokenDense
 from training.devices.cpu_kernels import with_cpu_kernels
@@ -113,6 +114,17 @@ def test_in_bfloat16_it_is_no_less_exact_than_the_layers_themselves(layer):
     theirs = _off(_value_and_gradients(network, tokens, upstream), exact)
     assert max(ours) < 0.005
     assert sum(ours) <= sum(theirs) + 1e-6
+
+
+def test_in_bfloat16_the_products_of_a_model_are_of_bfloat16_numbers_alone():
+    """With one factor in float32, TensorFlow multiplies them by its slow kernel for sparse matrices."""
+    config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20, gated_mlp=True)
+    form = with_cpu_kernels(keras_vit.build(config, image_size=8, num_classes=3, dtype="mixed_bfloat16"))
+    call = tf.function(lambda images: form(images, training=True))
+    graph = call.get_concrete_function(tf.TensorSpec((2, 8, 8, 3))).graph
+    products = [op for op in graph.get_operations() if "MatMul" in op.type]
+    assert len(products) > 12
+    assert {x.dtype for op in products for x in op.inputs} == {tf.bfloat16}
 
 
 def test_in_bfloat16_the_gradient_of_a_bias_is_that_of_thousands_of_rows():
