@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
+from keras_vit.models.attention import DotProductAttention
 from tests.support import randomize
 from training.loop.objectives import Classification
 from training.loop.optimizers import make_optimizer
@@ -132,6 +133,33 @@ def test_what_is_computed_twice_gives_the_same_step(family):
     for images, labels in batches():
         losses = [ours.train_on_batch(images, labels, return_dict=True)["loss"] for ours in (once, twice)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    np.testing.assert_allclose(
+        flat(twice.network.trainable_variables), flat(once.network.trainable_variables), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("image_size", "fields", "queries"),
+    [
+        (132, {}, 256),
+        (128, {"classifier": "gap"}, None),  # 1,024 tokens
+        (132, {"attention_dropout_rate": 0.1}, None),
+        (132, {"locality_attention": True}, None),
+    ],
+)
+def test_what_is_computed_twice_has_the_attention_of_many_tokens_in_chunks(image_size, fields, queries):
+    ours = trainer(dataclasses.replace(TINY, num_layers=1, **fields), image_size=image_size, remat=True)
+    layers = [layer for layer in ours.network.layers if isinstance(layer, DotProductAttention)]
+    assert [layer.queries_at_a_time for layer in layers] == [queries]
+
+
+@pytest.mark.slow
+def test_chunks_of_attention_make_the_same_step():
+    config = dataclasses.replace(TINY, num_layers=1)
+    once, twice = (trainer(config, image_size=132, rate=0.5, batch_size=1, remat=remat) for remat in (False, True))
+    (images, labels), *_ = batches(1, image_size=132)
+    losses = [ours.train_on_batch(images[:1], labels[:1], return_dict=True)["loss"] for ours in (once, twice)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     np.testing.assert_allclose(
         flat(twice.network.trainable_variables), flat(once.network.trainable_variables), atol=1e-4
     )

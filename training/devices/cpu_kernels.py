@@ -67,7 +67,7 @@ class _Wrapped(keras.layers.Layer):
     """A layer of another model. Calling the layer itself in two models would make its `output` ambiguous."""
 
     def __init__(self, layer: keras.layers.Layer):
-        # In mixed precision, the policy also casts the weights that `call` reads. Quantized weights have types of their own.
+        # In mixed precision, the policy also casts the weights that `call` reads. Quantized ones have their own types.
         policy = layer.dtype_policy if layer.quantization_mode is None else layer.compute_dtype
         super().__init__(name=layer.name, dtype=policy, autocast=layer.autocast)
         self.layer = layer

@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from keras_vit import UserError
+from keras_vit import UserError, chunk_attention
+from keras_vit.models.attention import DotProductAttention, NoSelfAttention, RelativePositions
+
+# A block's attention probabilities are heads x tokens x tokens. For more tokens than this they take most of the memory
+# that rematerialization leaves, so they are computed for _QUERIES tokens at a time.
+_MANY_TOKENS, _QUERIES = 1024, 256
 
 _BLOCK = re.compile(r"Transformer\.encoderblock_\d+(\.column)?|(resnet\.)?block\d+\.unit\d+")
 
@@ -25,6 +30,19 @@ def check_segments(network: keras.Model) -> None:
         raise UserError("Masked patch prediction does not support rematerialization; leave --remat out.")
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in network.layers):
         raise UserError("A model with batch normalization would count each batch twice; leave --remat out.")
+
+
+def chunk_long_attention(network: keras.Model) -> None:
+    """Compute the attention of many tokens in chunks of queries, where `keras_vit.chunk_attention` can."""
+    layers = [layer for layer in network.layers if isinstance(layer, DotProductAttention)]
+    most = max((layer.input[0].shape[1] for layer in layers), default=0)
+    refused = any(isinstance(layer, RelativePositions | NoSelfAttention) for layer in network.layers)
+    if (
+        most > _MANY_TOKENS
+        and not refused
+        and not any(layer.dropout_rate or layer.queries_at_a_time for layer in layers)
+    ):
+        chunk_attention(network, _QUERIES)
 
 
 def segments(network: keras.Model) -> list[keras.Model]:

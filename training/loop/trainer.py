@@ -21,7 +21,7 @@ from keras import ops
 from keras_vit import UserError
 from keras_vit.models.self_supervised import Center
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
-from training.devices.rematerialization import check_segments, rematerialized, segments
+from training.devices.rematerialization import check_segments, chunk_long_attention, rematerialized, segments
 from training.loop.objectives import Objective
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.patch_dropout import PatchDropout
@@ -62,7 +62,8 @@ class Trainer(keras.Model):
                 for no average.
             sharpness_radius: SAM's rho, see `_gradients`; 0 for the gradient at the weights themselves.
             seed: of dropout and stochastic depth.
-            remat: keep only the outputs of the blocks, and compute their activations again for the gradient.
+            remat: keep only the outputs of the blocks, and compute their activations again for the gradient. Attention
+                of more than 1,024 tokens is then computed in chunks, as by `keras_vit.chunk_attention`.
             stop_requested: for several workers, a variable of this one, created outside the scope. After the same step
                 `any_stop_requested` is true in all of them if one set it.
             strategy: under whose scope the network was created; None for one device.
@@ -85,6 +86,7 @@ class Trainer(keras.Model):
         self._statistics += [layer.center for layer in network.layers if isinstance(layer, Center)]
         if remat:
             check_segments(network)
+            chunk_long_attention(network)
         self._forward = with_cpu_kernels(network) if on_cpu() else network
         with self._strategy.scope():
             self._make_variables()
