@@ -82,7 +82,6 @@ def _forward(case: Case, model) -> Call:
 
 
 def _training_step(case: Case) -> Call:
-    import keras
     import tensorflow as tf
 
     from keras_vit import MODELS, build
@@ -90,8 +89,8 @@ def _training_step(case: Case) -> Call:
     from training.loop.optimizers import make_optimizer
     from training.loop.trainer import Trainer
 
-    keras.config.set_dtype_policy("float32" if case.precision == "float32" else "mixed_bfloat16")
-    model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES)
+    policy = "float32" if case.precision == "float32" else "mixed_bfloat16"
+    model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=policy)
     trainer = Trainer(model, batch_size=case.batch, objective=Classification("softmax"))
     trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=False)
     labels = tf.one_hot(np.arange(case.batch), NUM_CLASSES)
