@@ -320,12 +320,8 @@ def _gains(scaled: Mapping[str, Gain], steps: Mapping[TFLiteFormat, Sequence[qua
     tables: list[report.Table] = [
         (
             f"{kind}: steps of the quantization, on calibration images",
-            ("step", "logit error", "agreement", "expected of many images", "kept"),
-            [
-                (step.name, f"{step.error:.3g}", f"{step.agreement:.4f}", f"{step.expected_agreement:.4f}", kept)
-                for step in found
-                for kept in ("yes" if step.kept else "no",)
-            ],
+            ("step", "logit error", "agreement", "kept"),
+            [(step.name, f"{step.error:.3g}", f"{step.agreement:.4f}", "yes" if step.kept else "no") for step in found],
         )
         for kind, found in steps.items()
     ]

@@ -34,7 +34,6 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer, recipe, recipe_manager
 from ai_edge_quantizer.utils import qsv_utils, validation_utils
-from scipy import special
 
 from export import parity
 from export.options import TFLiteFormat
@@ -75,8 +74,6 @@ class Step:
     """Root mean square difference of the logits from those of the float32 file."""
     agreement: float
     """Share of the images with the same predicted class."""
-    expected_agreement: float
-    """That share among many images, see `expected_agreement`."""
     kept: bool
 
 
@@ -114,9 +111,8 @@ def quantize_static(
 ) -> tuple[bytes, list[Step]]:
     """Content of an int8 or int16x8 file, and what each step gained.
 
-    The steps: extremes as ranges, searched ranges, corrected biases, and, while fewer than 99.5 % of the images agree
-    or of many can be expected to, the product with the most noise in float32, until such products have a twentieth of
-    the weights.
+    The steps: extremes as ranges, searched ranges, corrected biases, and, while fewer than 99.5 % of the images agree,
+    the product with the most noise in float32, until such products have a twentieth of the weights.
 
     Args:
         float_file: float32 file with batch 1.
@@ -137,10 +133,8 @@ def quantize_static(
             found = bytes(quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges)).quantized_model)
         logits = _logits(found, judges)
         error = float(np.sqrt(np.mean(np.square(logits - expected))))
-        same, of_many = (
-            share(expected, logits, multi_label=multi_label) for share in (parity.agreement, expected_agreement)
-        )
-        steps.append(Step(name, error, same, of_many, kept=not steps or error < best_step().error))
+        same = parity.agreement(expected, logits, multi_label=multi_label)
+        steps.append(Step(name, error, same, kept=not steps or error < best_step().error))
         return found
 
     def best_step() -> Step:
@@ -161,7 +155,7 @@ def quantize_static(
     in_float: list[str] = []
     sizes = {found.outputs: found.weights.size for found in products(content)}
     budget = _FLOAT_SHARE * sum(sizes.values())
-    while min(best_step().agreement, best_step().expected_agreement) < _ENOUGH_AGREEMENT:
+    while best_step().agreement < _ENOUGH_AGREEMENT:
         left = [name for name in _noisiest(float_file, best, measured) if name not in in_float and name in sizes]
         fitting = [name for name in left if sizes[name] <= budget]
         if not fitting:
@@ -174,28 +168,6 @@ def quantize_static(
         else:
             break
     return best, steps
-
-
-def expected_agreement(expected: np.ndarray, logits: np.ndarray, *, multi_label: bool) -> float:
-    """The share of images that keep their class, estimated from a few of them.
-
-    A few images count this share in coarse steps. Here each image counts by the probability that noise does not change
-    its class: that its margin, the difference of its two largest logits, is not exceeded by normal noise with the root
-    mean square of the images. With `multi_label` each logit has the margin to 0.
-
-    Args:
-        expected: logits (n, K) in float32.
-        logits: logits (n, K) of the quantized file.
-        multi_label: whether an image may have several classes.
-    """
-    if multi_label:
-        margins, noise = np.abs(expected), logits - expected
-    else:
-        order = np.argsort(expected, axis=-1)[:, ::-1][:, :2]
-        (margins, found) = (-np.diff(np.take_along_axis(x, order, axis=-1)) for x in (expected, logits))
-        noise = found - margins
-    deviation = max(float(np.sqrt(np.mean(np.square(noise, dtype=np.float64)))) if noise.size else 0.0, 1e-12)
-    return float(np.mean(np.prod(special.ndtr(margins / deviation), axis=-1)))
 
 
 def _spread(images: Sequence[np.ndarray], most: int) -> list[np.ndarray]:

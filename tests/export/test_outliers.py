@@ -9,9 +9,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 import keras_vit
-from export import parity
 from export.parity import Reference
-from export.tflite import quantize
 from export.tflite.calibration import Product, products, searched_ranges, with_corrected_biases
 from export.tflite.export import convert
 from export.tflite.graph import Graph, unpack
@@ -183,23 +181,3 @@ def test_a_trained_model_with_outliers_is_as_good_in_8_bits_as_without(demo_plac
     smoothed, _ = smooth_quant(planted, np.array_split(images, 4))
     assert agreement(smoothed, "int8", calibration, expected) >= before - 0.01
     assert agreement(planted, "int8", calibration, expected) < before - 0.02
-
-
-@pytest.mark.parametrize("multi_label", [False, True])
-def test_the_agreement_of_many_images_is_estimated_from_a_few(multi_label):
-    rng = np.random.default_rng(0)
-    expected = rng.normal(0.0, 1.0, (100_000, 3))
-    logits = expected + rng.normal(0.0, 0.05, expected.shape)
-    share = parity.agreement(expected, logits, multi_label=multi_label)
-    assert 0.9 < share < 0.98
-    few = [
-        quantize.expected_agreement(expected[start : start + 64], logits[start : start + 64], multi_label=multi_label)
-        for start in range(0, 6400, 64)
-    ]
-    assert np.mean(few) == pytest.approx(share, abs=0.005)
-    assert np.std(few) < 0.02  # of the counted share it is 0.027
-    assert quantize.expected_agreement(expected, expected, multi_label=multi_label) == 1.0
-
-
-def test_a_model_of_one_class_always_agrees():
-    assert quantize.expected_agreement(np.ones((4, 1)), np.zeros((4, 1)), multi_label=False) == 1.0
