@@ -11,6 +11,7 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
 from keras_vit.models.attention import DotProductAttention
 from tests.support import randomize
+from training.devices.rematerialization import chunk_long_attention
 from training.loop.objectives import Classification
 from training.loop.optimizers import make_optimizer
 from training.loop.trainer import Trainer
@@ -151,6 +152,13 @@ def test_what_is_computed_twice_has_the_attention_of_many_tokens_in_chunks(image
     ours = trainer(dataclasses.replace(TINY, num_layers=1, **fields), image_size=image_size, remat=True)
     layers = [layer for layer in ours.network.layers if isinstance(layer, DotProductAttention)]
     assert [layer.queries_at_a_time for layer in layers] == [queries]
+
+
+def test_jax_keeps_its_fused_attention_when_blocks_are_computed_twice(monkeypatch):
+    model = keras_vit.build(dataclasses.replace(TINY, num_layers=1), image_size=132, num_classes=3)
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    chunk_long_attention(model)
+    assert {layer.queries_at_a_time for layer in model.layers if isinstance(layer, DotProductAttention)} == {None}
 
 
 @pytest.mark.slow

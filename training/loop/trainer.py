@@ -62,8 +62,8 @@ class Trainer(keras.Model):
                 for no average.
             sharpness_radius: SAM's rho, see `_gradients`; 0 for the gradient at the weights themselves.
             seed: of dropout and stochastic depth.
-            remat: keep only the outputs of the blocks, and compute their activations again for the gradient. Attention
-                of more than 1,024 tokens is then computed in chunks, as by `keras_vit.chunk_attention`.
+            remat: keep only the outputs of the blocks, and compute their activations again for the gradient. On
+                TensorFlow, attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`.
             stop_requested: for several workers, a variable of this one, created outside the scope. After the same step
                 `any_stop_requested` is true in all of them if one set it.
             strategy: under whose scope the network was created; None for one device.
