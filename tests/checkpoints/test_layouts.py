@@ -1,4 +1,4 @@
-"""The six layouts: loading, saving, adapting, and models that they cannot express."""
+"""The six layouts: load, save and adapt, and models that they cannot express."""
 
 import dataclasses
 import functools
@@ -385,7 +385,7 @@ def test_describe_names_the_official_model_without_reading_arrays(tmp_path):
     assert "5,525,381 in 152 arrays of float32" in str(found)
 
 
-def test_adapting_a_model_equals_adapting_its_file(tmp_path):
+def test_an_adapted_model_equals_its_adapted_file(tmp_path):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
     keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
     changes = {"image_size": (16, 36), "num_classes": 4, "patch_size": (8, 6), "channels": 1}

@@ -59,14 +59,14 @@ def test_a_greedy_soup_begins_with_the_best_run_and_keeps_what_does_not_harm(run
     # The last run is the best one again, the first is noise that can only harm.
     shutil.copy(Run(tmp_path / "run1").model_file, Run(tmp_path / "run2").model_file)
     soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
-    records = Run(tmp_path / "soup").metrics()
-    assert [record["run"] for record in records] == [runs[1], runs[2], runs[0]]
-    assert [record["kept"] for record in records[:2]] == [True, True]
-    assert records[0]["val_accuracy"] == records[1]["val_accuracy"]
-    kept = [run_directory.load_model(record["run"]).get_weights() for record in records if record["kept"]]
+    lines = Run(tmp_path / "soup").metrics()
+    assert [line["run"] for line in lines] == [runs[1], runs[2], runs[0]]
+    assert [line["kept"] for line in lines[:2]] == [True, True]
+    assert lines[0]["val_accuracy"] == lines[1]["val_accuracy"]
+    kept = [run_directory.load_model(line["run"]).get_weights() for line in lines if line["kept"]]
     for mean, *weights in zip(run_directory.load_model(tmp_path / "soup").get_weights(), *kept, strict=True):
         np.testing.assert_allclose(mean, np.mean(weights, axis=0), rtol=1e-5, atol=1e-6)
-    assert records[2]["kept"] == (records[2]["val_accuracy"] >= records[0]["val_accuracy"])
+    assert lines[2]["kept"] == (lines[2]["val_accuracy"] >= lines[0]["val_accuracy"])
 
 
 def test_runs_that_do_not_fit_are_refused(runs, tmp_path):

@@ -468,8 +468,8 @@ def gif_with_a_huge_later_frame() -> bytes:
     return bytes(content)
 
 
-def declared_huge() -> dict[str, bytes]:
-    """Small files of each format whose header declares the largest image that the format can."""
+def oversized() -> dict[str, bytes]:
+    """Small files of each format whose header states the largest image that the format can."""
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (9, 14, 3), dtype=np.uint8))
     clear = image.copy()
     clear.putalpha(90)
@@ -517,7 +517,7 @@ GARBAGE = {
     "GIF of alternating blocks": b"GIF89a\1\0\1\0\0\0\0\x21\xfe" + b"\1\0\2\0\0" * 200_000,
     "JPEG of a thousand scans": many_scans(),
     "BMP of a palette": encoded(Image.new("RGB", (9, 9), "red").quantize(4), "BMP"),
-    **declared_huge(),
+    **oversized(),
 }
 
 

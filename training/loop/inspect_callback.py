@@ -41,7 +41,7 @@ class InspectEpochs(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if (epoch + 1) % self._every:
             return
-        findings = inspect(
+        result = inspect(
             self._make_model(),
             self._pictures,
             checkpoint=f"{self._run}, epoch {epoch + 1}",
@@ -50,7 +50,7 @@ class InspectEpochs(keras.callbacks.Callback):
             multi_label=run_directory.is_multi_label(self._run),
         )
         folder = self._run / "inspection" / f"epoch_{epoch + 1:04d}"
-        write(findings, folder)
+        write(result, folder)
         self._show(folder)
 
     def _show(self, folder: pathlib.Path) -> None:
