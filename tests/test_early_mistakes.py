@@ -1,7 +1,9 @@
 """Mistakes in paths and names are reported before TensorFlow and Keras are imported, which takes seconds."""
 
 import json
+import os
 import pathlib
+import socket
 import subprocess
 import sys
 import zipfile
@@ -14,7 +16,7 @@ from training.options.checks import check_data, check_recipe_of_files
 from training.options.common import DataOptions
 from training.options.data import ShardOptions
 from training.options.train import PretrainOptions
-from training.options.workdir import run_settings
+from training.options.workdir import locked, run_settings
 from training.recipes.pretrain import find_recipe
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -204,8 +206,12 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"export.tflite.__main__ --checkpoint {run} --output never {labels}": more,
         f"keras_vit.inspection.__main__ --checkpoint {run} --images README.md --output never {labels}": more,
     }
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences), capture_output=True,
-                          text=True)  # fmt: skip
+    sentences[f"training.pretrain digits --data digits --workdir {tmp_path}/busy"] = (
+        f"Another process, {os.getpid()} on {socket.gethostname()}, writes into {tmp_path}/busy; wait until it ends"
+    )
+    with locked(tmp_path / "busy"):
+        done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences),
+                              capture_output=True, text=True)  # fmt: skip
     assert done.stderr == ""
     for words, line in zip(sentences.values(), done.stdout.splitlines(), strict=True):
         assert words in line

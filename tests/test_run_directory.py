@@ -1,6 +1,7 @@
 """The run directory: labels, the lock of the writing process, atomic writes."""
 
 import concurrent.futures
+import errno
 import os
 import signal
 import socket
@@ -11,8 +12,9 @@ import pytest
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import write_text
-from training.loop import run as run_module
-from training.loop.run import Run, locked
+from training.loop.run import Run
+from training.options import workdir
+from training.options.workdir import check_unlocked, locked
 
 # Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
 HOLDER = """
@@ -61,16 +63,19 @@ def _held(tmp_path):
 
 def test_a_second_process_is_refused_with_the_name_of_the_first(held, monkeypatch):
     run, process = held
-    monkeypatch.setattr(run_module, "_LOCK_WAIT", 0.0)
+    monkeypatch.setattr(workdir, "_LOCK_WAIT", 0.0)
     words = f"Another process, {process.pid} on {socket.gethostname()}, writes into {run}; wait until it ends, or give"
     with pytest.raises(UserError, match=words), locked(run):
         pass
+    with pytest.raises(UserError, match=words):
+        check_unlocked(run)
     assert (run / ".lock").exists()
 
 
 def test_the_lock_of_a_killed_process_is_released(held):
     run, process = held
     process.send_signal(signal.SIGKILL)
+    check_unlocked(run)
     with locked(run):
         assert (run / ".lock").read_text() == f"{os.getpid()} on {socket.gethostname()}"
         Run(run).start({}, ("ant",))
@@ -86,9 +91,9 @@ def test_a_process_of_another_machine_is_named(tmp_path, capsys):
 
 def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch, capsys):
     def flock(stream, operation):
-        raise OSError(run_module.errno.ENOLCK, "No locks available")
+        raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(run_module.fcntl, "flock", flock)
+    monkeypatch.setattr(workdir.fcntl, "flock", flock)
     with locked(tmp_path):
         pass
     assert f"{tmp_path} has no locks; make sure that no other process trains there." in capsys.readouterr().out
@@ -104,7 +109,7 @@ def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
     class Model:
         def save(self, path):
             path.write_bytes(b"half")
-            raise OSError(run_module.errno.ENOSPC, "No space left on device")
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(
         UserError, match="model could not be written to .* .No space left on device.; the last checkpoint is"

@@ -18,8 +18,9 @@ from training import evaluate, pretrain, shard
 from training.input.record_index import record_lengths
 from training.input.sources import open_source
 from training.loop import checkpoints, setup
-from training.loop.run import Run, locked
+from training.loop.run import Run
 from training.options.common import DataOptions
+from training.options.workdir import locked
 
 COMMAND = [
     "digits", "--deterministic", "--seed", "5", "--epochs", "2", "--batch-size", "16", "--warmup-steps", "1",

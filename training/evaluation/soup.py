@@ -18,9 +18,9 @@ from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.remote import to_path
 from training.evaluation.classifiers import outputs
 from training.input.sources import open_source
-from training.loop.run import Run, locked
+from training.loop.run import Run
 from training.options.common import DataOptions
-from training.options.workdir import differences, trained_on
+from training.options.workdir import differences, locked, trained_on
 
 _BATCH = 500
 _COPIED = (run_directory.SAMPLES, run_directory.CALIBRATION)

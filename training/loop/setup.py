@@ -25,10 +25,10 @@ from training.loop.callbacks import TrainingInterrupted
 from training.loop.dry_run import describe_run, draw_learning_rate
 from training.loop.fit import build_trainer, checked_model, train
 from training.loop.objectives import Classification, make_objective
-from training.loop.run import Run, locked
+from training.loop.run import Run
 from training.options.checks import check_schedule
 from training.options.common import Execution, TrainingOptions
-from training.options.workdir import run_settings
+from training.options.workdir import locked, run_settings
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
 from training.techniques.distillation import check_teacher_classes
