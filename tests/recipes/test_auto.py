@@ -30,9 +30,21 @@ def test_a_few_hundred_small_images_get_a_small_resnet_without_flips():
     assert all(reason.endswith(".") for reason in reasons)
 
 
-@pytest.mark.parametrize(("size", "side"), [((28, 28), 32), ((500, 375), 128), ((70, 100), 64), ((5, 9000), 32)])
-def test_the_input_is_no_larger_than_the_images_need(size, side):
-    assert auto_recipe(DataFacts(708, size)).image_size == (side, side)
+@pytest.mark.parametrize(
+    ("number", "size", "side"),
+    [
+        (708, (28, 28), 32),
+        (708, (500, 375), 64),
+        (70_800, (500, 375), 128),
+        (70_800, (110, 100), 96),
+        (708, (70, 60), 48),
+        (708, (5, 9000), 32),
+    ],
+)
+def test_the_input_is_no_larger_than_the_images_need_and_so_few_are_good_for(number, size, side):
+    recipe = auto_recipe(facts := DataFacts(number, size))
+    assert recipe.image_size == (side, side)
+    assert f"at most {64 if number == 708 else 128} for so many images." in auto_reasons(facts, recipe, recipe)[1]
 
 
 def test_more_images_get_fewer_epochs_and_larger_batches_of_which_gray_ones_have_one_channel():
