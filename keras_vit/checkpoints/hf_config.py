@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from keras_vit.checkpoints.huggingface.config_json import (
     FAMILY_DEFAULTS,
     TRANSFORMERS_GELU,
     family_sizes,
+    heads_of,
     is_side,
     number,
     pair,
@@ -28,7 +30,7 @@ from keras_vit.checkpoints.huggingface.image_processor import (
 )
 from keras_vit.checkpoints.timm_models import timm_model
 from keras_vit.errors import UserError
-from keras_vit.files.safetensors import read_json
+from keras_vit.files.safetensors import read_json, stored_image_size
 from keras_vit.models.config import Classifier, Gelu, Resize
 
 # All names in transformers -> `ViTConfig.gelu`.
@@ -107,6 +109,8 @@ class FileConfig:
     """Values that the arrays must agree with: ViTConfig field -> (name in config.json, value)."""
     resnet_sizes: Mapping[str, tuple[str, object]] = dataclasses.field(default_factory=dict)
     """The same for a ResNet or the stem of a hybrid."""
+    heads: tuple[str, ...] = ()
+    """The heads that it says there are, as far as it says so."""
     names_model: bool = False
     """Whether it names the architecture, which determines all settings."""
 
@@ -142,12 +146,12 @@ def read_file_config(path: pathlib.Path, layout: str, model_types: tuple[str, ..
     """
     folder = path if path.is_dir() else path.parent
     if path.suffix == ".npz" or not (folder / "config.json").is_file():
-        return FileConfig()
+        return FileConfig(image_size=stored_image_size(path)) if path.suffix == ".safetensors" else FileConfig()
     config = read_json(folder / "config.json")
     if "architecture" in config or "pretrained_cfg" in config:
         return _timm(config)
     kind = config.get("model_type")
-    if layout == "huggingface" and kind is not None and kind not in _MODEL_TYPES:
+    if kind is not None and kind not in _MODEL_TYPES:
         raise UserError(
             f"config.json has the unsupported model_type={kind!r:.80}; supported are {', '.join(_MODEL_TYPES)}."
         )
@@ -156,7 +160,7 @@ def read_file_config(path: pathlib.Path, layout: str, model_types: tuple[str, ..
             f"config.json says model_type={kind!r:.80}, but the arrays are those of {' or '.join(model_types)}; "
             "replace it by the one that belongs to them."
         )
-    return _transformers(config, _image_processor(folder), layout)
+    return _transformers(config, _image_processor(folder), layout, model_types)
 
 
 def _image_processor(folder: pathlib.Path) -> dict:
@@ -166,7 +170,7 @@ def _image_processor(folder: pathlib.Path) -> dict:
     return fields if isinstance(fields, dict) else own
 
 
-def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
+def _transformers(fields: dict, processor: dict, layout: str, model_types: tuple[str, ...]) -> FileConfig:
     config = _completed(vision_config(fields)) if layout == "huggingface" else fields
     backbone = config.get("backbone_config") or config
     if not isinstance(backbone, dict):
@@ -200,9 +204,19 @@ def _transformers(fields: dict, processor: dict, layout: str) -> FileConfig:
     sizes = _sizes(config, _SIZES)
     if "qkv_bias" in config:
         sizes["qkv_bias"] = "qkv_bias", config["qkv_bias"]
-    sizes |= family_sizes(config)
+    # Without a model_type, the arrays may still tell the family.
+    family = kind or next((name for name in model_types if name in FAMILY_DEFAULTS), None)
+    sizes |= family_sizes(config, family)
+    if family is not None:
+        because = f"model_type={family!r} and thus"
+        if family != "dinov3_vit":
+            sizes["position_embedding"] = f"{because} positions", "learned"
+        if not family.startswith("siglip"):
+            sizes["num_class_tokens"] = f"{because} class tokens", 2 if family == "deit" else 1
     return FileConfig(
         **common,
+        classifier="map" if layout == "huggingface" and kind in ("siglip", "siglip_vision_model") else None,
+        heads=heads_of(fields) if layout == "huggingface" else (),
         num_heads=number(config, "num_attention_heads"),
         # DINOv2's SwiGLU ignores hidden_act.
         gelu="silu" if config.get("use_swiglu_ffn") else _GELU[act] if act else None,
@@ -261,36 +275,51 @@ def _timm(config: dict) -> FileConfig:
     arguments = config.get("model_args") or {}
     if not isinstance(arguments, dict):
         raise UserError(f"config.json should give model_args as an object, but gives {arguments!r:.80}.")
-    model = timm_model(config.get("architecture", pretrained.get("architecture")), arguments)
+    name = str(config.get("architecture") or pretrained.get("architecture"))
+    model = timm_model(name, arguments)
     pool = arguments.get("global_pool", config.get("global_pool"))
     if pool not in (None, "token", "avg", "map"):
         raise UserError(f"config.json has the unsupported global_pool={pool!r:.80}; supported are token, avg and map.")
     size = pair(arguments, "img_size")
     pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
     return FileConfig(
-        classifier=pools.get(pool),
+        classifier=pools.get(pool, "map" if "_siglip_" in name and "_gap_" not in name else None),
         num_heads=number(arguments, "num_heads") or model.num_heads,
         gelu=model.gelu,
         layer_norm_epsilon=model.layer_norm_epsilon,
-        layer_scale=number(arguments, "init_values", float),
+        layer_scale=_timm_layer_scale(name, arguments),
         image_size=size or pair(pretrained, "input_size"),
         image_size_is_exact=size is not None,  # after fine-tuning, input_size is still that of pretraining
         value_range=value_range_of(pretrained.get("mean") or IMAGENET_MEAN, pretrained.get("std") or IMAGENET_STD),
         other_resize=_timm_resize(pretrained),
-        sizes=_sizes(arguments, _TIMM_SIZES) | _timm_settings(arguments),
+        sizes=_sizes(arguments, _TIMM_SIZES) | _timm_settings(name, arguments),
         names_model=True,
     )
 
 
-def _timm_settings(arguments: dict) -> dict[str, tuple[str, object]]:
-    """Values of model_args that the arrays must agree with: ViTConfig field -> (name, value)."""
+def _timm_settings(architecture: str, arguments: dict) -> dict[str, tuple[str, object]]:
+    """What the architecture's name and model_args say of the arrays: ViTConfig field -> (name, value)."""
     settings: dict[str, tuple[str, object]] = {}
+    because = f"architecture={architecture!r} and thus "
+    if "_clip_" in architecture:
+        settings["pre_norm"] = f"{because}pre_norm", True
+    if registers := re.search(r"_reg(\d+)_", architecture):
+        settings["num_registers"] = f"{because}reg_tokens", int(registers[1])
+    if architecture.startswith("deit3_") and "pos_embed" not in arguments:
+        settings["has_class_token"] = f"{because}class_token", True
+        settings["position_embedding"] = f"{because}pos_embed", "learned"
     for name, field in (("reg_tokens", "num_registers"), ("pre_norm", "pre_norm"), ("class_token", "has_class_token")):
         if arguments.get(name) is not None:
             settings[field] = name, arguments[name]
     if arguments.get("no_embed_class") is not None and arguments.get("class_token") is not False:
         settings["prefix_positions"] = "not no_embed_class", not arguments["no_embed_class"]
     return settings
+
+
+def _timm_layer_scale(architecture: str, arguments: dict) -> float | None:
+    if "init_values" in arguments:
+        return number(arguments, "init_values", float) if arguments["init_values"] else None
+    return 1e-5 if architecture.startswith("deit3_") or "dinov2" in architecture else None
 
 
 def _timm_resize(pretrained: dict) -> str | None:

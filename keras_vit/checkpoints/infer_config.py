@@ -162,10 +162,16 @@ def _infer_vit(
         if _shape(weights, POSITIONS, 3)[0] != 1:
             raise UserError(f"The array {weights[POSITIONS].source.key!r} should begin with an axis of length 1.")
         position_embedding = "learned"
+    if missing := [head for head in file_config.heads if f"{head}/kernel" not in weights]:
+        raise UserError(
+            f"config.json is of a model with the {missing[0]}, which the arrays lack; use the complete file."
+        )
     norm = weights.get("Transformer/encoder_norm/scale")
     key_bias = f"{first}MultiHeadDotProductAttention_1/key/bias" in weights
     registers = _shape(weights, "registers/tokens", 3)[1] if "registers/tokens" in weights else 0
     has_scale = f"{first}LayerScale_0/scale" in weights
+    if file_config.layer_scale is not None and not has_scale:
+        raise UserError("config.json is of a model with layer scale, but the arrays have none; use the complete file.")
     mlp_dim = _shape(weights, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
@@ -206,8 +212,8 @@ def _with_prefix_positions(
 ) -> ViTConfig:
     """Say whether timm's table has rows for class and distillation token.
 
-    It has where the patches of the stored grid, of config.json's images or of the wanted images leave as many rows. If
-    none of these is known, a square number of rows is that of the patches alone.
+    It has where the patches of the stored grid, of the file's or config.json's images or of the wanted images leave as
+    many rows. If none of these is known, a square number of rows is that of the patches alone.
     """
     if checkpoint.layout_name != "timm" or POSITIONS not in checkpoint.weights or not config.has_class_token:
         return config

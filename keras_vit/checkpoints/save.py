@@ -69,7 +69,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
         named = {"label_names": list(labels)} if labels else {}
         _write_folder(path, arrays, {"config.json": timm_config(config, preprocessing, num_classes) | named})
     elif layout in ("timm", "torchvision"):
-        write_safetensors(path, arrays)
+        # Without a config.json the arrays alone would not tell the grid of the positions.
+        write_safetensors(path, arrays, image_size=preprocessing.image_size)
     else:
         write_npz(path, arrays)
 

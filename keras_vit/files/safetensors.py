@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +15,7 @@ from keras_vit.files.lazy_array import ByteStream, LazyArray
 from keras_vit.files.remote import local_copy
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
+_IMAGE_SIZE = "image_size"  # in the metadata of a file, "HEIGHTxWIDTH"
 _LARGEST_CONFIG = 2**22  # bytes
 _LARGEST_HEADER = 2**24  # bytes; about a hundred per array
 
@@ -90,6 +92,18 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
     return arrays
 
 
+def stored_image_size(path: pathlib.Path) -> tuple[int, int] | None:
+    """The image size that `write_safetensors` has stored beside the arrays; None in a file of another code."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(local_copy(path), "numpy") as file:
+            found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", (file.metadata() or {}).get(_IMAGE_SIZE, ""))
+    except (safetensors.SafetensorError, OSError):
+        return None  # reported by `open_safetensors`
+    return (int(found[1]), int(found[2])) if found else None
+
+
 def _incomplete(path: pathlib.Path, error: Exception) -> UserError:
     return UserError(f"{path.name} cannot be read as a .safetensors file ({error}); download it again.")
 
@@ -104,13 +118,18 @@ def _open_values(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
         raise _incomplete(path, error) from error
 
 
-def write_safetensors(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write a file that PyTorch reads, atomically."""
+def write_safetensors(
+    path: pathlib.Path, arrays: dict[str, np.ndarray], image_size: tuple[int, int] | None = None
+) -> None:
+    """Write a file that PyTorch reads, atomically; with an `image_size`, `stored_image_size` reads it."""
     from safetensors.numpy import save_file
 
+    metadata = {"format": "pt"}
+    if image_size is not None:
+        metadata[_IMAGE_SIZE] = f"{image_size[0]}x{image_size[1]}"
     contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
     with atomic_write(path) as temporary:
-        save_file(contiguous, temporary, metadata={"format": "pt"})
+        save_file(contiguous, temporary, metadata=metadata)
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:

@@ -51,15 +51,31 @@ def vision_config(fields: dict) -> dict:
     tower = fields.get("vision_config") or {}
     if not isinstance(tower, dict):
         raise UserError(f"config.json should give vision_config as an object, but gives {tower!r:.80}.")
+    older = fields.get("vision_config_dict") or {}  # of old versions, whose values go first
+    complete = FAMILY_DEFAULTS[fields["model_type"]] | tower
+    for name, value in older.items() if isinstance(older, dict) else ():
+        if name in complete and value != complete[name]:
+            raise UserError(
+                f"config.json gives {name}={complete[name]!r:.80} in vision_config and {value!r:.80} in "
+                "vision_config_dict; remove the wrong one."
+            )
     return {**tower, "model_type": fields["model_type"]}
 
 
-def family_sizes(config: dict) -> dict[str, tuple[str, object]]:
+def heads_of(fields: dict) -> tuple[str, ...]:
+    """The heads of the architecture that a config.json names, where another one has the same other arrays."""
+    names = fields.get("architectures")
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    if any(name.endswith("WithTeacher") for name in names):
+        return "head", "head_distillation"
+    return ("head",) if any(name.endswith("VisionModelWithProjection") for name in names) else ()
+
+
+def family_sizes(config: dict, kind: str | None) -> dict[str, tuple[str, object]]:
     """Values of a completed config.json that the arrays must agree with: ViTConfig field -> (name, value).
 
     Raises UserError for values that no model here has.
     """
-    kind = config.get("model_type")
     if kind not in FAMILY_DEFAULTS:
         return {}
     for name, value in _FIXED.items():
@@ -72,13 +88,18 @@ def family_sizes(config: dict) -> dict[str, tuple[str, object]]:
     sizes: dict[str, tuple[str, object]] = {
         field: (name, config[name]) for name, field in _SAME.items() if name in config
     }
+    if not config.get("query_bias", True):
+        sizes.pop("key_bias", None)  # there is none without one of the query
     if "mlp_ratio" in config:
         ratio = config["mlp_ratio"]
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < 1000:
             raise UserError(f"config.json should give a positive number for 'mlp_ratio', but gives {ratio!r:.80}.")
         width = config["hidden_size"]
         if isinstance(width, int):
-            sizes["mlp_dim"] = f"mlp_ratio={ratio!r} and thus", _mlp_dim(width, ratio, gated=config["use_swiglu_ffn"])
+            sizes["mlp_dim"] = (
+                f"mlp_ratio={ratio!r} and thus",
+                _mlp_dim(width, ratio, gated=bool(config.get("use_swiglu_ffn"))),
+            )
     return sizes
 
 

@@ -1,0 +1,134 @@
+"""Files that lack a component of their family, and configs that contradict the arrays or themselves, are refused."""
+
+import json
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import keras_vit
+from keras_vit import UserError
+from tests.support import FIXTURES
+
+MODERN = FIXTURES / "modern"
+
+# Folder -> the key parts that are removed, and what the message says.
+REMOVED = [
+    ("hf_clip", "position_embedding", "model_type='clip_vision_model' and thus positions=learned"),
+    ("hf_siglip", "position_embedding", "and thus positions=learned"),
+    ("hf_deit", "position_embeddings", "and thus positions=learned"),
+    ("hf_dinov2_registers", "position_embeddings", "and thus positions=learned"),
+    ("hf_mae", "position_embeddings", "and thus positions=learned"),
+    ("hf_siglip", "head.", "the classifier 'map', but the arrays are those of 'gap'"),
+    ("hf_dinov2", "layer_scale", "a model with layer scale, but the arrays have none"),
+    ("hf_dinov3", "layer_scale", "a model with layer scale, but the arrays have none"),
+    ("hf_dinov3", "cls_token", "and thus class tokens=1"),
+    ("hf_deit_distilled", "distillation_classifier", "a model with the head_distillation, which the arrays lack"),
+    ("hf_clip", "visual_projection", "a model with the head, which the arrays lack"),
+]
+# File of timm, its architecture, the key parts that are removed, and what the message says.
+REMOVED_OF_TIMM = [
+    ("timm_deit3", "deit3_small_patch16_224", "pos_embed", "and thus pos_embed=learned"),
+    ("timm_deit3", "deit3_small_patch16_224", ".ls", "a model with layer scale, but the arrays have none"),
+    ("timm_clip", "vit_base_patch16_clip_quickgelu_224", "norm_pre", "and thus pre_norm=True"),
+    ("timm_siglip", "vit_base_patch32_siglip_256", "attn_pool", "the classifier 'map', but the arrays are those of"),
+    ("timm_dinov2_reg", "vit_small_patch14_reg4_dinov2", "reg_token", "and thus reg_tokens=4"),
+]
+
+
+def copy_without(name: str, part: str, folder: pathlib.Path) -> pathlib.Path:
+    """A golden folder without the arrays whose key contains `part`."""
+    shutil.copytree(MODERN / name, copy := folder / "copy")
+    arrays = safetensors.numpy.load_file(copy / "model.safetensors")
+    kept = {key: array for key, array in arrays.items() if f".{part}" not in f".{key}"}
+    assert len(kept) < len(arrays)
+    safetensors.numpy.save_file(kept, copy / "model.safetensors")
+    return copy
+
+
+@pytest.mark.parametrize(("name", "part", "words"), REMOVED)
+def test_a_component_that_every_model_of_the_family_has_is_missed(name, part, words, tmp_path):
+    folder = copy_without(name, part, tmp_path)
+    if part == "visual_projection":
+        change(folder, architectures=["CLIPVisionModelWithProjection"])
+    with pytest.raises(UserError) as error:
+        keras_vit.from_checkpoint(folder)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "architecture", "part", "words"), REMOVED_OF_TIMM)
+def test_a_component_that_the_architecture_of_timm_has_is_missed(name, architecture, part, words, tmp_path):
+    arrays = safetensors.numpy.load_file(MODERN / f"{name}.safetensors")
+    safetensors.numpy.save_file(
+        {key: array for key, array in arrays.items() if part not in key}, tmp_path / "model.safetensors"
+    )
+    width = arrays["patch_embed.proj.weight"].shape[0]
+    arguments = {"embed_dim": width, "num_heads": 4, "img_size": 20}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": architecture, "model_args": arguments}))
+    with pytest.raises(UserError) as error:
+        keras_vit.from_checkpoint(tmp_path)
+    assert words in str(error.value)
+
+
+def change(folder: pathlib.Path, **fields) -> None:
+    """Set fields of config.json; None removes one."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+def copy_of(name: str, folder: pathlib.Path) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(MODERN / name, folder / "copy"))
+
+
+def test_two_configs_of_a_tower_that_differ_are_refused_and_equal_ones_are_not(tmp_path):
+    folder = copy_of("hf_clip", tmp_path)
+    tower = json.loads((folder / "config.json").read_text())
+    size = {"hidden_size": tower["hidden_size"]}
+    change(folder, model_type="clip", vision_config=tower, vision_config_dict=size)
+    before = keras_vit.config_of(keras_vit.from_checkpoint(folder))
+    assert before.gelu == {"gelu": "erf", "quick_gelu": "quick"}[tower["hidden_act"]]
+    other = "gelu" if tower["hidden_act"] == "quick_gelu" else "quick_gelu"
+    change(folder, vision_config_dict={"hidden_act": other})
+    with pytest.raises(UserError, match=f"in vision_config and '{other}' in vision_config_dict; remove the wrong one"):
+        keras_vit.from_checkpoint(folder)
+
+
+@pytest.mark.parametrize("kind", ["beit", ["vit"], {"vit": 1}])
+def test_a_config_of_another_model_beside_a_file_of_timm_is_refused(kind, tmp_path):
+    shutil.copyfile(MODERN / "timm_deit3.safetensors", tmp_path / "model.safetensors")
+    fields = {"num_attention_heads": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": kind}))
+    with pytest.raises(UserError, match="config.json has the unsupported model_type"):
+        keras_vit.from_checkpoint(tmp_path)
+
+
+def test_without_a_model_type_the_arrays_tell_which_values_are_supported(tmp_path):
+    folder = copy_of("hf_dinov3", tmp_path)
+    change(folder, model_type=None, rope_theta=50.0)
+    with pytest.raises(UserError, match="unsupported rope_theta=50.0; supported is a model with 100.0"):
+        keras_vit.from_checkpoint(folder)
+
+
+def test_a_dinov3_without_biases_of_its_attention_is_read_again(tmp_path):
+    config = keras_vit.ViTConfig(4, 48, 2, 4, 96, position_embedding="rotary", layer_scale=0.1, num_registers=2,
+                                 layer_norm_epsilon=1e-5, qkv_bias=False)  # fmt: skip
+    keras.utils.set_random_seed(0)
+    model = keras_vit.build(config, image_size=20, num_classes=0)
+    keras_vit.save_checkpoint(model, tmp_path / "saved", layout="huggingface")
+    again = keras_vit.from_checkpoint(tmp_path / "saved")
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_file_of_timm_alone_keeps_a_grid_whose_positions_are_a_square_number(tmp_path):
+    model = keras_vit.build(keras_vit.ViTConfig(4, 48, 2, 3, 96), image_size=(16, 24), num_classes=7)
+    keras_vit.save_checkpoint(model, path := tmp_path / "model.safetensors", layout="timm")
+    again = keras_vit.from_checkpoint(path, num_heads=3)
+    assert again.input_shape == (None, 16, 24, 3)
+    assert keras_vit.config_of(again).prefix_positions
+    larger = keras_vit.from_checkpoint(path, num_heads=3, image_size=(32, 48))
+    assert keras_vit.config_of(larger).prefix_positions
