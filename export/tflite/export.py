@@ -28,7 +28,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
-from keras_vit.files.tflite_metadata import SEVERAL_CLASSES
+from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.models.build import logits_model
 from keras_vit.run_directory import CALIBRATION, Samples
 
@@ -118,7 +118,7 @@ def export_tflite(
             if origin.multi_label:
                 description += f"; {SEVERAL_CLASSES}"
             if origin.temperature != 1.0:
-                description += f"; calibrated: softmax(logits / {origin.temperature:.6g})"
+                description += calibration_text(origin.temperature)
             file.write_bytes(
                 tflite_file.with_metadata(
                     content, model.name, description, labels, preprocessing, uint8_input, origin.license_text

@@ -1,14 +1,18 @@
-"""What the metadata in a TFLite file say of its model: its input, and whether images have several classes.
+"""What the metadata in a TFLite file say of its model: its input, its classes, and whether images have several.
 
 TFLite Metadata: https://www.tensorflow.org/lite/models/convert/metadata, `metadata_schema.fbs`.
 """
 
 import dataclasses
+import io
 import re
 import struct
+import zipfile
 
 import numpy as np
 from flatbuffers import number_types, table
+
+from keras_vit.files.labels import parse_labels
 
 ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
@@ -17,6 +21,10 @@ _METADATA, _NORMALIZATION = b"TFLITE_METADATA", 1
 _OWN = b"; weights: "
 # In the description of a model whose probabilities are the sigmoid of its logits.
 SEVERAL_CLASSES = "an image may have several classes: sigmoid(logits)"
+# In the description of the model of a calibrated run.
+_CALIBRATED = re.compile(rb"; calibrated: softmax\(logits / ([0-9.e+-]{1,20})\)")
+# The associated file of the class names, and the most bytes of it that are read.
+_LABELS, _MOST_BYTES = "labels.txt", 2**24
 # In the description of the input, as `resize_text` writes it.
 _RESIZE = re.compile(rb"; resize: ([a-z-]+)(?:, crop_from: ([0-9]{1,5}))?$")
 
@@ -33,6 +41,23 @@ class TFLiteMetadata:
     """As `Preprocessing.crop_from`."""
     multi_label: bool | None
     """Whether an image may have several classes; None in a file of another code, which does not say it."""
+    temperature: float | None
+    """What divides the logits of a calibrated run before the softmax; None in the file of another run."""
+
+
+def calibration_text(temperature: float) -> str:
+    """The part of a model's description that says by what its logits are to be divided."""
+    return f"; calibrated: softmax(logits / {temperature:.6g})"
+
+
+def read_names(content: bytes, path: str) -> tuple[str, ...] | None:
+    """Return the class names in a file; None without any. Raises UserError if they are no UTF-8 text."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open(_LABELS) as stream:
+            data = stream.read(_MOST_BYTES)
+    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, OSError):
+        return None
+    return parse_labels(data, f"{_LABELS} in {path}") or None
 
 
 def resize_text(resize: str, crop_from: int | None) -> str:
@@ -57,12 +82,14 @@ def _read(content: bytes) -> TFLiteMetadata | None:
             description = _text(model, 1)
             several = SEVERAL_CLASSES.encode() in description if _OWN in description else None
             image = _vector(_vector(model, 3)[0], 2)[0]  # of subgraph_metadata, input_tensor_metadata
+            calibrated = _CALIBRATED.search(description)
             resize, crop_from = match.groups() if (match := _RESIZE.search(_text(image, 1))) else (None, None)
             return TFLiteMetadata(
                 _value_range(image),
                 resize.decode() if resize else None,
                 int(crop_from) if crop_from else None,
                 several,
+                float(calibrated[1]) if calibrated else None,
             )
     return None
 

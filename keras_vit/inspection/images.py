@@ -63,8 +63,11 @@ def decode(data: bytes, name: str, label: str | None = None) -> Image:
     """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
 
     Formats are the same as in training (`keras_vit.files.image_formats`). As there, EXIF orientation is not applied. In
-    the name, bytes that are not UTF-8 become "?".
+    the name, bytes that are not UTF-8 become "?". On the TensorFlow backend, the pixels are those of training. On JAX,
+    Pillow decodes; its JPEGs differ from TensorFlow's by a few levels of 255, in noisy pictures up to a dozen.
     """
+    import keras  # imported here: it takes seconds, and finding mistakes in names needs none
+
     name = name.encode("utf-8", "replace").decode("utf-8")  # no report could hold them
     import PIL.Image  # imported here: scripts that pass arrays do not need Pillow
 
@@ -75,11 +78,20 @@ def decode(data: bytes, name: str, label: str | None = None) -> Image:
             warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)  # above 89 million pixels
             with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
                 pixels = _as_bytes(image, data)
+        if image_format(data) == "JPEG" and keras.backend.backend() == "tensorflow":
+            pixels = _as_in_training(data)
     except Exception as error:  # Pillow's decoders raise many types for damaged files
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         advice = "" if ";" in reason else "; repair or remove it"  # the format may have its own: save it as PNG
         raise UserError(f"{name} is not a readable picture: {reason}{advice}.") from error
     return Image(name, pixels if pixels.ndim == 3 else pixels[:, :, None], label)
+
+
+def _as_in_training(data: bytes) -> np.ndarray:
+    """A JPEG as (h, w, C) uint8. TensorFlow's inverse cosine transform is the fast one, Pillow's the accurate one."""
+    import tensorflow as tf
+
+    return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False).numpy()
 
 
 def _as_bytes(image, data: bytes) -> np.ndarray:

@@ -16,8 +16,9 @@ import tensorflow as tf
 
 import keras_vit
 from export.saved_model import export as saved_model_export
+from export.tflite import __main__ as tflite_command
 from export.tflite import export as tflite_export
-from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.files.npz import read_npz
 from keras_vit.files.tables import rounded
 from keras_vit.run_directory import Samples
@@ -459,11 +460,60 @@ def test_an_exported_file_on_a_part_of_a_folder_says_that_its_training_images_ar
 ):
     part = dataclasses.replace(few_digits, held_out=True)
     monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: part)
-    sentence = "does not say which images its model was trained on"
+    sentence = "Whether some of these images were among the training images of"
     _evaluated(made / "phone" / "model-float32.tflite", tmp_path / "report")
     assert sentence in capsys.readouterr().out
     _evaluated(made / "run", tmp_path / "report")
     assert sentence not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("trained", "held_out"), [("folder:pictures", False), ("tfrecord:shards/*", True)])
+def test_a_run_of_a_folder_on_records_and_one_of_records_on_a_folder_may_know_the_images(
+    trained, held_out, run, few_digits, tmp_path, capsys, monkeypatch
+):
+    sentence = f"Whether some of these images were among the training images of {run.path} is not known"
+    data = dataclasses.replace(few_digits, held_out=held_out)
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: data)
+    _evaluated(run.path, tmp_path / "report")
+    assert sentence not in capsys.readouterr().out  # a run that does not say what it was trained on
+    config = json.loads(run.config_file.read_text())
+    config["settings"]["source"] = {"data": trained}
+    run.config_file.write_text(json.dumps(config))
+    if not held_out:
+        run_directory.save_training_images(run.path, np.arange(3, dtype=np.uint64))
+    _evaluated(run.path, tmp_path / "report")
+    assert sentence in capsys.readouterr().out
+
+
+def test_the_class_names_in_a_tflite_file_are_those_of_its_model(made, few_digits, tmp_path, monkeypatch):
+    alone = tmp_path / "model.tflite"
+    shutil.copy(made / "phone" / "model-float32.tflite", alone)
+    (tmp_path / "labels.txt").write_text("a file of something else\n")
+    _evaluated(alone, tmp_path / "report")
+    renamed = dataclasses.replace(few_digits, labels=("zero", *few_digits.labels[1:]))
+    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: renamed)
+    with pytest.raises(UserError, match="only the run has 0 and only the data have zero"):
+        _evaluated(alone, tmp_path / "report")
+
+
+def test_a_tflite_file_of_a_calibrated_run_says_that_its_logits_are_not_divided(run, few_digits, tmp_path, capsys):
+    (run.path / "temperature.json").write_text('{"temperature": 0.5}')
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1), np.uint8)
+    samples = Samples(tuple(tf.io.encode_png(image).numpy() for image in images), np.zeros(2))
+    samples.save(run.path / "samples.npz")
+    tflite_command.main(["--run", str(run.path), "--output", str(tmp_path / "phone"), "--formats", "float32"])
+    found, _ = _evaluated(tmp_path / "phone" / "model-float32.tflite", tmp_path / "report")
+    assert "the logits of a calibrated run as they are; an app divides them by 0.5," in capsys.readouterr().out
+    expected, _ = _evaluated(run.path, tmp_path / "other")
+    assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
+
+
+def test_predictions_of_an_earlier_report_do_not_stay_beside_a_later_one(run, tmp_path):
+    output = str(tmp_path / "report")
+    evaluation.evaluate(str(run.path), DataOptions("digits"), output=output, save_predictions=True)
+    assert (tmp_path / "report" / "predictions.npz").exists()
+    evaluation.evaluate(str(run.path), DataOptions("digits"), output=output)
+    assert not (tmp_path / "report" / "predictions.npz").exists()
 
 
 def test_overrides_that_an_exported_model_does_not_support_are_refused(made, few_digits, tmp_path):

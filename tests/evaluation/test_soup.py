@@ -5,6 +5,7 @@ import json
 import shutil
 
 import numpy as np
+import PIL.Image
 import pytest
 
 import keras_vit
@@ -110,6 +111,17 @@ def test_a_soup_says_on_which_images_its_runs_were_trained(runs, tmp_path):
     assert config["settings"]["images"] == {"train": 9, "evaluation": 1}
     with pytest.raises(UserError, match="trained on another split of folder:.*give --split-seed 2"):
         check_split(str(tmp_path / "soup"), DataOptions(f"folder:{tmp_path}/pictures"))
+
+
+def test_a_greedy_soup_is_not_chosen_on_images_that_its_runs_may_know(runs, tmp_path):
+    for number in range(20):
+        file = tmp_path / "pictures" / DIGITS[number % 10] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.effect_noise((8, 8), 50.0).save(file)
+    for run in runs:
+        trained_on(run, f"folder:{tmp_path}/pictures", (9, 11), 5)
+    with pytest.raises(UserError, match="was trained when .* had 20 images, of which 11 were kept|had other images"):
+        soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
 
 
 def test_a_soup_of_runs_on_different_data_names_none(runs, tmp_path):

@@ -213,7 +213,7 @@ def test_a_file_holds_labels_and_normalization_as_standard_metadata(phone):
         assert (floats(table(unit, 1), 0), floats(table(unit, 1), 1)) == ([127.5] * 3, [127.5] * 3)
         labels = first(answer, 6)
         assert (text(labels, 0), byte(labels, 2)) == ("labels.txt", 2)  # TENSOR_AXIS_LABELS
-        assert tflite_metadata.read(path.read_bytes()) == TFLiteMetadata((-1.0, 1.0), "stretch", None, False)
+        assert tflite_metadata.read(path.read_bytes()) == TFLiteMetadata((-1.0, 1.0), "stretch", None, False, None)
 
 
 def test_damaged_metadata_are_none(phone):

@@ -13,6 +13,7 @@ from keras_vit import Preprocessing, UserError
 from training.input.dataset import balanced
 from training.input.pipeline import evaluation_batches, training_batches
 from training.input.sources import DataOptions, Source, open_source
+from training.input.write_tfrecord import shard
 from training.recipes.pretrain import find_recipe
 
 # Images of "dog" are rare.
@@ -151,6 +152,14 @@ def test_a_name_is_one_class_however_its_letters_are_encoded(tmp_path):
     lines = [f"{number}.png,{name}|b" for number, name in enumerate(("caf\u00e9", "cafe\u0301") * 4)]
     source = open_source(csv_file(tmp_path, " path , labels", lines), multi_label=True)
     assert source.labels == ("b", "caf\u00e9")
+
+
+def test_records_do_not_take_shares_of_classes(tmp_path):
+    lines = [f"{number}.png,cat={0.1 * number:.1f}|dog={1 - 0.1 * number:.1f}" for number in range(11)]
+    data = csv_file(tmp_path, "path,probabilities", lines)
+    with pytest.raises(UserError, match="A record holds one class of its image, but csv:.* has a share of each class"):
+        shard(data, str(tmp_path / "shards"))
+    assert not (tmp_path / "shards").exists()
 
 
 def test_bars_in_the_column_of_one_class_are_pointed_out(tmp_path, capsys):

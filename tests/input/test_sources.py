@@ -21,6 +21,7 @@ from keras_vit.files.transfer import TransferError
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
+from training.options.checks import check_classes
 from training.options.workdir import check_images, check_split, warn_of_known_images, warn_of_training_images
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
@@ -384,11 +385,23 @@ def test_a_csv_file_gives_what_the_folder_does(folder):
 def test_a_csv_file_may_name_the_splits(tmp_path):
     for number in range(4):
         write_image(tmp_path / "all" / f"{number}.png", 10 * number)
-    lines = ["all/0.png,ant,train", 'all/1.png,"bee, wild",Train', "all/2.png,ant,val", 'all/3.png,"bee, wild",test']
+    lines = ["all/0.png,ant,train", 'all/1.png,"bee, wild",Train', "all/2.png,ant,val", 'all/3.png,"bee, wild",Val']
     found = open_source(csv_file(tmp_path, "\ufeffpath,label,split", *lines))
     assert found.labels == ("ant", "bee, wild")
     assert [collect(split)[1] for split in (found.train, found.evaluation)] == [[0, 1], [0, 1]]
     assert [found.train.name(index) for index in range(2)] == [str(tmp_path / "all" / f"{n}.png") for n in range(2)]
+
+
+def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as_in_a_folder(tmp_path, capsys):
+    splits = ("train", "train", "val", "val", "test", "test")
+    for number in range(6):
+        write_image(tmp_path / f"{number}.png", 10 * number)
+    lines = [f"{number}.png,{'ant' if number % 2 else 'bee'},{split}" for number, split in enumerate(splits)]
+    found = open_source(csv_file(tmp_path, "path,label,split", *lines))
+    assert {pathlib.Path(found.evaluation.name(index)).name for index in range(2)} == {"4.png", "5.png"}
+    assert found.evaluation.num_examples == 2
+    used = f"Not used, beside the images of {tmp_path / 'list.csv'} to train and to evaluate on: 2 of the split val."
+    assert used in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -717,6 +730,26 @@ def test_classes_that_differ_in_case_alone_are_named(tmp_path, capsys):
         _save(tmp_path / f"{name}.png")
     open_source(DataOptions(f"folder:{tmp_path}"))
     assert "Warning: Cat and cat are different classes, because upper and lower case count." in capsys.readouterr().out
+
+
+def test_classes_that_differ_in_spaces_alone_are_named(tmp_path, capsys):
+    for name in ("cat/1", "cat/2", "cat /1", "cat /2"):
+        _save(tmp_path / f"{name}.png")
+    open_source(DataOptions(f"folder:{tmp_path}"))
+    assert "Warning: 'cat' and 'cat ' are different classes, because spaces count." in capsys.readouterr().out
+
+
+def test_a_folder_whose_name_is_stored_decomposed_is_the_class_that_a_csv_file_names(tmp_path):
+    decomposed, composed = "cafe\N{COMBINING ACUTE ACCENT}", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"
+    for name in (f"{decomposed}/1", f"{decomposed}/2", "cafz/1", "cafz/2"):
+        _save(tmp_path / f"{name}.png")
+    source = open_source(DataOptions(f"folder:{tmp_path}"))
+    assert source.labels == ("cafz", composed)
+    check_classes((decomposed, "cafz"), (composed, "cafz"))
+    for name in ("3", "4"):
+        _save(tmp_path / composed / f"{name}.png")
+    with pytest.raises(UserError, match="are called 'caf.', in two forms of Unicode; move their images into one"):
+        open_source(DataOptions(f"folder:{tmp_path}"))
 
 
 def _save(path: pathlib.Path) -> None:

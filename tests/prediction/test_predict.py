@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import html
+import io
 import json
 import os
 import shutil
@@ -14,12 +15,14 @@ import urllib.request
 import numpy as np
 import PIL.Image
 import pytest
+import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, inspection
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import predict as command
+from training.input.dataset import decode_image
 from training.prediction import predict as prediction
 from training.prediction.page import open_page
 from training.prediction.pictures import find_pictures
@@ -93,6 +96,33 @@ def test_the_five_most_likely_classes_of_each_picture_are_printed(place, argumen
     cells = [cell.strip() for cell in rows[0].split("|")[2:7]]
     assert [cell.split()[0] for cell in cells] == [name for name, _ in expected(place, "a.png")]
     assert cells[0].split()[1] == f"{expected(place, 'a.png')[0][1]:.1%}"
+
+
+def test_links_to_folders_and_to_nothing_are_named(place, arguments, tmp_path, capsys):
+    shutil.copy(place / "pictures" / "a.png", tmp_path / "a.png")
+    (tmp_path / "more").symlink_to(place / "pictures" / "more")
+    (tmp_path / "lost.jpg").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="The pictures named above could not be read"):
+        command.main([*arguments, str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert (
+        f"Not classified: {tmp_path / 'more'}: a link to a folder, which is not followed; give that folder" in printed
+    )
+    assert f"Not classified: {tmp_path / 'lost.jpg'}: a link to a file that does not exist; repair or" in printed
+
+
+def test_the_pixels_of_a_jpeg_are_those_of_training():
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+    PIL.Image.fromarray(pixels).save(file := io.BytesIO(), "JPEG", quality=20)
+    found = inspection.decode(file.getvalue(), "noise.jpg").pixels
+    np.testing.assert_array_equal(found, decode_image(tf.constant(file.getvalue())))
+    assert np.any(found != np.asarray(PIL.Image.open(file)))
+
+
+def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, arguments, capsys):
+    classes = tuple((name, 0.9) for name in NAMES)
+    assert "| eel 90.0% … |" in prediction._table([prediction.Prediction("a.png", classes)])
+    assert "…" not in prediction._table([prediction.Prediction("a.png", classes[:5])])
 
 
 def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):

@@ -307,7 +307,8 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
             f"tensors have shapes {', '.join(map(str, shapes))}; export the model by python -m export.tflite."
         )
     own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
-    metadata = tflite_metadata.read(local_copy(path).read_bytes())
+    content = local_copy(path).read_bytes()
+    metadata, names = tflite_metadata.read(content), tflite_metadata.read_names(content, str(path))
     if kind == np.uint8:
         overrides.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
@@ -317,6 +318,11 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
         resize = typing.cast(Resize, metadata.resize)  # Preprocessing refuses another word
         own = dataclasses.replace(own, resize=resize, crop_from=metadata.crop_from)
     print(_ON_WHITE)
+    if metadata is not None and metadata.temperature is not None:
+        print(
+            f"The file gives the logits of a calibrated run as they are; an app divides them by "
+            f"{metadata.temperature:.6g}, which the log loss and the ECE here do not."
+        )
     if overrides.resize is None and (metadata is None or metadata.resize is None):
         print("The TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")
     preprocessing = overrides.preprocessing(own)
@@ -334,4 +340,5 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
         return outputs(compute, split, preprocessing, num_classes=shapes[1][1], batch_size=batch_size)
 
     multi_label = None if metadata is None else metadata.multi_label
-    return Classifier("TFLite file", shapes[1][1], names_beside(path), predict, multi_label)
+    names = names_beside(path) if names is None else names
+    return Classifier("TFLite file", shapes[1][1], names, predict, multi_label)

@@ -19,7 +19,7 @@ from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliab
 from training.input.sources import Source, open_source
 from training.options.checks import OUTPUT_NEEDED, check_classes
 from training.options.common import DataOptions, InputOptions, StrategyOptions
-from training.options.workdir import check_images, warn_of_training_images
+from training.options.workdir import check_images, trained_on, warn_of_training_images
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
 _MEASURES = {
@@ -72,9 +72,9 @@ def evaluate(
         counts = dataset.train.num_examples, dataset.evaluation.num_examples
         check_images(run, source, *counts, dataset.fingerprint)
     known = warn_of_training_images(run, dataset.evaluation.digests, dataset.evaluation.name)
-    if dataset.held_out and not known and classifier.kind != KERAS_MODEL:
+    if not known and _may_know_images(run, classifier, dataset):
         print(
-            f"{run} does not say which images its model was trained on; if some of these were among them, the accuracy "
+            f"Whether some of these images were among the training images of {run} is not known; if so, the accuracy "
             "is too high."
         )
     _check_multi_label(run, classifier.multi_label, dataset, real_labels is not None, calibrate)
@@ -138,7 +138,8 @@ def evaluate(
     with staged(directory) as stage:
         drawn = [name for name, draw in plots.items() if _is_drawn(draw, stage / name)]
         (stage / "evaluation.md").write_text(_report(title, classifier, metrics, drawn), encoding="utf-8")
-    for name in _PLOTS.keys() - set(drawn):
+    unwritten = [] if save_predictions else ["predictions.npz"]
+    for name in [*unwritten, *(_PLOTS.keys() - set(drawn))]:
         (directory / name).unlink(missing_ok=True)  # from a previous report
     print(
         f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images "
@@ -149,6 +150,20 @@ def evaluate(
     if calibrate:
         print(_calibration_sentence(metrics["calibration"]))
     return metrics
+
+
+def _may_know_images(run: str, classifier: Classifier, dataset: Source) -> bool:
+    """Whether the images to evaluate on may be training images of a model: a rule made the split, or they are records.
+
+    Of published checkpoints nothing is asked, and the splits of a run on the same data set are those of the run.
+    """
+    trained = trained_on(run)
+    if trained is None:
+        return dataset.held_out and classifier.kind != KERAS_MODEL
+    records = trained.place[0] == "tfrecord"
+    if dataset.held_out:
+        return records or classifier.kind != KERAS_MODEL
+    return dataset.evaluation.digests is None and not records and run_directory.load_training_images(run) is not None
 
 
 def _check_multi_label(run: str, of_model: bool | None, source: Source, has_real_labels: bool, calibrate: bool) -> None:

@@ -18,6 +18,7 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from keras_vit.files.tables import markdown_table, rounded
 from training.evaluation.metrics import DRAWS, interval
+from training.evaluation.plots import save_figure
 from training.input.dataset import Split
 
 _MEASURES = {
@@ -162,6 +163,8 @@ def write_multi_label_report(
             _draw_curves(logits, targets > 0.5, names, stage / _CURVES)
         if save_predictions:
             write_npz(stage / "predictions.npz", {"logits": logits, "labels": targets.astype(np.int64)})
+    if not save_predictions:
+        (directory / "predictions.npz").unlink(missing_ok=True)  # from a previous report
     shown = "unknown, since no image has a class" if average is None else f"{average:.4f}"
     print(
         f"Mean average precision {shown}, F1 {metrics['micro_f1']:.4f}, all classes of "
@@ -237,4 +240,4 @@ def _draw_curves(logits: np.ndarray, truth: np.ndarray, names: Sequence[str], pa
     axes.set(xlim=(0, 1.01), ylim=(0, 1.01), xlabel="recall", ylabel="precision", title="Precision and recall")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)

@@ -2,6 +2,7 @@
 
 import pathlib
 import textwrap
+import warnings
 from collections.abc import Sequence
 
 import matplotlib.figure
@@ -17,6 +18,13 @@ from training.input.dataset import Split
 _LEGIBLE_CLASSES = 30
 _GALLERY = (4, 6)  # rows and columns
 _LONGEST_NAME = 22  # characters
+
+
+def save_figure(figure: matplotlib.figure.Figure, path: pathlib.Path, dpi: int = 120) -> None:
+    """Write a PNG, without a warning for class names with characters that the font lacks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a box stands in its place
+        figure.savefig(path, dpi=dpi)
 
 
 def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
@@ -37,7 +45,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path)
             color = "white" if share[row, column] > 0.5 else "black"
             if count:
                 axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=8)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> None:
@@ -55,7 +63,7 @@ def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> No
     below.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
     below.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     figure.legend(loc="outside lower center", ncols=2, fontsize="small")
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 def worst_mistakes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -98,7 +106,7 @@ def draw_mistakes(
             0.5, -0.03, _short(name), ha="center", va="top", fontsize=7, transform=axes.transAxes, parse_math=False
         )
     figure.suptitle("The worst mistakes, with probabilities")
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def _as_colors(image: np.ndarray) -> np.ndarray:

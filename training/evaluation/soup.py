@@ -20,7 +20,7 @@ from training.evaluation.classifiers import outputs
 from training.input.sources import open_source
 from training.loop.run import Run
 from training.options.common import DataOptions
-from training.options.workdir import differences, locked, trained_on
+from training.options.workdir import check_images, differences, locked, trained_on
 
 _BATCH = 500
 _COPIED = (run_directory.SAMPLES, run_directory.CALIBRATION)
@@ -137,7 +137,11 @@ def _uniform(model: keras.Model, ingredients: Sequence[Ingredient]) -> list[dict
 
 def _greedy(model: keras.Model, ingredients: Sequence[Ingredient]) -> list[dict]:
     """Leave the greedy average in the model, and return one record for each run that was tried."""
-    source = open_source(DataOptions(**ingredients[0].settings["source"]))
+    options = DataOptions(**ingredients[0].settings["source"])
+    source = open_source(options)
+    for ingredient in ingredients if source.held_out else ():
+        counts = source.train.num_examples, source.evaluation.num_examples
+        check_images(str(ingredient.run.path), options, *counts, source.fingerprint)
     preprocessing = preprocessing_of(model)
 
     def accuracy() -> float:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import hashlib
+import itertools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from training.input.dataset import (
     summarize_problems,
 )
 from training.options.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
-from training.options.common import OnBadImage
+from training.options.common import OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
@@ -108,7 +109,9 @@ def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | Non
     What the file holds says `training.options.csv_file`. Without a column split a tenth of each class is kept for
     evaluation, as `_held_out` says.
     """
-    column, value_of = listed_files(path)
+    column, value_of, not_used = listed_files(path)
+    for split, count in not_used.items():
+        print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
     check = _FileCheck(on_bad_image)
     if column != ONE_CLASS:
         return _with_targets(path, column, value_of, check, split_seed)
@@ -198,7 +201,13 @@ def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
     for name in classes:
         if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
             raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
-    return _readable({name: _entries(path / name) for name in classes}, str(path), check)
+    names = sorted(map(composed, classes))
+    if twice := [name for name, following in itertools.pairwise(names) if name == following]:
+        raise UserError(
+            f"Two class folders of {path} are called {twice[0]!r}, in two forms of Unicode; move their images into one."
+        )
+    of_name = {composed(name): _entries(path / name) for name in classes}
+    return _readable({name: of_name[name] for name in names}, str(path), check)
 
 
 def _readable(found: dict[str, list[str]], where: str, check: _FileCheck) -> dict[str, list[str]]:

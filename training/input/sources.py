@@ -47,13 +47,15 @@ def open_source(options: DataOptions, *, multi_label: bool = False) -> Source:
 
 
 def _warn_of_similar_names(labels: tuple[str, ...]) -> None:
-    """Name the classes that differ only in case, as a table that was typed by hand has them."""
+    """Name the classes that differ only in case or in outer spaces, as a table that was typed by hand has them."""
     of_name: dict[str, list[str]] = {}
     for label in labels:
-        of_name.setdefault(label.casefold(), []).append(label)
+        of_name.setdefault(label.strip().casefold(), []).append(label)
     for names in of_name.values():
         if len(names) > 1:
-            print(f"Warning: {' and '.join(names)} are different classes, because upper and lower case count.")
+            reason = "spaces" if len({name.strip() for name in names}) == 1 else "upper and lower case"
+            shown = " and ".join(map(repr, names) if reason == "spaces" else names)
+            print(f"Warning: {shown} are different classes, because {reason} count.")
 
 
 def _open(options: DataOptions) -> Source:

@@ -26,6 +26,11 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
     if directory.is_dir() and any(directory.glob("*.tfrecord")):
         raise UserError(f"{directory} holds TFRecord files already; give another --output, or remove them.")
     dataset = open_source(source)
+    if dataset.train.target is not None:
+        raise UserError(
+            f"A record holds one class of its image, but {source.data} has a share of each class; train on that file "
+            "itself, or give it a column label instead of probabilities."
+        )
     splits = {"train": dataset.train, "eval": dataset.evaluation}
     for name, split in splits.items():
         if split.num_examples < shards:

@@ -13,7 +13,7 @@ from keras_vit.files.file_contents import shown
 from keras_vit.files.image_formats import format_list, is_hidden, is_picture_name
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote, to_path
-from training.options.common import EVALUATION_NAMES, DataOptions, OnBadImage
+from training.options.common import EVALUATION_NAMES, DataOptions, OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 from training.recipes.recipe import Recipe
 
@@ -103,7 +103,7 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
 
     Images may be skipped, but not all of them.
     """
-    _, value_of = listed_files(path)
+    value_of = listed_files(path).value_of
     count = sum(map(len, value_of.values()))
     checked = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_COUNTED))
     missing = [file for file in checked if not os.path.lexists(file)]
@@ -226,7 +226,7 @@ def _most_training_images(source: DataOptions) -> int | None:
 
 def _most_listed(path: pathlib.Path) -> int:
     """How many images of a CSV file are at most for training."""
-    column, value_of = listed_files(path)
+    column, value_of, _ = listed_files(path)
     if "" not in value_of:
         return len(value_of["train"])
     count, labels = len(value_of[""]), collections.Counter(value_of[""].values())
@@ -244,9 +244,9 @@ def check_run_classes(run: str, source: DataOptions) -> None:
         return
     if kind == "folder":
         splits = split_folders(to_path(rest))
-        names = directories(splits[0] if splits else to_path(rest))
+        names = sorted(map(composed, directories(splits[0] if splits else to_path(rest))))
     else:
-        column, value_of = listed_files(to_path(rest))
+        column, value_of, _ = listed_files(to_path(rest))
         texts = {text for files in value_of.values() for text in files.values()}
         names = sorted(
             texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
@@ -256,6 +256,7 @@ def check_run_classes(run: str, source: DataOptions) -> None:
 
 def check_classes(of_run: tuple[str, ...], of_data: tuple[str, ...]) -> None:
     """Raise UserError unless a run and the data have the same classes in the same order."""
+    of_run, of_data = (tuple(map(composed, names)) for names in (of_run, of_data))
     if of_run == of_data:
         return
     only = [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +21,11 @@ EVALUATION_NAMES = ("test", "val", "valid", "validation")
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 Precision = Literal["float32", "bfloat16", "float16"]
+
+
+def composed(name: str) -> str:
+    """A class name in Unicode's composed form (NFC): macOS stores the names of files decomposed, others as typed."""
+    return unicodedata.normalize("NFC", name)
 
 
 @dataclasses.dataclass(frozen=True)

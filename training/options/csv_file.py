@@ -2,7 +2,8 @@
 
 The column path names the files, relative to the folder of the CSV file. One of the columns label (a class), labels (any
 number of classes such as "cat|dog", or none) and probabilities (shares that sum to 1, such as "cat=0.7|dog=0.3") says
-what they show. A further column split says train, or test (val, valid, validation). Other columns are ignored.
+what they show. A further column split says train, or test (val, valid, validation); as in a folder, the images of test
+are evaluated on where there are others beside them. Other columns are ignored.
 """
 
 import csv
@@ -10,10 +11,10 @@ import io
 import math
 import os
 import pathlib
-import unicodedata
+from typing import NamedTuple
 
 from keras_vit.errors import UserError, near_path
-from training.options.common import EVALUATION_NAMES
+from training.options.common import EVALUATION_NAMES, composed
 
 # Columns for one class, for any number of classes, and for a share of each class.
 ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
@@ -23,11 +24,19 @@ _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 _ROUNDING = 0.02
 
 
-def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
-    """The column of the classes; and split ("train" and "test", or "" alone) -> file -> what the column says of it.
+class ListedFiles(NamedTuple):
+    """What a CSV file says."""
 
-    Raises UserError for the first wrong row.
-    """
+    column: str
+    """The column of the classes."""
+    value_of: dict[str, dict[str, str]]
+    """Split ("train" and "test", or "" alone) -> file -> what the column says of it."""
+    not_used: dict[str, int]
+    """The further evaluation splits, and their numbers of images."""
+
+
+def listed_files(path: pathlib.Path) -> ListedFiles:
+    """Read a CSV file. Raises UserError for the first wrong row."""
     if not path.is_file():
         advice = near_path(path, os.path.isfile) or "; --data csv:FILE takes one with the columns path and label."
         raise UserError(f"There is no file {str(path)!r}{advice}")
@@ -47,11 +56,11 @@ def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
             f"{','.join(columns)!r}."
         )
     [column] = of_classes
-    splits = ("train", "test") if "split" in columns else ("",)
+    splits = ("train", *EVALUATION_NAMES) if "split" in columns else ("",)
     found: dict[str, dict[str, str]] = {split: {} for split in splits}
     seen: dict[str, int] = {}
     for number, row in table:
-        image, label = row["path"] or "", unicodedata.normalize("NFC", (row[column] or "").strip())
+        image, label = row["path"] or "", composed((row[column] or "").strip())
         if None in row:
             raise UserError(
                 f"Line {number} of {path} has more values than there are columns; put a value with commas in quotes, "
@@ -70,7 +79,6 @@ def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
             class_shares(label, column, f"Line {number} of {path}")
         seen[file] = number
         split = (row.get("split") or "").strip().lower()
-        split = "test" if split in EVALUATION_NAMES else split
         if split not in found:
             raise UserError(
                 f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
@@ -79,7 +87,11 @@ def listed_files(path: pathlib.Path) -> tuple[str, dict[str, dict[str, str]]]:
     texts = {label for files in found.values() for label in files.values()}
     if len(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}) < 2:
         raise UserError(f"{path} must list images of at least two classes.")
-    return column, found
+    if splits == ("",):
+        return ListedFiles(column, found, {})
+    evaluation, *others = [name for name in EVALUATION_NAMES if found[name]] or ["test"]
+    used = {"train": found["train"], "test": found[evaluation]}
+    return ListedFiles(column, used, {name: len(found[name]) for name in others})
 
 
 def _check_separator(path: pathlib.Path, content: str) -> None:

@@ -371,7 +371,7 @@ def _has_splits(kind: str, path: str) -> bool:
     root = to_path(path)
     try:
         if kind == "csv":
-            return "" not in listed_files(root)[1]
+            return "" not in listed_files(root).value_of
         return split_folders(root) is not None
     except (OSError, UserError):
         return False

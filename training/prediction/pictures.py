@@ -5,12 +5,13 @@ import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError
-from keras_vit.files.image_formats import format_list, image_files, is_picture_name, visible_files
+from keras_vit.files.image_formats import format_list, image_files, is_hidden, is_picture_name, visible_files
 
 
 def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
     """Return the files, each once: those of a folder in alphabetical order, without hidden ones and without files that
-    neither are called like a picture nor hold one.
+    neither are called like a picture nor hold one. Links in a folder that lead to a folder, which are not followed, or
+    nowhere are among them, since `predict` names what it cannot read.
 
     Raises UserError for a name without files. Whether a file can be decoded is not checked.
     """
@@ -34,5 +35,10 @@ def _files(name: str) -> list[pathlib.Path]:
         return [path]
     if path.is_dir():
         # A file that is called like a picture and is none is named in the results.
-        return sorted({*image_files(path), *(file for file in visible_files(path) if is_picture_name(file.name))})
+        pictures = {*image_files(path), *(file for file in visible_files(path) if is_picture_name(file.name))}
+        return sorted(pictures | {link for link in path.rglob("*") if link.is_symlink() and _is_lost(link, path)})
     return sorted(pathlib.Path(match) for match in glob.glob(name, recursive=True) if pathlib.Path(match).is_file())
+
+
+def _is_lost(link: pathlib.Path, folder: pathlib.Path) -> bool:
+    return not link.is_file() and not any(map(is_hidden, link.relative_to(folder).parts))

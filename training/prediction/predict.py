@@ -152,6 +152,10 @@ def _batches(
 
 
 def _read(file: pathlib.Path) -> tuple[inspection.Image | None, str | None]:
+    if file.is_dir():
+        return None, f"{file.name} is a link to a folder, which is not followed; give that folder as well."
+    if not file.exists():
+        return None, f"{file.name} is a link to a file that does not exist; repair or remove it."
     try:
         return dataclasses.replace(inspection.read_images(file, 1)[0], name=_as_utf8(str(file))), None
     except (UserError, OSError) as error:
@@ -180,7 +184,10 @@ def _table(predictions: Sequence[Prediction]) -> str:
     rows = [
         [
             f"{prediction.file}{' (rejected)' * prediction.rejected}",
-            *(f"{name} {_percent(share)}" for name, share in prediction.classes[:5]),
+            *(
+                f"{name} {_percent(share)}{' …' * (rank == best and len(prediction.classes) > best)}"
+                for rank, (name, share) in enumerate(prediction.classes[:best], 1)
+            ),
             *[""] * (best - len(prediction.classes)),
         ]
         for prediction in predictions
