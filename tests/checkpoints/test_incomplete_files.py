@@ -91,6 +91,9 @@ def test_two_configs_of_a_tower_that_differ_are_refused_and_equal_ones_are_not(t
     change(folder, model_type="clip", vision_config=tower, vision_config_dict=size)
     before = keras_vit.config_of(keras_vit.from_checkpoint(folder))
     assert before.gelu == {"gelu": "erf", "quick_gelu": "quick"}[tower["hidden_act"]]
+    change(folder, vision_config=None, vision_config_dict=tower)
+    assert keras_vit.config_of(keras_vit.from_checkpoint(folder)) == before
+    change(folder, vision_config=tower)
     other = "gelu" if tower["hidden_act"] == "quick_gelu" else "quick_gelu"
     change(folder, vision_config_dict={"hidden_act": other})
     with pytest.raises(UserError, match=f"in vision_config and '{other}' in vision_config_dict; remove the wrong one"):
@@ -108,7 +111,9 @@ def test_a_config_of_another_model_beside_a_file_of_timm_is_refused(kind, tmp_pa
 
 def test_without_a_model_type_the_arrays_tell_which_values_are_supported(tmp_path):
     folder = copy_of("hf_dinov3", tmp_path)
-    change(folder, model_type=None, rope_theta=50.0)
+    change(folder, model_type=None)
+    keras_vit.from_checkpoint(folder)
+    change(folder, rope_theta=50.0)
     with pytest.raises(UserError, match="unsupported rope_theta=50.0; supported is a model with 100.0"):
         keras_vit.from_checkpoint(folder)
 

@@ -48,10 +48,10 @@ def vision_config(fields: dict) -> dict:
     """The fields of the vision tower, which are an object of their own beside those of a text tower."""
     if fields.get("model_type") not in ("clip", "siglip"):
         return fields
-    tower = fields.get("vision_config") or {}
+    older = fields.get("vision_config_dict") or {}  # of old versions, whose values go first
+    tower = fields.get("vision_config") or older
     if not isinstance(tower, dict):
         raise UserError(f"config.json should give vision_config as an object, but gives {tower!r:.80}.")
-    older = fields.get("vision_config_dict") or {}  # of old versions, whose values go first
     complete = FAMILY_DEFAULTS[fields["model_type"]] | tower
     for name, value in older.items() if isinstance(older, dict) else ():
         if name in complete and value != complete[name]:
@@ -94,7 +94,7 @@ def family_sizes(config: dict, kind: str | None) -> dict[str, tuple[str, object]
         ratio = config["mlp_ratio"]
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < 1000:
             raise UserError(f"config.json should give a positive number for 'mlp_ratio', but gives {ratio!r:.80}.")
-        width = config["hidden_size"]
+        width = config.get("hidden_size")
         if isinstance(width, int):
             sizes["mlp_dim"] = (
                 f"mlp_ratio={ratio!r} and thus",
