@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ from keras_vit.checkpoints.huggingface.image_processor import (
     processor_resize,
     value_range_of,
 )
-from keras_vit.checkpoints.timm_models import timm_model
+from keras_vit.checkpoints.timm_models import components_of, has_attention_pooling, layer_scale_of, timm_model
 from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json, stored_image_size
 from keras_vit.models.config import Classifier, Gelu, Resize
@@ -280,14 +279,14 @@ def _timm(config: dict) -> FileConfig:
     pool = arguments.get("global_pool", config.get("global_pool"))
     if pool not in (None, "token", "avg", "map"):
         raise UserError(f"config.json has the unsupported global_pool={pool!r:.80}; supported are token, avg and map.")
-    size = pair(arguments, "img_size")
+    size, scale = pair(arguments, "img_size"), {"init_values": layer_scale_of(name)} | arguments
     pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
     return FileConfig(
-        classifier=pools.get(pool, "map" if "_siglip_" in name and "_gap_" not in name else None),
+        classifier=pools.get(pool, "map" if has_attention_pooling(name) else None),
         num_heads=number(arguments, "num_heads") or model.num_heads,
         gelu=model.gelu,
         layer_norm_epsilon=model.layer_norm_epsilon,
-        layer_scale=_timm_layer_scale(name, arguments),
+        layer_scale=number(scale, "init_values", float) if scale["init_values"] else None,  # 0 is none, too
         image_size=size or pair(pretrained, "input_size"),
         image_size_is_exact=size is not None,  # after fine-tuning, input_size is still that of pretraining
         value_range=value_range_of(pretrained.get("mean") or IMAGENET_MEAN, pretrained.get("std") or IMAGENET_STD),
@@ -300,26 +299,15 @@ def _timm(config: dict) -> FileConfig:
 def _timm_settings(architecture: str, arguments: dict) -> dict[str, tuple[str, object]]:
     """What the architecture's name and model_args say of the arrays: ViTConfig field -> (name, value)."""
     settings: dict[str, tuple[str, object]] = {}
-    because = f"architecture={architecture!r} and thus "
-    if "_clip_" in architecture:
-        settings["pre_norm"] = f"{because}pre_norm", True
-    if registers := re.search(r"_reg(\d+)_", architecture):
-        settings["num_registers"] = f"{because}reg_tokens", int(registers[1])
-    if architecture.startswith("deit3_") and "pos_embed" not in arguments:
-        settings["has_class_token"] = f"{because}class_token", True
-        settings["position_embedding"] = f"{because}pos_embed", "learned"
+    for field, (name, value) in components_of(architecture).items():
+        if name not in arguments:
+            settings[field] = f"architecture={architecture!r} and thus {name}", value
     for name, field in (("reg_tokens", "num_registers"), ("pre_norm", "pre_norm"), ("class_token", "has_class_token")):
         if arguments.get(name) is not None:
             settings[field] = name, arguments[name]
     if arguments.get("no_embed_class") is not None and arguments.get("class_token") is not False:
         settings["prefix_positions"] = "not no_embed_class", not arguments["no_embed_class"]
     return settings
-
-
-def _timm_layer_scale(architecture: str, arguments: dict) -> float | None:
-    if "init_values" in arguments:
-        return number(arguments, "init_values", float) if arguments["init_values"] else None
-    return 1e-5 if architecture.startswith("deit3_") or "dinov2" in architecture else None
 
 
 def _timm_resize(pretrained: dict) -> str | None:

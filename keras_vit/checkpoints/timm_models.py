@@ -4,6 +4,7 @@ Taken from timm 1.0.31: every architecture whose arrays are those of a supported
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from keras_vit.errors import UserError
@@ -112,6 +113,31 @@ _WITHOUT_EFFECT = (
 # fmt: on
 # Arguments that are supported with one value only.
 _FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
+
+
+# What the names of the architectures say of their arrays.
+
+
+def components_of(architecture: str) -> dict[str, tuple[str, object]]:
+    """Components that an architecture always has: ViTConfig field -> (argument of timm, value)."""
+    found: dict[str, tuple[str, object]] = {}
+    if "_clip_" in architecture:
+        found["pre_norm"] = "pre_norm", True
+    if registers := re.search(r"_reg(\d+)_", architecture):
+        found["num_registers"] = "reg_tokens", int(registers[1])
+    if architecture.startswith("deit3_"):
+        found |= {"has_class_token": ("class_token", True), "position_embedding": ("pos_embed", "learned")}
+    return found
+
+
+def layer_scale_of(architecture: str) -> float | None:
+    """An initial layer scale for an architecture that has one, else None; the stored factors are read in any case."""
+    return 1e-5 if architecture.startswith("deit3_") or "dinov2" in architecture else None
+
+
+def has_attention_pooling(architecture: str) -> bool:
+    """Whether an architecture pools by attention (MAP) where its config.json does not say how."""
+    return "_siglip_" in architecture and "_gap_" not in architecture
 
 
 def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmModel:

@@ -15,7 +15,7 @@ from keras_vit.files.lazy_array import ByteStream, LazyArray
 from keras_vit.files.remote import local_copy
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
-_IMAGE_SIZE = "image_size"  # in the metadata of a file, "HEIGHTxWIDTH"
+_IMAGE_SIZE = "keras_vit.image_size"  # in the metadata of a file, "HEIGHTxWIDTH"; a name that no other code writes
 _LARGEST_CONFIG = 2**22  # bytes
 _LARGEST_HEADER = 2**24  # bytes; about a hundred per array
 

@@ -122,6 +122,7 @@ def test_a_greedy_soup_is_not_chosen_on_images_that_its_runs_may_know(runs, tmp_
         trained_on(run, f"folder:{tmp_path}/pictures", (9, 11), 5)
     with pytest.raises(UserError, match="was trained when .* had 20 images, of which 11 were kept|had other images"):
         soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
+    assert not (tmp_path / "soup").exists()
 
 
 def test_a_soup_of_runs_on_different_data_names_none(runs, tmp_path):

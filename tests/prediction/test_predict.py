@@ -108,7 +108,7 @@ def test_links_to_folders_and_to_nothing_are_named(place, arguments, tmp_path, c
     assert (
         f"Not classified: {tmp_path / 'more'}: a link to a folder, which is not followed; give that folder" in printed
     )
-    assert f"Not classified: {tmp_path / 'lost.jpg'}: a link to a file that does not exist; repair or" in printed
+    assert f"Not classified: {tmp_path / 'lost.jpg'}: no file, or a link to none; repair or" in printed
 
 
 def test_the_pixels_of_a_jpeg_are_those_of_training():

@@ -17,7 +17,7 @@ from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.remote import to_path
 from training.evaluation.classifiers import outputs
-from training.input.sources import open_source
+from training.input.sources import Source, open_source
 from training.loop.run import Run
 from training.options.common import DataOptions
 from training.options.workdir import check_images, differences, locked, trained_on
@@ -57,6 +57,7 @@ def cook(runs: Sequence[str], output: str, *, greedy: bool = False) -> Run:
     for ingredient in ingredients[1:]:
         _check_model(ingredient, model)
     target = Run(to_path(output))
+    source = _source_of(ingredients) if greedy and not target.model_file.is_file() else None
     fingerprints = {ingredient.fingerprint for ingredient in ingredients}
     settings = {"command": "soup", "runs": list(runs), "greedy": greedy, **_common_data(ingredients)}
     if kinds == {True}:
@@ -69,7 +70,7 @@ def cook(runs: Sequence[str], output: str, *, greedy: bool = False) -> Run:
         if target.model_file.is_file():
             print(f"{target.path} is finished: nothing to do.")
             return target
-        records = _greedy(model, ingredients) if greedy else _uniform(model, ingredients)
+        records = _uniform(model, ingredients) if source is None else _greedy(model, ingredients, source)
         for name in _COPIED:
             if (ingredients[0].run.path / name).is_file():
                 (target.path / name).write_bytes((ingredients[0].run.path / name).read_bytes())
@@ -135,13 +136,18 @@ def _uniform(model: keras.Model, ingredients: Sequence[Ingredient]) -> list[dict
     return []
 
 
-def _greedy(model: keras.Model, ingredients: Sequence[Ingredient]) -> list[dict]:
-    """Leave the greedy average in the model, and return one record for each run that was tried."""
+def _source_of(ingredients: Sequence[Ingredient]) -> Source:
+    """The data of the runs. Raises UserError if a rule now keeps other images for evaluation than when they trained."""
     options = DataOptions(**ingredients[0].settings["source"])
     source = open_source(options)
     for ingredient in ingredients if source.held_out else ():
         counts = source.train.num_examples, source.evaluation.num_examples
         check_images(str(ingredient.run.path), options, *counts, source.fingerprint)
+    return source
+
+
+def _greedy(model: keras.Model, ingredients: Sequence[Ingredient], source: Source) -> list[dict]:
+    """Leave the greedy average in the model, and return one record for each run that was tried."""
     preprocessing = preprocessing_of(model)
 
     def accuracy() -> float:

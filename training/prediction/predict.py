@@ -155,7 +155,7 @@ def _read(file: pathlib.Path) -> tuple[inspection.Image | None, str | None]:
     if file.is_dir():
         return None, f"{file.name} is a link to a folder, which is not followed; give that folder as well."
     if not file.exists():
-        return None, f"{file.name} is a link to a file that does not exist; repair or remove it."
+        return None, f"{file.name} is no file, or a link to none; repair or remove it."
     try:
         return dataclasses.replace(inspection.read_images(file, 1)[0], name=_as_utf8(str(file))), None
     except (UserError, OSError) as error:
