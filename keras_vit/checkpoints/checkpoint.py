@@ -66,6 +66,8 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     arrays, ignored = normalize_keys(_open_arrays(path))
     layout_name, layout = identify_layout(arrays)
     weights, unused = translate(arrays, layout.rules)
+    if "registers/tokens" in weights and weights["registers/tokens"].shape[1:2] == (0,):
+        del weights["registers/tokens"]  # which DINOv3 of transformers has without registers, too
     if layout_name == "big_vision":
         weights = _with_class_position(weights)
     counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token"))}

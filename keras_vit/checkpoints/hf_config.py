@@ -27,7 +27,7 @@ from keras_vit.checkpoints.huggingface.image_processor import (
     processor_resize,
     value_range_of,
 )
-from keras_vit.checkpoints.timm_models import components_of, has_attention_pooling, layer_scale_of, timm_model
+from keras_vit.checkpoints.timm_models import components_of, has_attention_pooling, is_gated, layer_scale_of, timm_model
 from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json, stored_image_size
 from keras_vit.models.config import Classifier, Gelu, Resize
@@ -79,6 +79,9 @@ _TIMM_RESIZING = {"interpolation": "bicubic", "crop_mode": "center", "crop_pct":
 # Sizes that are also in the arrays: ViTConfig field -> name in transformers, in timm.
 _SIZES = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size"}
 _TIMM_SIZES = {"hidden_size": "embed_dim", "num_layers": "depth"}
+# Arguments of timm that are in the arrays -> ViTConfig field.
+_TIMM_SETTINGS = {"reg_tokens": "num_registers", "pre_norm": "pre_norm", "class_token": "has_class_token"}
+_TIMM_SETTINGS |= {"qkv_bias": "qkv_bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +113,10 @@ class FileConfig:
     """The same for a ResNet or the stem of a hybrid."""
     heads: tuple[str, ...] = ()
     """The heads that it says there are, as far as it says so."""
+    channels: tuple[str, int] | None = None
+    """(name in config.json, channels of the images), if it says so."""
+    num_classes: tuple[str, int] | None = None
+    """(name in config.json, width of the head), if it says so."""
     names_model: bool = False
     """Whether it names the architecture, which determines all settings."""
 
@@ -186,6 +193,9 @@ def _transformers(fields: dict, processor: dict, layout: str, model_types: tuple
         "image_size": pair(config, "image_size"),
         "value_range": processor_range(processor),
         "resnet_sizes": sizes,
+        "channels": _number_of(config, "num_channels"),
+        # The head of CLIP is a projection.
+        "num_classes": None if "clip" in (kind, *model_types) else _num_labels(fields),
     }
     common["resize"], common["crop_from"], size = processor_resize(processor)
     common["processed_size"] = size
@@ -205,6 +215,8 @@ def _transformers(fields: dict, processor: dict, layout: str, model_types: tuple
         sizes["qkv_bias"] = "qkv_bias", config["qkv_bias"]
     # Without a model_type, the arrays may still tell the family.
     family = kind or next((name for name in model_types if name in FAMILY_DEFAULTS), None)
+    if family is not None and family.startswith("dinov2") and "use_swiglu_ffn" not in config:
+        sizes["gated_mlp"] = "no use_swiglu_ffn and thus a gated MLP", False
     sizes |= family_sizes(config, family)
     if family is not None:
         because = f"model_type={family!r} and thus"
@@ -239,6 +251,18 @@ def _completed(fields: dict) -> dict:
         return fields
     # transformers accepts null for the backbone only, where it means the default.
     return _DEFAULTS[kind] | {name: value for name, value in fields.items() if value is not None}
+
+
+def _number_of(config: dict, field: str) -> tuple[str, int] | None:
+    value = number(config, field)
+    return None if value is None else (field, value)
+
+
+def _num_labels(config: dict) -> tuple[str, int] | None:
+    names = config.get("id2label")
+    if isinstance(names, dict) and names:
+        return "classes in id2label", len(names)
+    return _number_of(config, "num_labels")
 
 
 def _bit_sizes(backbone: dict) -> dict[str, tuple[str, object]]:
@@ -290,6 +314,8 @@ def _timm(config: dict) -> FileConfig:
         image_size=size or pair(pretrained, "input_size"),
         image_size_is_exact=size is not None,  # after fine-tuning, input_size is still that of pretraining
         value_range=value_range_of(pretrained.get("mean") or IMAGENET_MEAN, pretrained.get("std") or IMAGENET_STD),
+        channels=_number_of(arguments, "in_chans"),
+        num_classes=_number_of(config, "num_classes") if config.get("num_classes") else None,  # 0 is that of features
         other_resize=_timm_resize(pretrained),
         sizes=_sizes(arguments, _TIMM_SIZES) | _timm_settings(name, arguments),
         names_model=True,
@@ -302,9 +328,13 @@ def _timm_settings(architecture: str, arguments: dict) -> dict[str, tuple[str, o
     for field, (name, value) in components_of(architecture).items():
         if name not in arguments:
             settings[field] = f"architecture={architecture!r} and thus {name}", value
-    for name, field in (("reg_tokens", "num_registers"), ("pre_norm", "pre_norm"), ("class_token", "has_class_token")):
+    for name, field in _TIMM_SETTINGS.items():
         if arguments.get(name) is not None:
             settings[field] = name, arguments[name]
+    ratio, width = number(arguments, "mlp_ratio", float), number(arguments, "embed_dim")
+    if ratio is not None and width is not None:
+        hidden = int(width * ratio)
+        settings["mlp_dim"] = "mlp_ratio and thus", hidden // 2 if is_gated(architecture) else hidden
     if arguments.get("no_embed_class") is not None and arguments.get("class_token") is not False:
         settings["prefix_positions"] = "not no_embed_class", not arguments["no_embed_class"]
     return settings

@@ -135,6 +135,11 @@ def layer_scale_of(architecture: str) -> float | None:
     return 1e-5 if architecture.startswith("deit3_") or "dinov2" in architecture else None
 
 
+def is_gated(architecture: str) -> bool:
+    """Whether an architecture has DINOv2's SwiGLU, of which mlp_ratio counts gate and value."""
+    return TIMM_MODELS[architecture.partition(".")[0]].gelu == "silu"
+
+
 def has_attention_pooling(architecture: str) -> bool:
     """Whether an architecture pools by attention (MAP) where its config.json does not say how."""
     return "_siglip_" in architecture and "_gap_" not in architecture

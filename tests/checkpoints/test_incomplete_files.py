@@ -137,3 +137,77 @@ def test_a_file_of_timm_alone_keeps_a_grid_whose_positions_are_a_square_number(t
     assert keras_vit.config_of(again).prefix_positions
     larger = keras_vit.from_checkpoint(path, num_heads=3, image_size=(32, 48))
     assert keras_vit.config_of(larger).prefix_positions
+
+
+def shapes_of_timm(name: str) -> dict[str, tuple[int, ...]]:
+    arrays = safetensors.numpy.load_file(MODERN / f"{name}.safetensors")
+    return {key: array.shape for key, array in arrays.items()}
+
+
+CONTRADICTIONS = [
+    ({"mlp_ratio": 3.0}, "mlp_ratio and thus="),
+    ({"qkv_bias": False}, "qkv_bias=False"),
+    ({"in_chans": 1}, "in_chans=1, but 'patch_embed.proj.weight' has 3"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), CONTRADICTIONS)
+@pytest.mark.filterwarnings("ignore:The original of")  # whose resizing the config does not say
+def test_an_argument_of_timm_that_the_arrays_contradict_is_refused(arguments, words, tmp_path):
+    shutil.copyfile(MODERN / "timm_deit3.safetensors", tmp_path / "model.safetensors")
+    shapes = shapes_of_timm("timm_deit3")
+    width, hidden = shapes["patch_embed.proj.weight"][0], shapes["blocks.0.mlp.fc1.weight"][0]
+    right = {"embed_dim": width, "num_heads": 4, "mlp_ratio": hidden / width, "qkv_bias": True, "in_chans": 3}
+    config = {"architecture": "deit3_small_patch16_224", "model_args": right}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    keras_vit.from_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_args": right | arguments}))
+    with pytest.raises(UserError) as error:
+        keras_vit.from_checkpoint(tmp_path)
+    assert words in str(error.value)
+
+
+def test_the_mlp_ratio_of_timms_packed_swiglu_counts_gate_and_value(tmp_path):
+    config = keras_vit.ViTConfig(4, 48, 2, 24, 64, gated_mlp=True, gelu="silu", layer_scale=0.1)
+    model = keras_vit.build(config, image_size=16, num_classes=0)
+    keras_vit.save_checkpoint(model, tmp_path / "saved", layout="timm")
+    written = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert written["model_args"]["mlp_ratio"] > 2 * 64 / 48
+    assert keras_vit.config_of(keras_vit.from_checkpoint(tmp_path / "saved")).mlp_dim == 64
+
+
+@pytest.mark.parametrize("name", ["hf_deit", "hf_dinov2_classifier"])
+def test_a_config_of_transformers_with_other_classes_or_channels_is_refused(name, tmp_path):
+    folder = copy_of(name, tmp_path)
+    classes = keras_vit.from_checkpoint(folder).output_shape[-1]
+    for fields, words in (
+        ({"id2label": {str(index): f"n{index}" for index in range(classes + 1)}}, f"classes in id2label={classes + 1}"),
+        ({"id2label": None, "num_labels": classes + 1}, f"num_labels={classes + 1}"),
+        ({"num_labels": None, "num_channels": 1}, "num_channels=1"),
+    ):
+        change(folder, **fields)
+        with pytest.raises(UserError) as error:
+            keras_vit.from_checkpoint(folder)
+        assert words in str(error.value)
+
+
+def test_a_gated_dinov2_whose_config_does_not_say_so_is_refused(tmp_path):
+    folder = copy_of("hf_dinov2_swiglu", tmp_path)
+    keras_vit.from_checkpoint(folder)
+    change(folder, model_type=None, use_swiglu_ffn=None, mlp_ratio=None)
+    with pytest.raises(UserError, match="says no use_swiglu_ffn and thus a gated MLP=False"):
+        keras_vit.from_checkpoint(folder)
+
+
+def test_a_dinov3_without_registers_is_read_with_the_empty_array_of_transformers(tmp_path):
+    config = keras_vit.ViTConfig(4, 48, 2, 4, 96, position_embedding="rotary", layer_scale=0.1,
+                                 layer_norm_epsilon=1e-5, key_bias=False)  # fmt: skip
+    model = keras_vit.build(config, image_size=20, num_classes=0)
+    keras_vit.save_checkpoint(model, folder := tmp_path / "saved", layout="huggingface")
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    arrays["embeddings.register_tokens"] = np.zeros((1, 0, 48), "float32")
+    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
+    again = keras_vit.from_checkpoint(folder)
+    assert keras_vit.config_of(again).num_registers == 0
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
