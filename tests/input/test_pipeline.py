@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
 from training.input import augment
-from training.input.pipeline import evaluation_batches, save_samples, steps_per_epoch, training_batches
-from training.input.sources import Split, array_split
+from training.input.pipeline import evaluation_batches, resized_once, save_samples, steps_per_epoch, training_batches
+from training.input.sources import DataOptions, Split, array_split, open_source
 from training.recipes.pretrain import RECIPES
 
 PREPROCESSING = Preprocessing((4, 6), channels=1)
@@ -115,6 +115,69 @@ def test_training_pads_as_evaluation_does(inception_crop):
     )
     np.testing.assert_array_equal(trained, evaluated)
     np.testing.assert_allclose(evaluated[0, :, 0, 0], [1, 1, -1, -1, -1, -1, 1, 1], atol=1e-5)
+
+
+@pytest.fixture(name="files")
+def _files(tmp_path):
+    """A source of image files, and its folder."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 6), ("test", 3)):
+        for name in "ab":
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                image = random.integers(0, 256, (7 + number, 9, 3 + number % 2), np.uint8)
+                path = tmp_path / split / name / f"{number}.png"
+                path.write_bytes(tf.io.encode_png(image).numpy())
+    return open_source(DataOptions(data=f"folder:{tmp_path}")), tmp_path
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"resize": "crop", "shift": 1},
+        {"resize": "pad", "flip": True, "shift": 1},
+        {"crop_from": 8},
+        {"mixup": 0.5, "randaugment_layers": 1, "randaugment_magnitude": 5.0},
+    ],
+    ids=str,
+)
+def test_images_that_are_resized_once_give_the_same_batches_without_their_files(fields, files):
+    source, folder = files
+    recipe = dataclasses.replace(RECIPE, channels=3, **fields)
+    preprocessing = recipe.preprocessing(3)
+
+    def batches(source):
+        training = training_batches(source.train, recipe, preprocessing, num_classes=2, seed=0, first_step=1)
+        evaluation = evaluation_batches(source.evaluation, preprocessing, num_classes=2, batch_size=4)
+        return [[tensor.numpy() for tensor in batch] for batch in (*training.take(5), *evaluation)]
+
+    expected = batches(source)
+    held = resized_once(source, recipe, preprocessing, epochs=2.5, evaluations=2)
+    assert held.fingerprint == source.fingerprint
+    for path in folder.rglob("*.png"):
+        path.unlink()
+    for one, other in zip(batches(held), expected, strict=True):
+        for array, same in zip(one, other, strict=True):
+            np.testing.assert_array_equal(array, same)
+
+
+@pytest.mark.parametrize("fields", [{"inception_crop": True}, {"resize": "resize-small", "crop_from": 7}])
+def test_images_whose_windows_are_random_are_decoded_in_every_epoch(fields, files):
+    source, _ = files
+    recipe = dataclasses.replace(RECIPE, channels=3, **fields)
+    held = resized_once(source, recipe, recipe.preprocessing(3), epochs=9, evaluations=9)
+    assert held.train is source.train
+    assert held.evaluation is not source.evaluation
+
+
+def test_images_are_not_held_for_one_epoch_or_if_they_are_large(files, monkeypatch):
+    source, _ = files
+    recipe = dataclasses.replace(RECIPE, channels=3)
+    assert resized_once(source, recipe, recipe.preprocessing(3), epochs=1.9, evaluations=1) == source
+    monkeypatch.setattr("training.input.pipeline._HELD_BYTES", 12 * 4 * 6 * 3 * 4 - 1)
+    held = resized_once(source, recipe, recipe.preprocessing(3), epochs=9, evaluations=9)
+    assert held.train is source.train
+    assert held.evaluation is not source.evaluation  # of half as many images
 
 
 def test_a_batch_larger_than_the_set_is_refused():

@@ -40,7 +40,8 @@ class Split:
 
     num_examples: int
     read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-    """int64 index -> (image uint8 (h, w, C) or the bytes of an image file, label int32); -1 for several classes."""
+    """int64 index -> (image, label int32); -1 for several classes. The image is uint8 (h, w, C), the bytes of an image
+    file, or float32 (h, w, C) that is resized already, 0..255."""
     name: Callable[[int], str] = "number {}".format
     """What to call an example where it is at fault."""
     explain_damage: Callable[[str], str | None] = lambda message: None

@@ -8,7 +8,7 @@ image that a pseudo-random permutation, keyed by seed and epoch, puts at its pla
 import dataclasses
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import Preprocessing, UserError
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
-from training.input.dataset import Split, decode_image, without_autograph
+from training.input.dataset import Source, Split, decode_image, without_autograph
 from training.options.checks import check_batch_size
 from training.recipes.recipe import PretrainRecipe, Recipe
 
@@ -30,6 +30,8 @@ _OF_THE_BATCH = 1
 _OF_THE_CROPS = 16
 # Share of the image's area in the large and small crops of self-distillation.
 _LARGE_CROP_AREA, _SMALL_CROP_AREA = (0.4, 1.0), (0.05, 0.4)
+# Bytes up to which the resized images of a split are held in memory.
+_HELD_BYTES = 2**29
 # Images whose colors are changed together, whatever the batch: enough for vectorized operations, few enough for memory.
 _COLOR_ROWS = 32
 
@@ -211,7 +213,12 @@ def _changes_bytes(recipe: Recipe) -> bool:
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """The part of an image that training shows, (height, width, channels), 0..255."""
+    """The part of an image that training shows, (height, width, channels), 0..255.
+
+    `resized_once` has resized images in float32.
+    """
+    if data.dtype == tf.float32:
+        return data if recipe.crop_from is None else augment.random_crop(data, seed, preprocessing.image_size)
     encoded = data.dtype == tf.string
     if recipe.inception_crop:
         if encoded:
@@ -224,12 +231,64 @@ def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Pr
     image = decode_image(data) if encoded else data
     if recipe.crop_from is None:
         return preprocessing.fit(image)
-    image = preprocessing.to_channels(image)
     if recipe.resize == "resize-small":
-        image = augment.resize_small(image, recipe.crop_from)
+        image = augment.resize_small(preprocessing.to_channels(image), recipe.crop_from)
     else:
-        image = tf.image.resize(image, (recipe.crop_from, recipe.crop_from))
+        image = _stretched(image, recipe.crop_from, preprocessing)
     return augment.random_crop(image, seed, preprocessing.image_size)
+
+
+def _stretched(image: tf.Tensor, side: int, preprocessing: Preprocessing) -> tf.Tensor:
+    return tf.image.resize(preprocessing.to_channels(image), (side, side))
+
+
+def resized_once(
+    source: Source, recipe: Recipe, preprocessing: Preprocessing, *, epochs: float, evaluations: int
+) -> Source:
+    """A source with the same batches, of which files are decoded and resized once instead of in every epoch.
+
+    Each split stays as it is where that saves nothing or needs more than 512 MB, and that of training where each epoch
+    decodes other windows of the images.
+
+    Args:
+        epochs: of training that are left.
+        evaluations: that are left.
+    """
+    cropped = recipe.inception_crop or (recipe.crop_from is not None and recipe.resize == "resize-small")
+    several_crops = isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation"
+    train, evaluation = source.train, source.evaluation
+    if epochs >= 2 and not cropped and not several_crops:
+        side = recipe.crop_from
+        if side is None:
+            train = _in_memory(train, preprocessing, preprocessing.fit, preprocessing.image_size)
+        else:
+            train = _in_memory(train, preprocessing, lambda image: _stretched(image, side, preprocessing), (side, side))
+    if evaluations >= 2:
+        evaluation = _in_memory(evaluation, preprocessing, preprocessing.fit, preprocessing.image_size)
+    return dataclasses.replace(source, train=train, evaluation=evaluation)
+
+
+def _in_memory(
+    split: Split, preprocessing: Preprocessing, resize: Callable[[tf.Tensor], tf.Tensor], size: tuple[int, int]
+) -> Split:
+    """The split with its images (height, width, C) as float32 of one size, unless it has no files or they are many."""
+    numbers = tf.data.Dataset.range(split.num_examples)
+    shape = (split.num_examples, *size, preprocessing.channels)
+    if numbers.map(split.read).element_spec[0].dtype != tf.string or 4 * np.prod(shape, dtype=float) > _HELD_BYTES:
+        return split
+
+    @without_autograph
+    def resized(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.read(number)
+        return tf.cast(resize(decode_image(image)), tf.float32), label
+
+    calls = split.parallel_reads or tf.data.AUTOTUNE
+    with tf.device("CPU"):
+        images, labels = np.empty(shape, np.float32), np.empty(split.num_examples, np.int32)
+        for number, (image, label) in enumerate(numbers.map(resized, num_parallel_calls=calls).as_numpy_iterator()):
+            images[number], labels[number] = image, label
+        held = tf.constant(images), tf.constant(labels)
+    return dataclasses.replace(split, read=lambda index: (held[0][index], held[1][index]), parallel_reads=None)
 
 
 def _mixed(
@@ -270,7 +329,8 @@ def evaluation_batches(
         def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             image, label = split.example(index)
             target = split.target(index) if split.target else tf.one_hot(label, num_classes)
-            return preprocessing(image), target, tf.constant(1.0)
+            fitted = image if image.dtype == tf.float32 else preprocessing.fit(image)  # as in `_cropped`
+            return preprocessing.normalize(fitted), target, tf.constant(1.0)
 
         def padding() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             shape = (*preprocessing.image_size, preprocessing.channels)

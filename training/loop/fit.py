@@ -21,7 +21,7 @@ from training.devices.strategies import (
     report_lost_workers,
     several_workers,
 )
-from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
+from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.input.sources import Source, bad_examples_reported
 from training.loop.callbacks import ForwardCallbacks, ProfileSteps, ProgressLines, TrainingCheckpoint
 from training.loop.inspect_callback import InspectEpochs
@@ -271,6 +271,11 @@ def train(
             stack.callback(profile.stop)
             run_callbacks.append(profile)  # after the callback that counts the steps
         check_equal_on_workers(strategy, {"the step of their checkpoint": checkpoint.step})
+        left = num_steps - checkpoint.step
+        epochs = left / steps_per_epoch(source.train, recipe.batch_size)
+        source = resized_once(
+            source, recipe, preprocessing_of(trainer.network), epochs=epochs, evaluations=left // per_epoch
+        )
         _fit(
             trainer,
             recipe,
