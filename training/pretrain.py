@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
         prepare_tpu(options.devices)
         cli.require_tensorflow()
 
-    from training.input.dataset import typical_channels, typical_size
+    from training.input.dataset import typical_image
     from training.loop.pretrain import pretrain
     from training.loop.setup import open_setup, report_interruption
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
         if name == _AUTO:
             setup = open_setup(options)
             train = setup.source.train
-            facts = DataFacts(train.num_examples, typical_size(train), typical_channels(train))
+            facts = DataFacts(train.num_examples, *typical_image(train))
             chosen = _parse(name, rest, auto_recipe(facts)).recipe
             named = auto_recipe(facts, chosen.num_steps(facts.num_examples))  # for the warm-up of this duration
             options = _parse(name, rest, named)

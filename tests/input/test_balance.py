@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.input.dataset import Split, balanced, typical_channels
+from training.input.dataset import Split, balanced, typical_image
 from training.input.sources import array_split
 
 NAMES = ("a", "b", "c")
@@ -36,6 +36,6 @@ def test_labels_that_are_not_known_cannot_be_balanced():
         balanced(Split(split.num_examples, split.read))
 
 
-@pytest.mark.parametrize(("channels", "typical"), [(1, 1), (3, 3), (4, 3)])
-def test_images_are_gray_only_if_they_all_have_one_channel(channels, typical):
-    assert typical_channels(images_of([0, 1, 2], channels)) == typical
+@pytest.mark.parametrize(("channels", "typical"), [(1, (1, False)), (2, (1, True)), (3, (3, False)), (4, (3, True))])
+def test_images_are_gray_only_if_they_all_are_and_transparent_if_most_have_an_alpha(channels, typical):
+    assert typical_image(images_of([0, 1, 2], channels))[1:] == typical

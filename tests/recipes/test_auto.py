@@ -15,11 +15,11 @@ from training.recipes.advice import advice
 from training.recipes.auto import DataFacts, auto_finetune_reasons, auto_finetune_recipe, auto_reasons, auto_recipe
 
 
-def test_a_few_hundred_small_images_get_a_small_resnet_without_flips():
+def test_a_few_hundred_small_images_get_a_small_resnet():
     recipe = auto_recipe(facts := DataFacts(708, (64, 64)))
     reasons = auto_reasons(facts, recipe, recipe)
     assert isinstance(recipe.model, ResNetConfig)
-    assert (recipe.image_size, recipe.channels, recipe.batch_size, recipe.flip) == ((64, 64), 3, 32, False)
+    assert (recipe.image_size, recipe.channels, recipe.batch_size) == ((64, 64), 3, 32)
     assert [reason.partition(":")[0] for reason in reasons] == [
         "Model",
         "Image size",
@@ -28,6 +28,25 @@ def test_a_few_hundred_small_images_get_a_small_resnet_without_flips():
         "Checkpoint",
     ]
     assert all(reason.endswith(".") for reason in reasons)
+
+
+def test_only_images_in_color_are_flipped():
+    color, gray = (auto_recipe(DataFacts(708, (64, 64), channels)) for channels in (3, 1))
+    assert (color.flip, gray.flip) == (True, False)
+    flipped = auto_reasons(DataFacts(708, (64, 64)), color, color)[3]
+    assert flipped.endswith("and flips; give --no-flip if mirroring changes the class, as for letters.")
+    assert auto_reasons(DataFacts(708, (64, 64), 1), gray, gray)[3].endswith(
+        "label smoothing; add --flip if a mirrored image keeps its class."
+    )
+
+
+def test_transparent_images_are_shown_whole():
+    recipe = auto_recipe(facts := DataFacts(708, (64, 64), transparent=True))
+    assert (recipe.resize, auto_recipe(DataFacts(708, (64, 64))).resize) == ("pad", "crop")
+    assert auto_reasons(facts, recipe, recipe)[2] == (
+        "Resize: pad, the whole image on white, since most images have a transparent background."
+    )
+    assert not any("Resize" in reason for reason in auto_reasons(facts, recipe, auto_recipe(DataFacts(708, (64, 64)))))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +102,7 @@ def test_fine_tuning_at_most_doubles_the_sides_that_a_checkpoint_for_tiny_images
     [
         ({"epochs": 1}, "Model, Image size, Augmentation, Checkpoint"),
         ({"image_size": (48, 48)}, "Model, Epochs, Augmentation, Checkpoint"),
-        ({"shift": 0, "label_smoothing": 0.0}, "Model, Image size, Epochs, Checkpoint"),
+        ({"shift": 0, "label_smoothing": 0.0, "flip": False}, "Model, Image size, Epochs, Checkpoint"),
     ],
 )
 def test_a_value_of_the_user_gets_no_reason(changes, kinds):
@@ -94,9 +113,9 @@ def test_a_value_of_the_user_gets_no_reason(changes, kinds):
 
 def test_a_reason_names_only_the_values_that_stay():
     recipe = auto_recipe(facts := DataFacts(708, (64, 64)))
-    text = " ".join(auto_reasons(facts, recipe, dataclasses.replace(recipe, batch_size=5, shift=0, flip=True)))
+    text = " ".join(auto_reasons(facts, recipe, dataclasses.replace(recipe, batch_size=5, shift=0, flip=False)))
     assert "Epochs: 64, which show 45,120 images." in text
-    assert "Augmentation: label smoothing, without changing the class of any image." in text
+    assert "Augmentation: label smoothing." in text
     tuned = auto_finetune_recipe(10, (64, 64))
     used = dataclasses.replace(tuned, image_size=(96, 96), steps=3, flip=False)
     assert auto_finetune_reasons(10, (64, 64), tuned, used) == ["Augmentation: random windows."]

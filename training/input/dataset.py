@@ -134,19 +134,22 @@ def _decode(data: tf.Tensor) -> tf.Tensor:
 
 def typical_size(split: Split) -> tuple[int, int]:
     """Median height and width in pixels of up to 32 images of a split."""
-    shapes = np.array(_sample_shapes(split))
-    return int(np.median(shapes[:, 0])), int(np.median(shapes[:, 1]))
+    return typical_image(split)[0]
 
 
-def typical_channels(split: Split) -> int:
-    """1 if up to 32 images of a split are all gray, with or without an alpha, else 3."""
-    return 1 if all(channels < 3 for _, _, channels in _sample_shapes(split)) else 3
+def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
+    """Of up to 32 images of a split: (median (height, width), channels, whether most have an alpha).
 
-
-def _sample_shapes(split: Split) -> list[tuple[int, int, int]]:
-    """(height, width, channels) of up to 32 images of a split."""
+    channels: 1 if all are gray, with or without an alpha, else 3.
+    """
     chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
-    return [tuple(split.example(tf.constant(index))[0].shape) for index in chosen]
+    shapes = np.array([split.example(tf.constant(index))[0].shape for index in chosen])
+    heights, widths, channels = shapes.T
+    return (
+        (int(np.median(heights)), int(np.median(widths))),
+        1 if np.all(channels < 3) else 3,
+        bool(np.mean(channels % 2 == 0) > 0.5),
+    )
 
 
 def random_subset(split: Split, num_examples: int, seed: int) -> Split:

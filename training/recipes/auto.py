@@ -17,6 +17,7 @@ _IMAGES_SEEN, _FEWEST_EPOCHS, _MOST_EPOCHS = 45_000, 8, 64
 # for more than 128 pixels, and with few images for more than 64: on 714 clip-art images, 96 were no more accurate.
 _SIDES = (32, 48, 64, 96, 128)
 _FEW_IMAGES, _LARGEST_SIDE_OF_FEW = 10_000, 64
+_FLIPS = "flips; give --no-flip if mirroring changes the class, as for letters"
 # How many times as long the sides may get in fine-tuning: the patches of a checkpoint for tiny images are far too small
 # for 224 pixels, and the memory of attention grows with the fourth power of the side.
 _MOST_GROWTH = 2
@@ -32,6 +33,8 @@ class DataFacts:
     """Typical height and width of the images in pixels."""
     channels: int = 3
     """1 if the images are gray, else 3."""
+    transparent: bool = False
+    """Whether most images have an alpha."""
 
 
 def auto_recipe(facts: DataFacts, steps: int | None = None) -> PretrainRecipe:
@@ -46,13 +49,15 @@ def auto_recipe(facts: DataFacts, steps: int | None = None) -> PretrainRecipe:
         model=ResNetConfig(block_units=(1, 1, 1), root_channels=32, stage_channels=(64, 128, 256), num_groups=8),
         image_size=(side, side),
         channels=facts.channels,
-        resize="crop",
+        # What is cut out along its outline fills its image, so that a crop would take parts of it away.
+        resize="pad" if facts.transparent else "crop",
         epochs=epochs,
         batch_size=batch_size,
         learning_rate=5e-3,
         schedule=Schedule(warmup_steps=min(50, steps // 10)),
         weight_decay=0.05,
         label_smoothing=0.1,
+        flip=facts.channels == 3,
         shift=side // 10,
     )
 
@@ -69,15 +74,20 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
             f"Image size: {used.image_size[0]} pixels, since the smaller side of the images typically has {smaller}; "
             f"at most {_largest_side(facts)} for so many images."
         )
+    if "resize" in stays and used.resize == "pad":
+        reasons.append("Resize: pad, the whole image on white, since most images have a transparent background.")
     if "epochs" in stays:
         images = used.num_steps(facts.num_examples) * used.batch_size
         batches = f", in batches of {used.batch_size}" if "batch_size" in stays else ""
         reasons.append(f"Epochs: {used.epochs}, which show {images:,} images{batches}.")
     changes = [f"shifts by up to {used.shift} pixels"] if "shift" in stays else []
     changes += ["label smoothing"] if "label_smoothing" in stays else []
+    if "flip" in stays and used.flip:
+        changes.append(_FLIPS)
+    elif "flip" in stays and changes:
+        changes[-1] += "; add --flip if a mirrored image keeps its class"
     if changes:
-        advice = "" if used.flip else "; add --flip if a mirrored image keeps its class"
-        reasons.append(f"Augmentation: {' and '.join(changes)}, without changing the class of any image{advice}.")
+        reasons.append(f"Augmentation: {' and '.join(changes)}.")
     return [*reasons, "Checkpoint: none; python -m training.finetune --recipe auto starts from one."]
 
 
@@ -135,7 +145,7 @@ def auto_finetune_reasons(
     if "steps" in stays:
         reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {num_examples:,} images, but 100 to 10,000.")
     changes = ["random windows"] if "inception_crop" in stays else []
-    changes += ["flips; give --no-flip if mirroring changes the class, as for letters"] if "flip" in stays else []
+    changes += [_FLIPS] if "flip" in stays else []
     return [*reasons, f"Augmentation: {' and '.join(changes)}."] if changes else reasons
 
 
