@@ -1,7 +1,7 @@
 """Classify image files with a run or a checkpoint.
 
     python -m training.predict --run runs/pictures new/ cat.jpg
-    python -m training.predict --checkpoint augreg:B_16 --labels imagenet.txt new/ --output new.html --explain rollout
+    python -m training.predict --checkpoint hf:google/vit-base-patch16-224 new/ --output new.html --explain rollout
     python -m training.predict --run runs/pictures --serve
 
 prints the five most likely classes of each picture. A file that cannot be read is named, the others are classified, and
