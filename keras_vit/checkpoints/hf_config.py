@@ -27,10 +27,11 @@ from keras_vit.checkpoints.huggingface.image_processor import (
     processor_resize,
     value_range_of,
 )
+from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.checkpoints.timm_models import components_of, has_attention_pooling, is_gated, layer_scale_of, timm_model
 from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json, stored_image_size
-from keras_vit.models.config import Classifier, Gelu, Resize
+from keras_vit.models.config import Classifier, Gelu, ModelConfig, Resize
 
 # All names in transformers -> `ViTConfig.gelu`.
 _GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
@@ -82,6 +83,14 @@ _TIMM_SIZES = {"hidden_size": "embed_dim", "num_layers": "depth"}
 # Arguments of timm that are in the arrays -> ViTConfig field.
 _TIMM_SETTINGS = {"reg_tokens": "num_registers", "pre_norm": "pre_norm", "class_token": "has_class_token"}
 _TIMM_SETTINGS |= {"qkv_bias": "qkv_bias"}
+
+
+# Where a model with convolutions before the encoder, or without encoder, takes the image.
+_FIRST_CONVOLUTIONS = (
+    "conv_root/kernel",
+    "conv_stem/0/conv/kernel",
+    "resnet/root_block/standardized_conv2d/kernel",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,3 +363,27 @@ def _sizes(config: dict, names: Mapping[str, str]) -> dict[str, tuple[str, objec
     sizes: dict[str, tuple[str, object]] = {field: (name, number(config, name)) for field, name in names.items()}
     sizes["patch"] = ("patch_size", pair(config, "patch_size"))
     return {field: (name, value) for field, (name, value) in sizes.items() if value is not None}
+
+
+def refuse_contradictions(config: ModelConfig, sizes: Mapping[str, tuple[str, object]]) -> None:
+    """Raise UserError if config.json says another value of a field than the arrays have."""
+    for field, (name, value) in sizes.items():
+        if getattr(config, field) != value:
+            raise UserError(
+                f"config.json says {name}={value!s:.80}, but the arrays are of a model with {getattr(config, field)}; "
+                "replace it by the one that belongs to them."
+            )
+
+
+def refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> None:
+    """Raise UserError if config.json counts other channels or classes than the arrays have."""
+    for counted, axis, keys in (
+        (file_config.channels, -2, (*_FIRST_CONVOLUTIONS, "embedding/kernel")),
+        (file_config.num_classes, -1, ("head/kernel", "resnet/head/conv2d/kernel")),
+    ):
+        weight = next((weights[key] for key in keys if key in weights and len(weights[key].shape) >= 2), None)
+        if counted is not None and weight is not None and weight.shape[axis] != counted[1]:
+            raise UserError(
+                f"config.json says {counted[0]}={counted[1]}, but {weight.source.key!r} has {weight.shape[axis]}; "
+                "replace it by the one that belongs to the arrays."
+            )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys
-from keras_vit.checkpoints.hf_config import FileConfig
+from keras_vit.checkpoints.hf_config import FileConfig, refuse_contradictions, refuse_other_widths
 from keras_vit.checkpoints.huggingface.image_processor import ValueRange
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import TORCH, TORCH_STAGES
@@ -29,12 +29,6 @@ _OFFICIAL_HEADS = {
     for model in MODELS.values()
     if isinstance(model, ViTConfig) and model.position_embedding != "rotary"  # whose H has 20 heads instead of 16
 }
-# Where a model with convolutions before the encoder, or without encoder, takes the image.
-_FIRST_CONVOLUTIONS = (
-    "conv_root/kernel",
-    "conv_stem/0/conv/kernel",
-    "resnet/root_block/standardized_conv2d/kernel",
-)
 # Initial layer scale where config.json does not say: that of DINOv2. The stored factors are read in any case.
 _LAYER_SCALE = 1e-5
 # ImageNet normalization, as torchvision's models expect: (0 - mean) / std and (1 - mean) / std.
@@ -103,20 +97,20 @@ def infer_config(
         image_size: of the images that the model is wanted for, if given.
     """
     weights = checkpoint.weights
-    _refuse_other_widths(weights, file_config)
+    refuse_other_widths(weights, file_config)
     config: ModelConfig
     if "embedding/kernel" in weights:
         vit = _infer_vit(checkpoint, file_config, classifier, position_embedding, conv_stem_strides)
         vit = _with_prefix_positions(checkpoint, vit, stored_grid, image_size)
         per_block = 4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim
         least = vit.num_layers * per_block
-        _refuse_contradictions(vit, file_config.sizes)
+        refuse_contradictions(vit, file_config.sizes)
         if isinstance(vit.stem, ResNetConfig):
-            _refuse_contradictions(vit.stem, file_config.resnet_sizes)
+            refuse_contradictions(vit.stem, file_config.resnet_sizes)
         config = vit
     else:
         resnet = _infer_resnet(checkpoint, file_config, preactivation="resnet/group_norm/gamma" in weights)
-        _refuse_contradictions(resnet, file_config.resnet_sizes)
+        refuse_contradictions(resnet, file_config.resnet_sizes)
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
             for units, wide in zip(resnet.block_units, resnet.stage_channels or (), strict=True)
@@ -129,29 +123,6 @@ def infer_config(
             f"{num_parameters}."
         )
     return config
-
-
-def _refuse_contradictions(config: ModelConfig, sizes: Mapping[str, tuple[str, object]]) -> None:
-    for field, (name, value) in sizes.items():
-        if getattr(config, field) != value:
-            raise UserError(
-                f"config.json says {name}={value!s:.80}, but the arrays are of a model with {getattr(config, field)}; "
-                "replace it by the one that belongs to them."
-            )
-
-
-def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> None:
-    """Raise UserError if config.json counts other channels or classes than the arrays have."""
-    for counted, axis, keys in (
-        (file_config.channels, -2, (*_FIRST_CONVOLUTIONS, "embedding/kernel")),
-        (file_config.num_classes, -1, ("head/kernel", "resnet/head/conv2d/kernel")),
-    ):
-        weight = next((weights[key] for key in keys if key in weights and len(weights[key].shape) >= 2), None)
-        if counted is not None and weight is not None and weight.shape[axis] != counted[1]:
-            raise UserError(
-                f"config.json says {counted[0]}={counted[1]}, but {weight.source.key!r} has {weight.shape[axis]}; "
-                "replace it by the one that belongs to the arrays."
-            )
 
 
 def _infer_vit(

@@ -37,5 +37,12 @@ def test_labels_that_are_not_known_cannot_be_balanced():
 
 
 @pytest.mark.parametrize(("channels", "typical"), [(1, (1, False)), (2, (1, True)), (3, (3, False)), (4, (3, True))])
-def test_images_are_gray_only_if_they_all_are_and_transparent_if_most_have_an_alpha(channels, typical):
+def test_images_are_gray_only_if_they_all_are_and_transparent_if_most_have_transparent_pixels(channels, typical):
     assert typical_image(images_of([0, 1, 2], channels))[1:] == typical
+
+
+def test_an_alpha_that_is_opaque_throughout_is_no_transparency():
+    images = np.full((3, 2, 2, 4), 255, np.uint8)
+    assert not typical_image(array_split(images, np.arange(3), NAMES))[2]
+    images[:2, 0, 0, 3] = 0
+    assert typical_image(array_split(images, np.arange(3), NAMES))[2]

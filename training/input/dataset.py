@@ -138,17 +138,19 @@ def typical_size(split: Split) -> tuple[int, int]:
 
 
 def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
-    """Of up to 32 images of a split: (median (height, width), channels, whether most have an alpha).
+    """Of up to 32 images of a split: (median (height, width), channels, whether most have transparent pixels).
 
     channels: 1 if all are gray, with or without an alpha, else 3.
     """
     chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
-    shapes = np.array([split.example(tf.constant(index))[0].shape for index in chosen])
-    heights, widths, channels = shapes.T
+    images = [split.example(tf.constant(index))[0].numpy() for index in chosen]
+    heights, widths, channels = np.array([image.shape for image in images]).T
+    # Many pictures have an alpha that is opaque throughout.
+    transparent = [image.shape[-1] % 2 == 0 and image[..., -1].min() < 255 for image in images]
     return (
         (int(np.median(heights)), int(np.median(widths))),
         1 if np.all(channels < 3) else 3,
-        bool(np.mean(channels % 2 == 0) > 0.5),
+        bool(np.mean(transparent) > 0.5),
     )
 
 

@@ -34,7 +34,7 @@ class DataFacts:
     channels: int = 3
     """1 if the images are gray, else 3."""
     transparent: bool = False
-    """Whether most images have an alpha."""
+    """Whether most images have transparent pixels."""
 
 
 def auto_recipe(facts: DataFacts, steps: int | None = None) -> PretrainRecipe:
