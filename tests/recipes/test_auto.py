@@ -34,7 +34,9 @@ def test_only_images_in_color_are_flipped():
     color, gray = (auto_recipe(DataFacts(708, (64, 64), channels)) for channels in (3, 1))
     assert (color.flip, gray.flip) == (True, False)
     flipped = auto_reasons(DataFacts(708, (64, 64)), color, color)[3]
-    assert flipped.endswith("and flips; give --no-flip if mirroring changes the class, as for letters.")
+    assert flipped.endswith(
+        "6 pixels, label smoothing and flips; give --no-flip if mirroring changes the class, as for letters."
+    )
     assert auto_reasons(DataFacts(708, (64, 64), 1), gray, gray)[3].endswith(
         "label smoothing; add --flip if a mirrored image keeps its class."
     )

@@ -87,7 +87,8 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
     elif "flip" in stays and changes:
         changes[-1] += "; add --flip if a mirrored image keeps its class"
     if changes:
-        reasons.append(f"Augmentation: {' and '.join(changes)}.")
+        listed = " and ".join([", ".join(changes[:-1]), changes[-1]]) if changes[1:] else changes[0]
+        reasons.append(f"Augmentation: {listed}.")
     return [*reasons, "Checkpoint: none; python -m training.finetune --recipe auto starts from one."]
 
 
