@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_vit.errors import UserError, near_path
-from keras_vit.files.labels import read_labels
+from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import is_remote, local_copy, to_path
 
 if TYPE_CHECKING:
     import keras
 
-CONFIG, LABELS, MODEL, SAMPLES = "config.json", "labels.txt", "model.keras", "samples.npz"
+CONFIG, MODEL, SAMPLES = "config.json", "model.keras", "samples.npz"
 # Field of config.json: `Source.fingerprint` of the data.
 IMAGES = "images_fingerprint"
 # Digests of the files of the training images, by which they are found among others.

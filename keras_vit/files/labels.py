@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
 
+# Name of the file in run directories, SavedModels and TFLite files.
+LABELS = "labels.txt"
+
 
 def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
     """Read the class names of a text file."""

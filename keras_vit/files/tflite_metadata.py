@@ -12,7 +12,7 @@ import zipfile
 import numpy as np
 from flatbuffers import number_types, table
 
-from keras_vit.files.labels import parse_labels
+from keras_vit.files.labels import LABELS, parse_labels
 
 ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
@@ -23,8 +23,8 @@ _OWN = b"; weights: "
 SEVERAL_CLASSES = "an image may have several classes: sigmoid(logits)"
 # In the description of the model of a calibrated run.
 _CALIBRATED = re.compile(rb"; calibrated: softmax\(logits / ([0-9.e+-]{1,20})\)")
-# The associated file of the class names, and the most bytes of it that are read.
-_LABELS, _MOST_BYTES = "labels.txt", 2**24
+# The most bytes of the associated file of the class names that are read.
+_MOST_BYTES = 2**24
 # In the description of the input, as `resize_text` writes it.
 _RESIZE = re.compile(rb"; resize: ([a-z-]+)(?:, crop_from: ([0-9]{1,5}))?$")
 
@@ -53,11 +53,11 @@ def calibration_text(temperature: float) -> str:
 def read_names(content: bytes, path: str) -> tuple[str, ...] | None:
     """Return the class names in a file; None without any. Raises UserError if they are no UTF-8 text."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open(_LABELS) as stream:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open(LABELS) as stream:
             data = stream.read(_MOST_BYTES)
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, OSError):
         return None
-    return parse_labels(data, f"{_LABELS} in {path}") or None
+    return parse_labels(data, f"{LABELS} in {path}") or None
 
 
 def resize_text(resize: str, crop_from: int | None) -> str:
