@@ -355,6 +355,7 @@ def _fit(
                 [ForwardCallbacks(user_callbacks), *run_callbacks, *lines],
                 add_history=True,
                 add_progbar=on_terminal,
+                verbose=1,
                 model=trainer,
                 epochs=last_epoch,
                 steps=steps,
