@@ -5,6 +5,7 @@ Only the headers of the file are read here.
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import re
@@ -158,3 +159,17 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
         raise UserError(f"The array {table.source.key!r} should have 3 axes, but has shape {table.shape}.")
     shape = (table.shape[0], table.shape[1] + 1, table.shape[2])
     return weights | {POSITIONS: Weight(table.source, shape, lambda array: np.pad(array, ((0, 0), (1, 0), (0, 0))))}
+
+
+def square_grid(num_tokens: int) -> tuple[int, int] | None:
+    """(rows, columns) of a square grid of tokens; None if the number is not a square."""
+    side = math.isqrt(max(num_tokens, 0))
+    return (side, side) if side > 0 and side * side == num_tokens else None
+
+
+def not_square_error(num_tokens: int) -> UserError:
+    """The error for position embeddings whose grid is neither known nor square."""
+    return UserError(
+        f"The file has position embeddings for {num_tokens} patches, which is not square; put the config.json beside "
+        "it, or give stored_grid=(rows, columns) to keras_vit.from_checkpoint."
+    )

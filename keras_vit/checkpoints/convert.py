@@ -13,8 +13,9 @@ from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import from_checkpoint
+from keras_vit.checkpoints.huggingface.layouts import VIT_TYPES
 from keras_vit.checkpoints.infer_config import value_range
-from keras_vit.checkpoints.layouts import HEADS, LAYOUTS, layout_of
+from keras_vit.checkpoints.layouts import HEADS, LAYOUTS, layout_of, num_classes_of
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.save import save_checkpoint
 from keras_vit.errors import UserError
@@ -78,6 +79,8 @@ def convert(
     print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
     _report_settings(model, layout, has_config=target.is_dir())
     _report_preprocessing(model, written)
+    if set(written.layout.model_types) == set(VIT_TYPES) and "pre_logits/kernel" not in written.weights:
+        print("ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False.")
     if layout == "huggingface" and preprocessing_of(model).resize == "resize-small":
         print(
             "preprocessor_config.json asks for the interpolation box, which transformers has in one backend: load it "
@@ -125,8 +128,7 @@ def _report_settings(model: keras.Model, layout: str, *, has_config: bool) -> No
     """Print the settings that differ from the other code's defaults and that the file does not contain."""
     config = config_of(model)
     compared: list[tuple[ModelConfig, str, str]] = []
-    has_pre_logits = isinstance(config, ViTConfig) and config.representation_size is not None
-    defaults = layout_of(config, layout, 0 if has_pre_logits else 1)
+    defaults = layout_of(config, layout, num_classes_of(weights_by_key(model)))
     if isinstance(config, ViTConfig) and not has_config:  # config.json contains them
         compared += [(config, field, name) for field, name in _SETTINGS.items()]
     resnet = config if isinstance(config, ResNetConfig) else config.stem

@@ -16,13 +16,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint, refuse_unexpected_keys
+from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_unexpected_keys
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
     file_config_grid,
     infer_config,
     known_image_size,
-    not_square_error,
     refuse_ambiguous_settings,
     value_range,
 )
@@ -170,7 +169,7 @@ def from_checkpoint(
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **rates)
         if wanted is not None and wanted != file_config.image_size:
-            config.check_image_size(wanted)
+            changes.with_patch(config).check_image_size(wanted)
     grid = stored_grid or file_config_grid(checkpoint, config)
     if image_size is None:
         image_size = known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
@@ -270,7 +269,7 @@ def _adapted(
     if image_size is not None:
         size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(image_size)
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
-            config.check_image_size(preprocessing.image_size)
+            changes.with_patch(config).check_image_size(preprocessing.image_size)
     return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, build_options)
 
 
@@ -302,6 +301,10 @@ class Changes:
             check_resampler(self.resampler)
         if self.keep_pre_logits and self.num_classes is None:
             raise UserError("keep_pre_logits is for a new head; give num_classes with it, or leave it out.")
+
+    def with_patch(self, config: ViTConfig) -> ViTConfig:
+        """The config with the new patch size."""
+        return config if self.patch_size is None else dataclasses.replace(config, patch_size=self.patch_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,7 +346,7 @@ def build_and_fill(
     if changes.patch_size is not None:
         if not isinstance(config, ViTConfig):
             raise UserError("patch_size does not apply to a ResNet, which has no patches; leave it out.")
-        config = dataclasses.replace(config, patch_size=changes.patch_size)
+        config = changes.with_patch(config)
         config.check_image_size(preprocessing.image_size)
         weights = _with_patch(weights, config.patch)
     if changes.channels is not None:

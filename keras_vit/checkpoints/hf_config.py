@@ -32,6 +32,7 @@ from keras_vit.checkpoints.timm_models import components_of, has_attention_pooli
 from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json, stored_image_size
 from keras_vit.models.config import Classifier, Gelu, ModelConfig, Resize
+from keras_vit.models.resizing import Resampler
 
 # All names in transformers -> `ViTConfig.gelu`.
 _GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
@@ -82,7 +83,7 @@ _SIZES = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "mlp_
 _TIMM_SIZES = {"hidden_size": "embed_dim", "num_layers": "depth"}
 # Arguments of timm that are in the arrays -> ViTConfig field.
 _TIMM_SETTINGS = {"reg_tokens": "num_registers", "pre_norm": "pre_norm", "class_token": "has_class_token"}
-_TIMM_SETTINGS |= {"qkv_bias": "qkv_bias"}
+_TIMM_SETTINGS |= {"qkv_bias": "qkv_bias", "fc_norm": "norm_after_pooling"}
 
 
 # Where a model with convolutions before the encoder, or without encoder, takes the image.
@@ -128,6 +129,8 @@ class FileConfig:
     """(name in config.json, width of the head), if it says so."""
     names_model: bool = False
     """Whether it names the architecture, which determines all settings."""
+    resampler: Resampler | None = None
+    """How the original resizes position embeddings, if not as others of its layout."""
 
     def differences(self, image_size: tuple[int, int] | None) -> list[str]:
         """How the original preprocesses images in another way, after its name.
@@ -328,6 +331,8 @@ def _timm(config: dict) -> FileConfig:
         other_resize=_timm_resize(pretrained),
         sizes=_sizes(arguments, _TIMM_SIZES) | _timm_settings(name, arguments),
         names_model=True,
+        heads=("head",) if config.get("num_classes") else (),
+        resampler="bilinear" if name.startswith("flexivit_") else None,
     )
 
 
@@ -340,6 +345,9 @@ def _timm_settings(architecture: str, arguments: dict) -> dict[str, tuple[str, o
     for name, field in _TIMM_SETTINGS.items():
         if arguments.get(name) is not None:
             settings[field] = name, arguments[name]
+    if "pos_embed" in arguments:
+        learned = arguments["pos_embed"] not in ("", "none")
+        settings["position_embedding"] = "pos_embed and thus", "learned" if learned else "none"
     ratio, width = number(arguments, "mlp_ratio", float), number(arguments, "embed_dim")
     if ratio is not None and width is not None:
         hidden = int(width * ratio)

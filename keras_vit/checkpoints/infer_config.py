@@ -5,10 +5,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys
+from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.hf_config import FileConfig, refuse_contradictions, refuse_other_widths
 from keras_vit.checkpoints.huggingface.image_processor import ValueRange
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in
 from keras_vit.checkpoints.layouts import TORCH, TORCH_STAGES
 from keras_vit.errors import UserError
 from keras_vit.models.config import (
@@ -105,6 +105,7 @@ def infer_config(
         per_block = 4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim
         least = vit.num_layers * per_block
         refuse_contradictions(vit, file_config.sizes)
+        _require_biases(checkpoint)
         if isinstance(vit.stem, ResNetConfig):
             refuse_contradictions(vit.stem, file_config.resnet_sizes)
         config = vit
@@ -186,10 +187,24 @@ def _infer_vit(
         head_bias="head/bias" in weights or "head/kernel" not in weights,
         pre_norm="Transformer/pre_norm/scale" in weights,
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
-        layer_scale=(file_config.layer_scale or _LAYER_SCALE) if has_scale else None,
+        layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=registers,
         distillation=_distillation(checkpoint),
     )
+
+
+def _require_biases(checkpoint: Checkpoint) -> None:
+    """Raise UserError if a bias is missing that the code of the layout always has."""
+    weights, layout = checkpoint.weights, checkpoint.layout
+    projects = any(kind.startswith("clip") for kind in layout.model_types)
+    biases = ["head_distillation/bias"] if projects else ["head/bias", "head_distillation/bias"]
+    if "Transformer/pre_norm/scale" not in weights:
+        biases.append("embedding/bias")
+    if layout.qkv_bias:
+        biases.append(f"{_FIRST_QUERY}/bias")
+    for bias in biases:
+        if bias not in weights and bias.replace("/bias", "/kernel") in weights:
+            raise UserError(f"The checkpoint is incomplete; missing keys: {bias}.")
 
 
 def _distillation(checkpoint: Checkpoint) -> Distillation:
@@ -204,22 +219,37 @@ def _with_prefix_positions(
 ) -> ViTConfig:
     """Say whether timm's table has rows for class and distillation token.
 
-    It has where the patches of the stored grid, of the file's or config.json's images or of the wanted images leave as
-    many rows. If none of these is known, a square number of rows is that of the patches alone.
+    It has where the patches of the stored grid, or of the images that the file or config.json names, leave as many
+    rows. If neither is known, a square number of rows is that of the patches alone. The images that the model is wanted
+    for decide only where no number of rows is square: they need not be those of the file.
     """
     if checkpoint.layout_name != "timm" or POSITIONS not in checkpoint.weights or not config.has_class_token:
         return config
     if config.stem is not None:  # all hybrids of timm have them
         return config
-    rows = checkpoint.weights[POSITIONS].shape[1]
-    sizes = [size for size in (checkpoint.file_config.image_size, image_size) if size is not None]
-    patches = [math.prod(stored_grid)] if stored_grid is not None else []
-    patches += [math.prod(side // stride for side, stride in zip(size, config.patch, strict=True)) for size in sizes]
-    for number in patches:
-        if number in (rows, rows - config.num_class_tokens):
-            return dataclasses.replace(config, prefix_positions=number != rows)
-    without = square_grid(rows) is not None and square_grid(rows - config.num_class_tokens) is None
-    return dataclasses.replace(config, prefix_positions=not without)
+    rows, file_config = checkpoint.weights[POSITIONS].shape[1], checkpoint.file_config
+    possible = (rows, rows - config.num_class_tokens)
+
+    def patches(size: tuple[int, int] | None) -> int | None:
+        if size is None:
+            return None
+        number = math.prod(side // stride for side, stride in zip(size, config.patch, strict=True))
+        return number if number in possible else None
+
+    known = None if stored_grid is None else math.prod(stored_grid)
+    if known not in possible and file_config.image_size_is_exact:
+        known = patches(file_config.image_size)
+    if known in possible:
+        return dataclasses.replace(config, prefix_positions=known != rows)
+    square = next((number for number in possible if square_grid(number) is not None), None)
+    wanted = patches(image_size) or patches(file_config.image_size)
+    if None not in (square, wanted) and wanted != square:
+        raise UserError(
+            f"The {rows} rows of {checkpoint.weights[POSITIONS].source.key!r} may be for {square} or for {wanted} "
+            "patches; put the config.json beside the file, or give stored_grid=(rows, columns) to "
+            "keras_vit.from_checkpoint."
+        )
+    return dataclasses.replace(config, prefix_positions=(square or wanted) != rows)
 
 
 def _require_equal_blocks(weights: Mapping[str, Weight], pattern: str) -> None:
@@ -255,18 +285,6 @@ def known_num_heads(weights: Mapping[str, Weight], file_config: FileConfig) -> i
     if in_shape is not None and file_config.num_heads not in (None, in_shape):
         raise UserError(f"The file has {in_shape} heads ({query.source.key!r}), not {file_config.num_heads}.")
     return in_shape or file_config.num_heads
-
-
-def heads_in(key: str, weight: Weight) -> int | None:
-    """The number of heads in the shape of a projection; None unless it is a flax layout.
-
-    Flax has an axis for the heads: the first of the output's kernel, otherwise the last but one.
-    """
-    projection = re.search(r"/MultiHeadDotProductAttention_\d/(query|key|value|out)/(kernel|bias)$", key)
-    shape = weight.source.shape
-    if projection is None or len(shape) != {"kernel": 3, "bias": 2}[projection[2]]:
-        return None
-    return shape[0 if projection[1] == "out" else -2]
 
 
 def _infer_stem(
@@ -335,7 +353,14 @@ def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
     num_tokens = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions
     holds_a_patch = config.stem is not None or (size[0] >= config.patch[0] and size[1] >= config.patch[1])
     if holds_a_patch and math.prod(grid := config.grid(size)) == num_tokens:
-        return grid
+        if not checkpoint.layout.square_positions or size[0] == size[1]:
+            return grid
+        if (square := square_grid(num_tokens)) is None:
+            raise UserError(
+                f"config.json says image_size={size}, whose {num_tokens} patches are no square, as those of the stored "
+                "positions are in this code; correct it."
+            )
+        return square
     if file_config.image_size_is_exact:
         raise UserError(
             f"config.json says image_size={size}, but the arrays hold position embeddings for {num_tokens} patches of "
@@ -370,17 +395,3 @@ def value_range(checkpoint: Checkpoint, channels: int) -> ValueRange:
     if found is None or (isinstance(found[0], tuple) and len(found[0]) != channels):
         return -1.0, 1.0
     return found
-
-
-def square_grid(num_tokens: int) -> tuple[int, int] | None:
-    """(rows, columns) of a square grid of tokens; None if the number is not a square."""
-    side = math.isqrt(max(num_tokens, 0))
-    return (side, side) if side > 0 and side * side == num_tokens else None
-
-
-def not_square_error(num_tokens: int) -> UserError:
-    """The error for position embeddings whose grid is neither known nor square."""
-    return UserError(
-        f"The file has position embeddings for {num_tokens} patches, which is not square; put the config.json beside "
-        "it, or give stored_grid=(rows, columns) to keras_vit.from_checkpoint."
-    )

@@ -113,6 +113,10 @@ class Layout:
     deviation_epsilon: float = 0.0
     resampler: Resampler = "bilinear-aligned"
     """How the code resizes position embeddings."""
+    qkv_bias: bool = False
+    """Whether query, key and value always have biases."""
+    square_positions: bool = False
+    """Whether the code takes the stored grid for a square whatever the images are."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of ViTConfig that the arrays do not show."""
     model_types: tuple[str, ...] = ()
@@ -291,3 +295,15 @@ def _fill(template: str, numbers: dict[str, int]) -> str:
         return f"{number:02d}" if match[2] == ":02d" else str(number)
 
     return _NUMBER.sub(field, template)
+
+
+def heads_in(key: str, weight: Weight) -> int | None:
+    """The number of heads in the shape of a projection; None unless it is a flax layout.
+
+    Flax has an axis for the heads: the first of the output's kernel, otherwise the last but one.
+    """
+    projection = re.search(r"/MultiHeadDotProductAttention_\d/(query|key|value|out)/(kernel|bias)$", key)
+    shape = weight.source.shape
+    if projection is None or len(shape) != {"kernel": 3, "bias": 2}[projection[2]]:
+        return None
+    return shape[0 if projection[1] == "out" else -2]

@@ -115,7 +115,7 @@ def _flax_block(attention: str, second_norm: str, mlp: str) -> tuple[Rule, ...]:
 
 def _vit_jax(rules: tuple[Rule, ...]) -> Layout:
     """vit_jax divides kernels by their standard deviation; flax's GroupNorm has the epsilon 1e-6."""
-    return Layout(rules, group_norm_epsilon=1e-6, variance_epsilon=0.0, deviation_epsilon=1e-5)
+    return Layout(rules, group_norm_epsilon=1e-6, variance_epsilon=0.0, deviation_epsilon=1e-5, qkv_bias=True)
 
 
 _RELEASED_BLOCK = _flax_block("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
@@ -233,7 +233,7 @@ def _torchvision(conv_stem: bool, old: bool = False) -> Layout:
         *dense("pre_logits", "heads.pre_logits"),
         *dense("head", "heads.head"),
     )
-    return Layout(rules, gelu="erf", resampler="bicubic-aligned")
+    return Layout(rules, gelu="erf", resampler="bicubic-aligned", qkv_bias=True)
 
 
 def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
@@ -317,7 +317,10 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
 def _refuse_inexpressible(config: ViTConfig, layout: str, expressible: Mapping[str, tuple | None]) -> None:
     for field, values in expressible.items():
         if values is not None and getattr(config, field) not in values:
-            raise UserError(f"The layout {layout} cannot express {field}={getattr(config, field)!r}; choose another.")
+            and_head = " and a head" if field == "classifier" and not values else ""
+            raise UserError(
+                f"The layout {layout} cannot express {field}={getattr(config, field)!r}{and_head}; choose another."
+            )
 
 
 def _huggingface_layout(config: ViTConfig, num_classes: int) -> Layout:

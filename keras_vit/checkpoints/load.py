@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.infer_config import file_config_grid, heads_in, not_square_error, square_grid
-from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
+from keras_vit.checkpoints.infer_config import file_config_grid
+from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, heads_in
 from keras_vit.checkpoints.layouts import TORCH
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.keras_weights import KERAS_WEIGHTS, open_keras_weights
@@ -161,14 +161,16 @@ def match_weights(
     if POSITIONS in matched:
         layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
         stored_grid = stored_grid or file_config_grid(checkpoint, config)
-        fitted = _fit_positions(checkpoint, layer, resampler or checkpoint.layout.resampler, stored_grid)
+        resampler = resampler or checkpoint.file_config.resampler or checkpoint.layout.resampler
+        fitted = _fit_positions(checkpoint, layer, resampler, stored_grid)
         resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
         matched[POSITIONS] = fitted
     for key, weight in matched.items():
-        if weight.shape != tuple(weights[key].shape):
+        if weight.shape != (needed := tuple(weights[key].shape)):
+            read_as = "" if weight.shape == weight.source.shape else f", read as {weight.shape}"
             raise UserError(
-                f"The array {weight.source.key!r} has shape {weight.source.shape}, but the model needs "
-                f"{tuple(weights[key].shape)} for {key!r}."
+                f"The array {weight.source.key!r} has shape {weight.source.shape}{read_as}, but the model needs "
+                f"{needed} for {key!r}."
             )
         heads = heads_in(key, weight)
         if heads is not None and isinstance(config, ViTConfig) and heads != config.num_heads:
@@ -181,6 +183,8 @@ def match_weights(
 def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
     """Raise UserError for differences between file and model that do not show in keys and shapes."""
     expected: dict[str, object] = {"position_injection": "input"}
+    if "position_embedding" in checkpoint.layout.settings:  # rotary ones have no weights
+        expected["position_embedding"] = checkpoint.layout.settings["position_embedding"]
     norm = checkpoint.weights.get("Transformer/encoder_norm/scale")
     if norm is not None:
         expected["norm_after_pooling"] = norm.source.key == "fc_norm.weight"

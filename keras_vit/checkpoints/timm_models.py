@@ -99,10 +99,8 @@ ACTIVATIONS: Mapping[str, Gelu] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_ge
 # fmt: off
 _IN_ARRAYS = (
     "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth",
-    "num_heads", "mlp_ratio", "qkv_bias", "qk_norm", "scale_attn_norm", "scale_mlp_norm",
-    "proj_bias", "init_values", "class_token", "pos_embed", "reg_tokens", "pre_norm",
-    "final_norm", "fc_norm", "global_pool", "layers", "channels", "width_factor",
-    "stem_chs", "no_embed_class",
+    "num_heads", "mlp_ratio", "qkv_bias", "init_values", "class_token", "pos_embed", "reg_tokens", "pre_norm",
+    "fc_norm", "global_pool", "layers", "channels", "width_factor", "stem_chs", "no_embed_class",
 )
 # fmt: on
 # fmt: off
@@ -113,6 +111,13 @@ _WITHOUT_EFFECT = (
 # fmt: on
 # Arguments that are supported with one value only.
 _FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
+_FIXED |= {"qk_norm": False, "scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True, "final_norm": True}
+# Arguments for which null is what the architectures have anyway, or what the arrays tell.
+_NULLABLE = ("fc_norm", "init_values", "norm_layer", "embed_norm_layer", *_WITHOUT_EFFECT)
+_WITHOUT_QKV_BIAS = (
+    *("vit_base_patch16_224_miil", "vit_medium_patch16_gap_240", "vit_medium_patch16_gap_256"),
+    *("vit_medium_patch16_gap_384", "vit_betwixt_patch16_gap_256"),
+)
 
 
 # What the names of the architectures say of their arrays.
@@ -120,13 +125,18 @@ _FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32
 
 def components_of(architecture: str) -> dict[str, tuple[str, object]]:
     """Components that an architecture always has: ViTConfig field -> (argument of timm, value)."""
-    found: dict[str, tuple[str, object]] = {}
+    name = architecture.partition(".")[0]
+    if TIMM_MODELS[name].num_heads is None:
+        return {}
+    found: dict[str, tuple[str, object]] = {"position_embedding": ("pos_embed", "learned")}
+    if name not in _WITHOUT_QKV_BIAS:
+        found["qkv_bias"] = "qkv_bias", True
     if "_clip_" in architecture:
         found["pre_norm"] = "pre_norm", True
     if registers := re.search(r"_reg(\d+)_", architecture):
         found["num_registers"] = "reg_tokens", int(registers[1])
     if architecture.startswith("deit3_"):
-        found |= {"has_class_token": ("class_token", True), "position_embedding": ("pos_embed", "learned")}
+        found["has_class_token"] = "class_token", True
     return found
 
 
@@ -156,9 +166,11 @@ def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmMod
             f"{len(TIMM_MODELS)} supported models of timm."
         )
     model = TIMM_MODELS[architecture.partition(".")[0]]
-    known = {name: value for name, value in arguments.items() if value is not None}  # timm ignores None
-    activation = known.pop("act_layer", None)
-    if activation is not None:
+    nullable = _NULLABLE if model.layer_norm_epsilon == 1e-6 else tuple(n for n in _NULLABLE if n != "norm_layer")
+    known = {name: value for name, value in arguments.items() if value is not None or name not in nullable}
+    if "act_layer" in known:
+        activation = known.pop("act_layer")
+        activation = "gelu" if activation is None else activation  # which replaces that of the architecture
         if model.gelu is None or not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise UserError(
                 f"config.json has the unsupported act_layer={activation!r:.80}; give a checkpoint of a model with "
@@ -167,7 +179,7 @@ def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmMod
         model = dataclasses.replace(model, gelu=ACTIVATIONS[activation])
     for name, value in known.items():
         fixed = name in _FIXED and type(value) is type(_FIXED[name]) and value == _FIXED[name]
-        if name not in (*_IN_ARRAYS, *_WITHOUT_EFFECT) and not fixed:
+        if value is None or (name not in (*_IN_ARRAYS, *_WITHOUT_EFFECT) and not fixed):
             raise UserError(
                 f"config.json has the unsupported {name:.80}={value!r:.80} in model_args; give a checkpoint of a model "
                 "without it."
@@ -228,6 +240,11 @@ def timm_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: 
 
 def _architecture(config: ViTConfig) -> str:
     if config.distillation == "head":
+        if not config.prefix_positions:
+            raise UserError(
+                "timm's distilled models have positions of class and distillation token, but this one has none; give "
+                "the name of a .safetensors file instead of a folder."
+            )
         found, epsilon = _DISTILLED, 1e-6
     elif config.gated_mlp:
         found, epsilon = _GATED, 1e-6

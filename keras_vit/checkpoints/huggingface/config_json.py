@@ -68,7 +68,8 @@ def heads_of(fields: dict) -> tuple[str, ...]:
     names = [str(name) for name in names] if isinstance(names, list) else []
     if any(name.endswith("WithTeacher") for name in names):
         return "head", "head_distillation"
-    return ("head",) if any(name.endswith("VisionModelWithProjection") for name in names) else ()
+    has_head = ("ForImageClassification", "VisionModelWithProjection", "CLIPModel")
+    return ("head",) if any(name.endswith(has_head) for name in names) else ()
 
 
 def family_sizes(config: dict, kind: str | None) -> dict[str, tuple[str, object]]:
@@ -132,6 +133,11 @@ def family_fields(config: ViTConfig, family: str, image_size: tuple[int, int], n
             f"{config.patch}; adapt the model to square images, or choose another layout."
         )
     if family.startswith("dinov2"):
+        if image_size[0] != image_size[1]:
+            raise UserError(
+                f"DINOv2 of transformers takes stored positions for those of square images, but these are of "
+                f"{image_size}; adapt the model to square images, or choose another layout."
+            )
         fields |= {"mlp_ratio": _mlp_ratio(config), "use_swiglu_ffn": config.gated_mlp, "qkv_bias": config.qkv_bias}
         fields["hidden_act"] = "gelu" if config.gated_mlp else fields["hidden_act"]
     else:

@@ -46,7 +46,9 @@ def completed_processor(fields: dict) -> dict:
     family = re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", kind) if isinstance(kind, str) else None
     if family not in _PROCESSORS:
         raise _unsupported("image_processor_type", kind)
-    processor = _PROCESSORS[family] | {name: value for name, value in fields.items() if value is not None}
+    # transformers takes null for false where it expects a flag.
+    given = {name: False if value is None and name.startswith("do_") else value for name, value in fields.items()}
+    processor = _PROCESSORS[family] | {name: value for name, value in given.items() if value is not None}
     if family == "DeiT":
         sides = _sides(processor["size"]) or ()
         if len(sides) == 2 and sides[0] == sides[1] and _flag(processor, "do_center_crop"):

@@ -98,10 +98,15 @@ def layout_to_write(config: ViTConfig, family: str, num_classes: int) -> Layout:
 
 
 def unused_mask_token(config: ViTConfig, num_classes: int) -> dict[str, np.ndarray]:
-    """The [mask] token, of zeros as initially, that some families have in every file and use in pretraining alone."""
+    """The [mask] token, of zeros as initially, that some families have in every file and use in pretraining alone.
+
+    Without registers, DINOv3 has an empty array of them.
+    """
     family = family_of(config)
     if family == "dinov3_vit":
-        return {"embeddings.mask_token": np.zeros((1, 1, config.hidden_size), np.float32)}
+        arrays = {"embeddings.mask_token": np.zeros((1, 1, config.hidden_size), np.float32)}
+        registers = {"embeddings.register_tokens": np.zeros((1, 0, config.hidden_size), np.float32)}
+        return arrays if config.num_registers else arrays | registers
     if family == "dinov2_with_registers":
         prefix = f"{family}." if num_classes else ""
         return {f"{prefix}embeddings.mask_token": np.zeros((1, config.hidden_size), np.float32)}
@@ -136,6 +141,7 @@ def _dinov2(prefix: str, *, registers: bool, gated: bool, classifies: bool) -> L
         rules,
         gelu="silu" if gated else "erf",
         resampler="bicubic-antialias" if registers else "bicubic",
+        square_positions=True,
         settings={"classifier": "token+gap"} if classifies else {},
         model_types=("dinov2_with_registers",) if registers else ("dinov2",),
     )
@@ -202,6 +208,7 @@ def _tower(prefix: str, family: str) -> Layout:
         rules,
         gelu="tanh" if siglip else "quick",
         layer_norm_epsilon=1e-6 if siglip else 1e-5,
+        qkv_bias=True,
         resampler="bicubic",
         model_types=(family, "siglip" if siglip else "clip"),
         ignored=("text_model.", "text_projection.", "logit_scale", "logit_bias", f"{prefix}embeddings.position_ids"),
