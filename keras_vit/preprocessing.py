@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import operator
 import sys
+import warnings
 from typing import Any, get_args
 
 import keras
@@ -145,6 +146,9 @@ class Preprocessing:
         Args:
             image: one decoded image (h, w, C), 0..255, or a PIL image -> (height, width, channels). A batch
                 (B, h, w, C), or a list of images of any sizes -> (B, height, width, channels).
+
+        Raises UserError for what are no pixels, and for NumPy arrays with other axes or NaN. Warns of NumPy arrays
+        whose values cannot be 0..255.
         """
         if isinstance(image, list | tuple):
             return ops.stack([self(one) for one in image])
@@ -182,15 +186,50 @@ class PreprocessingLayer(keras.layers.Layer):
 
 
 def _pixels(image):
-    """A PIL image as an array (h, w, C) uint8, alpha kept; anything else as it is."""
+    """A PIL image as an array (h, w, C) uint8, alpha kept; anything else as it is, if it can be pixels."""
+    if isinstance(image, np.ndarray):
+        _check_pixels(image)
+    elif not hasattr(image, "shape") and not hasattr(image, "getbands"):
+        raise UserError(f"An image should be an array of pixels or a PIL image, but is a {type(image).__name__}.")
     if not hasattr(image, "getbands"):
         return image
     if image.mode.startswith("I"):  # 16 bits
-        return np.clip(np.asarray(image)[:, :, None] // 256, 0, 255).astype(np.uint8)
+        pixels = np.asarray(image)[:, :, None]
+        if pixels.max() < 256:
+            warnings.warn(
+                f"A PIL image of the mode {image.mode} has 16 bits, but its largest value is {pixels.max()}, so it is "
+                "black; if it has 8 bits, give numpy.asarray(image).astype('uint8')[:, :, None].",
+                stacklevel=4,
+            )
+        return np.clip(pixels // 256, 0, 255).astype(np.uint8)
     if image.mode not in ("L", "LA", "RGB", "RGBA"):
         gray, transparent = image.mode == "1", image.has_transparency_data
         image = image.convert("L" if gray else "RGBA" if transparent else "RGB")
     return np.atleast_3d(np.asarray(image))
+
+
+def _check_pixels(image: np.ndarray) -> None:
+    """Raise UserError for axes or values of no image; warn of values of another range than 0..255."""
+    if image.ndim not in (3, 4) or image.dtype.kind in "OSUMm":
+        raise UserError(
+            f"An image should be numbers (h, w, C), or a batch (B, h, w, C), but is {image.dtype} of shape "
+            f"{image.shape}."
+        )
+    if image.shape[-1] > 4 and image.shape[-3] <= 4:
+        raise UserError(
+            f"The channels of an image should come last, but its shape is {image.shape}; use "
+            "numpy.moveaxis(image, -3, -1)."
+        )
+    if image.dtype == np.uint8 or not image.size:
+        return
+    least, most = image.min(), image.max()
+    if np.isnan(most):
+        raise UserError("An image should have pixels of 0 to 255, but has NaN.")
+    problem = f"the largest is {most:.6g}; multiply images of 0 to 1 by 255" if 0 < most <= 1 else None
+    if least < -1 or most > 256:
+        problem = f"they are {least:.6g} to {most:.6g}; scale them"
+    if problem:
+        warnings.warn(f"The pixels of an image should be 0 to 255, but {problem}.", stacklevel=5)
 
 
 def _pair(size) -> Any:

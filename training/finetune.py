@@ -59,19 +59,21 @@ def main(arguments: Sequence[str]) -> None:
         prepare_tpu(options.devices)
         cli.require_tensorflow()
 
-    from training.input.dataset import typical_size
+    from training.input.dataset import typical_image
     from training.loop.finetune import finetune, patch_and_side
     from training.loop.setup import open_setup, report_interruption
 
     with report_interruption():
         setup = open_setup(options)
         train = setup.source.train
-        size, count = typical_size(train), train.num_examples
+        (size, _, transparent), count = typical_image(train), train.num_examples
         options = _parse(name, rest, _find(name, count, size))
         if name == _AUTO:
             steps = options.recipe.num_steps(count)  # for its warm-up
             patch, side = patch_and_side(options)
-            recipe = auto_finetune_recipe(count, size, steps, patch=patch, pretrained_side=side)
+            recipe = auto_finetune_recipe(
+                count, size, steps, patch=patch, pretrained_side=side, transparent=transparent
+            )
             options = _parse(name, rest, recipe)
             for reason in auto_finetune_reasons(count, size, recipe, options.recipe, pretrained_side=side):
                 print(reason)

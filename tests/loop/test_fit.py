@@ -628,3 +628,9 @@ def test_the_model_of_a_run_is_loaded_with_keras_vit_alone(tmp_path):
     root = pathlib.Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     subprocess.run([sys.executable, "-c", _LOADED, str(run.model_file)], check=True, env=environment)
+
+
+def test_on_a_terminal_a_bar_shows_the_progress(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
+    assert "7/7" in capsys.readouterr().out

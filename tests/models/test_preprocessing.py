@@ -1,6 +1,9 @@
 """From a decoded picture to the model's input: sizes, channels, values."""
 
+import warnings
+
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 
@@ -167,3 +170,39 @@ def test_impossible_preprocessing_is_refused(fields, words):
 def test_images_that_cannot_get_the_channels_are_refused():
     with pytest.raises(UserError, match="An image with 3 channels cannot be converted to 5"):
         Preprocessing((4, 4), channels=5).fit(picture(4, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("cat.jpg", "an array of pixels or a PIL image, but is a str"),
+        (b"\xff\xd8", "but is a bytes"),
+        (np.zeros((8, 8)), r"numbers \(h, w, C\), or a batch \(B, h, w, C\), but is float64 of shape \(8, 8\)"),
+        (np.zeros((3, 8, 9), np.uint8), r"channels of an image should come last, but its shape is \(3, 8, 9\)"),
+        (np.full((8, 8, 3), np.nan, np.float32), "but has NaN"),
+    ],
+)
+def test_what_is_no_image_is_refused(image, words):
+    with pytest.raises(UserError, match=words):
+        Preprocessing(8)(image)
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (np.full((8, 8, 3), 1.0, np.float32), "the largest is 1; multiply images of 0 to 1 by 255"),
+        (np.full((8, 8, 3), 60_000, np.uint16), "they are 60000 to 60000; scale them"),
+        (np.full((8, 8, 3), -2.0, np.float32), "they are -2 to -2; scale them"),
+        (PIL.Image.fromarray(np.full((8, 8), 255, np.int32)), "its largest value is 255, so it is black"),
+    ],
+)
+def test_values_that_cannot_be_pixels_are_warned_of(image, words):
+    with pytest.warns(UserWarning, match=words):
+        Preprocessing(8)(image)
+
+
+@pytest.mark.parametrize("image", [np.zeros((8, 8, 3)), np.full((2, 8, 8, 1), 255.4), np.ones((8, 8, 3), np.uint8)])
+def test_values_that_can_be_pixels_are_not_warned_of(image):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Preprocessing(8)(image)

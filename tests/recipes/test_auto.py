@@ -65,7 +65,8 @@ def test_transparent_images_are_shown_whole():
 def test_the_input_is_no_larger_than_the_images_need_and_so_few_are_good_for(number, size, side):
     recipe = auto_recipe(facts := DataFacts(number, size))
     assert recipe.image_size == (side, side)
-    assert f"at most {64 if number == 708 else 128} for so many images." in auto_reasons(facts, recipe, recipe)[1]
+    limit = "at most 64 below 10,000 images." if number == 708 else "at most 128 from scratch."
+    assert limit in auto_reasons(facts, recipe, recipe)[1]
 
 
 def test_more_images_get_fewer_epochs_and_larger_batches_of_which_gray_ones_have_one_channel():
@@ -88,6 +89,13 @@ def test_fine_tuning_takes_more_steps_for_more_images_and_fewer_pixels_for_small
     more = auto_finetune_recipe(1600, (600, 800))
     assert (more.image_size, more.crop_from, more.steps, more.batch_size) == ((224, 224), 256, 1000, 32)
     assert auto_finetune_recipe(10**6, (600, 800)).steps == 10_000
+
+
+def test_fine_tuning_shows_transparent_images_whole():
+    recipe = auto_finetune_recipe(100, (600, 800), transparent=True)
+    assert (recipe.resize, recipe.crop_from, recipe.image_size) == ("pad", None, (224, 224))
+    reasons = auto_finetune_reasons(100, (600, 800), recipe, recipe)
+    assert "Resize: pad, the whole image on white, since most images have a transparent background." in reasons
 
 
 def test_fine_tuning_at_most_doubles_the_sides_that_a_checkpoint_for_tiny_images_was_trained_on():

@@ -347,6 +347,9 @@ def test_what_a_recipe_brings_along_may_stay_without_effect(name, options):
         (["--image-size", "96", "--crop_from", "96"], []),
         (["--image-size", "96", "--crop-from=96"], []),
         (["--image-size", "many"], []),
+        (["--resize", "pad"], ["--crop-from", "None"]),
+        (["--resize=crop", "--image-size", "96"], ["--crop-from", "None"]),
+        (["--resize", "stretch"], []),
     ],
 )
 def test_the_same_part_of_an_image_is_seen_at_another_image_size(arguments, added):

@@ -16,6 +16,7 @@ from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import to_path
 from keras_vit.published import upstream_checkpoint
+from training.input.dataset import typical_image
 from training.loop.fit import rebuilt
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
@@ -51,6 +52,8 @@ def finetune(
     def make_model(num_classes: int) -> keras.Model:
         model = _load(path, options, num_classes)
         preprocessing = keras_vit.preprocessing_of(model)
+        if preprocessing.channels == 1 and typical_image(train)[1] == 3:
+            print("The checkpoint takes grayscale images, so the colors of the training images are not used.")
         config = keras_vit.config_of(model)
         if isinstance(config, ViTConfig):
             config = dataclasses.replace(

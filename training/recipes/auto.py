@@ -17,6 +17,7 @@ _IMAGES_SEEN, _FEWEST_EPOCHS, _MOST_EPOCHS = 45_000, 8, 64
 # for more than 128 pixels, and with few images for more than 64: on 714 clip-art images, 96 were no more accurate.
 _SIDES = (32, 48, 64, 96, 128)
 _FEW_IMAGES, _LARGEST_SIDE_OF_FEW = 10_000, 64
+_PAD_REASON = "Resize: pad, the whole image on white, since most images have a transparent background."
 _FLIPS = "flips; give --no-flip if mirroring changes the class, as for letters"
 # How many times as long the sides may get in fine-tuning: the patches of a checkpoint for tiny images are far too small
 # for 224 pixels, and the memory of attention grows with the fourth power of the side.
@@ -70,12 +71,14 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
         f"{facts.num_examples:,}."
     ]
     if "image_size" in stays:
+        limit = f"below {_FEW_IMAGES:,} images" if facts.num_examples < _FEW_IMAGES else "from scratch"
+        limits = f"at least {_SIDES[0]}, at most {_largest_side(facts)} {limit}"
         reasons.append(
             f"Image size: {used.image_size[0]} pixels, since the smaller side of the images typically has {smaller}; "
-            f"at most {_largest_side(facts)} for so many images."
+            f"{limits}."
         )
     if "resize" in stays and used.resize == "pad":
-        reasons.append("Resize: pad, the whole image on white, since most images have a transparent background.")
+        reasons.append(_PAD_REASON)
     if "epochs" in stays:
         images = used.num_steps(facts.num_examples) * used.batch_size
         batches = f", in batches of {used.batch_size}" if "batch_size" in stays else ""
@@ -103,13 +106,14 @@ def auto_finetune_recipe(
     *,
     patch: int = 1,
     pretrained_side: int | None = None,
+    transparent: bool = False,
 ) -> Recipe:
     """Return the recipe for fine-tuning a checkpoint. steps: of the run, where they are not those of the recipe.
 
     The image sizes are those of the BiT-HyperRule, rounded up to a multiple of `patch` pixels, but at most twice
     `pretrained_side`, the side in pixels of the images that a Vision Transformer was trained on. The steps of the
     HyperRule, 500 for a batch of 512, are many more images than a folder of hundreds has; here they are 20 epochs
-    within limits.
+    within limits. Images that are mostly `transparent` are shown whole.
     """
     usual, crop_from = _hyperrule(image_size)
     target = usual if pretrained_side is None else min(usual, _MOST_GROWTH * pretrained_side)
@@ -120,7 +124,8 @@ def auto_finetune_recipe(
     return dataclasses.replace(
         base,
         image_size=(side, side),
-        crop_from=crop_from,
+        resize="pad" if transparent else base.resize,
+        crop_from=None if transparent else crop_from,
         batch_size=min(base.batch_size, num_examples),
         steps=own_steps,
         schedule=Schedule("cosine", (own_steps if steps is None else steps) // 10),
@@ -143,6 +148,8 @@ def auto_finetune_reasons(
         if pretrained_side is not None and _MOST_GROWTH * pretrained_side < _hyperrule(image_size)[0]:
             rule = f"twice the {pretrained_side} of the checkpoint's own images"
         reasons.append(f"Image size: {side} pixels, {rule}.")
+    if "resize" in stays and used.resize == "pad":
+        reasons.append(_PAD_REASON)
     if "steps" in stays:
         reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {num_examples:,} images, but 100 to 10,000.")
     changes = ["random windows"] if "inception_crop" in stays else []

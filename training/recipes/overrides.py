@@ -15,16 +15,28 @@ AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
 def with_crop(arguments: Sequence[str], recipe: Recipe) -> list[str]:
-    """Return the arguments of a command with `--crop-from` for the image size that they hold.
+    """Return the arguments of a command with `--crop-from` for the resize and the image size that they hold.
 
-    It grows with the image size, so that the model sees the same part of an image as with the recipe's own. Nothing is
-    added where they have one, or where the recipe or the arguments have none to grow.
+    It grows with the image size, so that the model sees the same part of an image as with the recipe's own; crop and
+    pad have none. Nothing is added where they have one, or where the recipe or the arguments have none to grow.
     """
+    if recipe.crop_from is None or _value(arguments, "--crop-from") is not None:
+        return [*arguments]
+    if _value(arguments, "--resize") in ("crop", "pad"):
+        return [*arguments, "--crop-from", "None"]
     size = _image_size(arguments)
-    has_crop = any(argument.replace("_", "-").partition("=")[0] == "--crop-from" for argument in arguments)
-    if recipe.crop_from is None or size is None or max(size) == 0 or has_crop:
+    if size is None or max(size) == 0:
         return [*arguments]
     return [*arguments, "--crop-from", str(scaled_crop(recipe.crop_from, max(recipe.image_size), max(size)))]
+
+
+def _value(arguments: Sequence[str], name: str) -> str | None:
+    """What stands behind an option or its "="; None if there is no such option."""
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        option, _, value = argument.partition("=")
+        if option.replace("_", "-") == name:
+            return value or following
+    return None
 
 
 def _image_size(arguments: Sequence[str]) -> tuple[int, int] | None:
