@@ -21,7 +21,7 @@ from keras_vit.files.transfer import TransferError
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
-from training.options.checks import check_classes
+from training.options.checks import check_classes, check_data
 from training.options.workdir import check_images, check_split, warn_of_known_images, warn_of_training_images
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
@@ -330,6 +330,8 @@ def test_a_palette_is_expanded(tmp_path):
         ("train", "validation"),
         ("Train", "Test"),
         ("TRAIN", "Val"),
+        ("training", "testing"),
+        ("Training", "test"),
     ],
 )
 def test_a_folder_with_splits_uses_them(tmp_path, train, evaluation):
@@ -342,13 +344,32 @@ def test_a_folder_with_splits_uses_them(tmp_path, train, evaluation):
     assert (source.train.num_examples, source.evaluation.num_examples) == (6, 4)
 
 
-@pytest.mark.parametrize("splits", [("train", "dev"), ("train", "Evaluation"), ("training", "test"), ("train",)])
+@pytest.mark.parametrize("splits", [("train", "dev"), ("train", "Evaluation"), ("training", "dev"), ("train",)])
 def test_a_split_without_its_other_is_no_class(tmp_path, splits):
     for split in splits:
         for label in ("a", "b"):
             write_image(tmp_path / split / label / "0.png", 0)
-    with pytest.raises(UserError, match="name them train and one of test, val, valid, validation, or put the class"):
+    with pytest.raises(UserError, match="name them train and one of test, testing, val, valid, validation, or put"):
         open_source(DataOptions(f"folder:{tmp_path}"))
+
+
+@pytest.mark.parametrize("alike", [("images", "labels"), ("first", "second")])
+def test_class_folders_with_the_same_folders_and_no_pictures_are_refused(tmp_path, alike):
+    for path in (*(f"{folder}/{label}" for folder in alike for label in ("a", "b")), "other"):
+        for number in range(2):
+            write_image(tmp_path / path / f"{number}.png", 0)
+    one, other = (tmp_path / folder for folder in alike)
+    with pytest.raises(UserError, match=f"^{one} and {other} should be class .* hold only the folders a, b; call"):
+        check_data(DataOptions(f"folder:{tmp_path}"))
+    write_image(one / "0.png", 1)
+    check_data(DataOptions(f"folder:{tmp_path}"))
+
+
+def test_the_pictures_of_a_class_may_lie_in_folders_of_other_names_or_of_one_name(tmp_path):
+    for number, path in enumerate(("ant/red", "ant/black", "bee/2021", "bee/2022", "cat/images", "dog/images")):
+        write_image(tmp_path / path / "0.png", number)
+        write_image(tmp_path / path / "1.png", 10 + number)
+    assert open_source(DataOptions(f"folder:{tmp_path}")).labels == ("ant", "bee", "cat", "dog")
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -393,13 +414,13 @@ def test_a_csv_file_may_name_the_splits(tmp_path):
 
 
 def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as_in_a_folder(tmp_path, capsys):
-    splits = ("train", "train", "val", "val", "test", "test")
+    splits = ("train", "Training", "val", "val", "test", "test")
     for number in range(6):
         write_image(tmp_path / f"{number}.png", 10 * number)
     lines = [f"{number}.png,{'ant' if number % 2 else 'bee'},{split}" for number, split in enumerate(splits)]
     found = open_source(csv_file(tmp_path, "path,label,split", *lines))
     assert {pathlib.Path(found.evaluation.name(index)).name for index in range(2)} == {"4.png", "5.png"}
-    assert found.evaluation.num_examples == 2
+    assert (found.train.num_examples, found.evaluation.num_examples) == (2, 2)
     used = f"Not used, beside the images of {tmp_path / 'list.csv'} to train and to evaluate on: 2 of the split val."
     assert used in capsys.readouterr().out
 

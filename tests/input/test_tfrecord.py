@@ -26,7 +26,7 @@ def _folder(tmp_path_factory) -> pathlib.Path:
     """PNGs of mixed sizes, palettes, depths and alpha channels in nested class folders."""
     root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for number in range(42):
-        path = root / f"class {number % 2}" / f"more{number % 3}" / "inside" / f"{number}.png"
+        path = root / f"class {number % 2}" / f"more{number % 6}" / "inside" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 256, (9 + number, 50 - number, 3), dtype=np.uint8)
         mode = MODES[number % len(MODES)]

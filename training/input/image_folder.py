@@ -34,8 +34,8 @@ _PURPOSES = {"train": "train on", "test": "evaluate on"}
 def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
     """Class folders of image files (keras_vit/files/image_formats.py), whatever they are called; classes in name order.
 
-    With train and test (or val, valid, validation) above the classes these are the splits, and must hold the same
-    classes; else a tenth of each class is kept for evaluation, as `_held_out` says.
+    With train (or training) and test (testing, val, valid, validation) above the classes these are the splits, and must
+    hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says.
     """
     splits, check = split_folders(path), _FileCheck(on_bad_image)
     if splits:

@@ -20,7 +20,7 @@ from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.run_directory import LABELS
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.input.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
-from training.options.common import EVALUATION_NAMES, OnBadImage
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
 
 # The features of a record that is an image with its class, and what the files of a split are called.
 IMAGE, LABEL = "image/encoded", "image/class/label"
@@ -154,7 +154,7 @@ def _class_names(file: str) -> tuple[str, ...]:
 
 def _shard_kind(file: str) -> str | None:
     name = re.split(r"[-_.]", os.path.basename(file).lower())[0]
-    return "train" if name == "train" else "evaluation" if name in ("eval", *EVALUATION_NAMES) else None
+    return "train" if name in TRAINING_NAMES else "evaluation" if name in ("eval", *EVALUATION_NAMES) else None
 
 
 def _check_shards(files: list[str]) -> None:

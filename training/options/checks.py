@@ -13,7 +13,7 @@ from keras_vit.files.file_contents import shown
 from keras_vit.files.image_formats import format_list, is_hidden, is_picture_name
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote, to_path
-from training.options.common import EVALUATION_NAMES, DataOptions, OnBadImage, composed
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 from training.recipes.recipe import Recipe
 
@@ -90,12 +90,40 @@ def _check_folder(name: str) -> None:
     if is_remote(name):
         return  # each entry costs a request
     inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
-    if len(inside) < 2 and not {entry.lower() for entry in inside} & {"train", *EVALUATION_NAMES}:
+    if len(inside) < 2 and not {entry.lower() for entry in inside} & {*TRAINING_NAMES, *EVALUATION_NAMES}:
         raise few_classes(path, len(inside))
     splits = split_folders(path)
     for folder in splits or (path,):
+        _check_levels(folder)
         for name_of_class, count in (_count_pictures(folder) or {}).items():
             check_class_size(name_of_class, count, str(folder), least=1 if splits else 2)
+
+
+def _check_levels(path: pathlib.Path) -> None:
+    """Raise UserError if class folders hold nothing but folders of the same names: they are splits, or masks."""
+    alike: dict[tuple[str, ...], str] = {}
+    for name in directories(path):
+        inside = _folders_alone(path / name)
+        if len(inside) < 2:  # one of the same name, such as images, may well be in each class
+            continue
+        if inside in alike:
+            raise UserError(
+                f"{path / alike[inside]} and {path / name} should be class folders, but both hold only the folders "
+                f"{', '.join(inside[:5])}{' …' if inside[5:] else ''}; call splits train and test, give one of the two "
+                "as --data, or move the pictures of each class directly into its folder."
+            )
+        alike[inside] = name
+
+
+def _folders_alone(path: pathlib.Path) -> tuple[str, ...]:
+    """The names of the folders in a folder, in order; () if a file is beside them."""
+    names = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if not is_hidden(entry.name) and not entry.is_dir():
+                return ()  # at once: a class may have many pictures
+            names += [] if is_hidden(entry.name) else [entry.name]
+    return tuple(sorted(names))
 
 
 def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
@@ -130,10 +158,10 @@ def few_classes(path: pathlib.Path, count: int) -> UserError:
 def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
     """The folders of the training and the evaluation split, in any case; None where the folders are the classes."""
     found = {entry.lower(): path / entry for entry in directories(path)}
-    known = [found[name] for name in ("train", *EVALUATION_NAMES) if name in found]
-    if "train" in found and len(known) > 1:
-        return known[0], known[1]
-    for split in known:
+    train, test = ([found[name] for name in names if name in found] for names in (TRAINING_NAMES, EVALUATION_NAMES))
+    if train and test:
+        return train[0], test[0]
+    for split in train + test:
         if directories(split):  # without folders inside it may well be a class, of railways
             raise UserError(
                 f"{split} looks like one of two splits without the other: name them train and one of "

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from keras_vit import Preprocessing
 
 OnBadImage = Literal["stop", "skip"]
-# Names of a split to evaluate on, in the order in which they are looked for.
-EVALUATION_NAMES = ("test", "val", "valid", "validation")
+# Names of a split to train on and of one to evaluate on, in the order in which they are looked for.
+TRAINING_NAMES = ("train", "training")
+EVALUATION_NAMES = ("test", "testing", "val", "valid", "validation")
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 Precision = Literal["float32", "bfloat16", "float16"]

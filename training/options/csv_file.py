@@ -2,8 +2,8 @@
 
 The column path names the files, relative to the folder of the CSV file. One of the columns label (a class), labels (any
 number of classes such as "cat|dog", or none) and probabilities (shares that sum to 1, such as "cat=0.7|dog=0.3") says
-what they show. A further column split says train, or test (val, valid, validation); as in a folder, the images of test
-are evaluated on where there are others beside them. Other columns are ignored.
+what they show. A further column split says train (or training), or test (testing, val, valid, validation); as in a
+folder, the images of test are evaluated on where there are others beside them. Other columns are ignored.
 """
 
 import csv
@@ -14,7 +14,7 @@ import pathlib
 from typing import NamedTuple
 
 from keras_vit.errors import UserError, near_path
-from training.options.common import EVALUATION_NAMES, composed
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
 
 # Columns for one class, for any number of classes, and for a share of each class.
 ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
@@ -56,7 +56,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
             f"{','.join(columns)!r}."
         )
     [column] = of_classes
-    splits = ("train", *EVALUATION_NAMES) if "split" in columns else ("",)
+    splits = (*TRAINING_NAMES, *EVALUATION_NAMES) if "split" in columns else ("",)
     found: dict[str, dict[str, str]] = {split: {} for split in splits}
     seen: dict[str, int] = {}
     for number, row in table:
@@ -90,7 +90,8 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     if splits == ("",):
         return ListedFiles(column, found, {})
     evaluation, *others = [name for name in EVALUATION_NAMES if found[name]] or ["test"]
-    used = {"train": found["train"], "test": found[evaluation]}
+    train = {file: label for name in TRAINING_NAMES for file, label in found[name].items()}
+    used = {"train": train, "test": found[evaluation]}
     return ListedFiles(column, used, {name: len(found[name]) for name in others})
 
 

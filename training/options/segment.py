@@ -10,7 +10,7 @@ import tyro
 from keras_vit import UserError
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import is_remote, to_path
-from training.options.common import EVALUATION_NAMES
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 from training.options.workdir import check_workdir
 
 TFDS = "tfds:"
@@ -76,8 +76,11 @@ class SegmentOptions:
 
 def split_folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
     """The folders of the training and the evaluation split; None if there is one of both."""
-    evaluation = next((root / name for name in EVALUATION_NAMES if (root / name).is_dir()), None)
-    return (root / "train", evaluation) if evaluation is not None and (root / "train").is_dir() else None
+    train, evaluation = (
+        next((root / name for name in names if (root / name).is_dir()), None)
+        for names in (TRAINING_NAMES, EVALUATION_NAMES)
+    )
+    return None if train is None or evaluation is None else (train, evaluation)
 
 
 def check_pairs(folder: pathlib.Path) -> None:
