@@ -266,6 +266,13 @@ def test_a_csv_file_with_other_separators_than_commas_is_told_from_its_first_lin
     )
 
 
+def test_the_folder_of_a_csv_file_is_named_where_its_pictures_are_not_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
+    with pytest.raises(UserError, match=f"first a.png; a path is relative to {tmp_path}: correct the paths"):
+        check_data(DataOptions("csv:list.csv"))
+
+
 @pytest.mark.parametrize(("count", "images"), [(1, "1 image"), (5, "5 images")])
 def test_a_folder_of_pictures_without_class_folders_is_refused_with_their_number(count, images, tmp_path):
     for number in range(count):

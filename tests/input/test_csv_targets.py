@@ -119,7 +119,9 @@ def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
         (("path,label,labels", "a.png,x,x"), r"must name the columns path and one of label, labels and probabilities"),
         (("path,labels", "a.png,x|x", "b.png,y"), r"Line 2 of .* has the labels 'x\|x'; give different classes"),
         (("path,labels", "a.png,x|", "b.png,y"), r"Line 2 of .* has the labels 'x\|'"),
-        (("path,labels", "a.png,x", "./a.png,y"), r"Lines 2 and 3 of .* are of the same image './a.png'; .* one line"),
+        (("path,labels", "a.png,x", "./a.png,y"), r"Lines 2 and 3 .* image './a.png', with 'x' and 'y'; .* one line"),
+        (("path,labels", "a.png,x", "b.png,y|z", "c.png,x;z"), "has the labels 'x;z', which are 2 classes; put | betw"),
+        (("path,labels", "a.png,x", "b.png,y", 'c.png,"y, x"'), "has the labels 'y, x', which are 2 classes; put | be"),
         (("path,labels", "a.png,x", "b.png,"), "at least two classes"),
         (("path,labels", "", "", "a.png,x", "b.png,y||z"), r"Line 5 of .* has the labels 'y\|\|z'"),
         (("path,labels", 'a.png,"x\ny"', "b.png,z"), "Line 3 of .* printable characters in the column labels"),
@@ -165,6 +167,14 @@ def test_records_do_not_take_shares_of_classes(tmp_path):
 def test_bars_in_the_column_of_one_class_are_pointed_out(tmp_path, capsys):
     open_source(csv_file(tmp_path, "path,label", [f"{number}.png,x|y" for number in range(3)] + ["a.png,z", "b.png,z"]))
     assert "'x|y' is one class" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("other", "warned"), [("x", True), ("x|y", False)])
+def test_commas_in_a_file_without_bars_are_pointed_out(tmp_path, capsys, other, warned):
+    lines = [f'{number}.png,"{"lynx, wild" if number < 20 else other}"' for number in range(40)]
+    source = open_source(csv_file(tmp_path, "path,labels", lines), multi_label=True)
+    assert source.labels[0] == "lynx, wild"
+    assert ("'lynx, wild' is one class" in capsys.readouterr().out) == warned
 
 
 def test_a_command_for_one_class_and_balancing_refuse_several(tmp_path, several):

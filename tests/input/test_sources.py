@@ -436,7 +436,23 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
             ["path,label", "a.png,ant", "b.png,"],
             "Line 3 of .* needs a path and a value of printable characters in the column label",
         ),
-        (["path,label", "a.png,ant", "a.png,bee"], "Lines 2 and 3 of .* are of the same image 'a.png'"),
+        (
+            ["path,label", "a.png,ant", "a.png,bee"],
+            "Lines 2 and 3 of .* are of the same image 'a.png', with 'ant' and 'bee'; an image has one label",
+        ),
+        (["path,label", "a.png,ant", "a.png,ant"], "Lines 2 and 3 of .* the same image 'a.png'; remove one of them"),
+        (
+            ["path,label,split", "a.png,ant,train", "b.png,bee,test", "a.png,ant,test"],
+            "Lines 2 and 4 of .* the same image 'a.png', of the splits train and test; keep it in one of them",
+        ),
+        (
+            ["path,label,split", "a.png,ant,train", "b.png,bee,train"],
+            "has no image to evaluate on, since its column split says only train; give some lines one of test, testing",
+        ),
+        (
+            ["path,label,split", "a.png,ant,val", "b.png,bee,test"],
+            "has no image to train on, since its column split says only test, val; give some lines one of train, train",
+        ),
         (["path,label", "a.png,ant"], "at least two classes"),
         (["path,label,split", "a.png,ant,train", "b.png,bee,later"], "Line 3 of .* has the split 'later'"),
         (

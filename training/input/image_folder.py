@@ -114,6 +114,7 @@ def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | Non
         print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
     check = _FileCheck(on_bad_image)
     if column != ONE_CLASS:
+        _warn_of_separators(path, column, {label for files in value_of.values() for label in files.values()})
         return _with_targets(path, column, value_of, check, split_seed)
     if unusual := [label for files in value_of.values() for label in files.values() if "|" in label]:
         print(f"{unusual[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
@@ -127,6 +128,13 @@ def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | Non
             only = ", ".join(sorted(train.keys() ^ test.keys()))
             raise UserError(f"Both splits of {path} must have the same classes, but {only} are only in one of them.")
     return _source_of_classes(train, test, check.contents, held_out=set(found) == {""})
+
+
+def _warn_of_separators(path: pathlib.Path, column: str, labels: set[str]) -> None:
+    """Name a label with a comma or semicolon if none of the labels has a bar, which separates classes."""
+    if column == SEVERAL_CLASSES and not any("|" in label for label in labels):
+        for label in sorted(label for label in labels if {",", ";"} & {*label})[:1]:
+            print(f"Warning: {label!r} is one class of {path}; for several classes of an image, put | between them.")
 
 
 def _by_class(label_of: dict[str, str]) -> dict[str, list[str]]:

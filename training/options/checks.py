@@ -140,7 +140,8 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
         skip = ", or give --on-bad-image skip" if len(missing) < len(checked) else ""
         raise UserError(
             f"Of {'the first ' * (len(checked) < count)}{len(checked):,} files that {path} names, {len(missing):,} "
-            f"cannot be found, first {shown(missing[0])}; a path is relative to {path.parent}: {advice}{skip}."
+            f"cannot be found, first {shown(missing[0])}; a path is relative to {path.parent.absolute()}: "
+            f"{advice}{skip}."
         )
 
 

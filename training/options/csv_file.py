@@ -11,6 +11,7 @@ import io
 import math
 import os
 import pathlib
+import re
 from typing import NamedTuple
 
 from keras_vit.errors import UserError, near_path
@@ -58,7 +59,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     [column] = of_classes
     splits = (*TRAINING_NAMES, *EVALUATION_NAMES) if "split" in columns else ("",)
     found: dict[str, dict[str, str]] = {split: {} for split in splits}
-    seen: dict[str, int] = {}
+    seen: dict[str, tuple[int, str, str]] = {}
     for number, row in table:
         image, label = row["path"] or "", composed((row[column] or "").strip())
         if None in row:
@@ -71,28 +72,56 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
                 f"Line {number} of {path} needs a path and a value of printable characters in the column {column}; "
                 "complete it."
             )
-        file = str(path.parent / image)
-        if file in seen:
-            advice = "an image has one label" if column == ONE_CLASS else "an image has one line"
-            raise UserError(f"Lines {seen[file]} and {number} of {path} are of the same image {image!r}; {advice}.")
-        if column != ONE_CLASS:
-            class_shares(label, column, f"Line {number} of {path}")
-        seen[file] = number
         split = (row.get("split") or "").strip().lower()
         if split not in found:
             raise UserError(
                 f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
             )
+        file = str(path.parent / image)
+        if file in seen:
+            first, known_label, known_split = seen[file]
+            advice = _same_image(column, known_label, known_split, label, split)
+            raise UserError(f"Lines {first} and {number} of {path} are of the same image {image!r}{advice}.")
+        if column != ONE_CLASS:
+            class_shares(label, column, f"Line {number} of {path}")
+        seen[file] = number, label, split
         found[split][file] = label
     texts = {label for files in found.values() for label in files.values()}
-    if len(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}) < 2:
+    names = texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
+    if len(names) < 2:
         raise UserError(f"{path} must list images of at least two classes.")
+    if column == SEVERAL_CLASSES:
+        _check_labels(path, names)
     if splits == ("",):
         return ListedFiles(column, found, {})
-    evaluation, *others = [name for name in EVALUATION_NAMES if found[name]] or ["test"]
+    for names_of_split, purpose in ((TRAINING_NAMES, "train"), (EVALUATION_NAMES, "evaluate")):
+        if not any(found[name] for name in names_of_split):
+            words = ", ".join(name for name in splits if found[name])
+            raise UserError(
+                f"{path} has no image to {purpose} on, since its column split says only {words}; give "
+                f"some lines one of {', '.join(names_of_split)}, or leave the column out."
+            )
+    evaluation, *others = [name for name in EVALUATION_NAMES if found[name]]
     train = {file: label for name in TRAINING_NAMES for file, label in found[name].items()}
     used = {"train": train, "test": found[evaluation]}
     return ListedFiles(column, used, {name: len(found[name]) for name in others})
+
+
+def _same_image(column: str, label: str, split: str, other_label: str, other_split: str) -> str:
+    """The end of a sentence on two lines of one image: what is wrong with them, and what to do."""
+    if label != other_label:
+        return f", with {label!r} and {other_label!r}; an image has one {'label' if column == ONE_CLASS else 'line'}"
+    if split != other_split:
+        return f", of the splits {split} and {other_split}; keep it in one of them"
+    return "; remove one of them"
+
+
+def _check_labels(path: pathlib.Path, names: set[str]) -> None:
+    """Raise UserError for a label that is others with commas or semicolons between them."""
+    for name in sorted(names):
+        parts = [part.strip() for part in re.split("[;,]", name)]
+        if len(parts) > 1 and names.issuperset(parts):
+            raise UserError(f"{path} has the labels {name!r}, which are {len(parts)} classes; put | between them.")
 
 
 def _check_separator(path: pathlib.Path, content: str) -> None:
