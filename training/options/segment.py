@@ -11,7 +11,7 @@ from keras_vit import UserError
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
-from training.options.workdir import check_workdir
+from training.options.workdir import check_outside, check_workdir
 
 TFDS = "tfds:"
 
@@ -69,6 +69,7 @@ class SegmentOptions:
                 f"There is no folder {self.data!r}; --data takes one with images/ and masks/, or with train/ and test/ "
                 "that hold these two, or tfds:NAME."
             )
+        check_outside(self.workdir, self.data)
         root = pathlib.Path(self.data)
         for folder in split_folders(root) or (root,):
             check_pairs(folder)

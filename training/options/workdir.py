@@ -45,8 +45,18 @@ def check_workdir(path: pathlib.Path) -> None:
         raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
 
 
+def check_outside(workdir: str, data: str) -> None:
+    """Raise UserError for a run directory in the folder of the images, where it would be taken for one of a class."""
+    inner, outer = (to_path(path) if is_remote(path) else pathlib.Path(path).resolve() for path in (workdir, data))
+    if inner.is_relative_to(outer):
+        raise UserError(
+            f"--workdir must not lie in the folder of the data, but {workdir} is in {data}; give one outside of it, "
+            "such as runs/mine."
+        )
+
+
 def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *, is_final: bool) -> None:
-    """Raise UserError if a workdir of this machine holds something else, or a run with other settings, or is locked.
+    """Raise UserError if a workdir holds something else, or a run with other settings, is locked, or lies in the data.
 
     Args:
         options: of the command.
@@ -54,8 +64,11 @@ def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *
         recipe_name: see `run_settings`.
         is_final: whether the recipe of the options is that of the run, and does not depend on the data.
     """
+    kind, _, rest = options.source.data.partition(":")
+    if kind == "folder":
+        check_outside(options.workdir, rest)
     if is_remote(options.workdir):
-        return  # checked where TensorFlow reads it
+        return  # the rest is checked where TensorFlow reads it
     path = to_path(options.workdir)
     check_workdir(path)
     try:
