@@ -87,6 +87,8 @@ MISTAKES = {
     "keras_vit.convert gone x.npz --layout npz": NAME,
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",
     "training.segment --checkpoint augreg:B_16 --data docs --workdir docs/never": "docs/never is in docs; give one out",
+    f"{TRAIN} --data tfrecord:docs": "takes files, but 'docs' is a folder; give tfrecord:docs/*.tfrecord.",
+    f"{TRAIN} --data 'tfrecord:docs/q*'": "files that end in .tfrecord, but 'docs/q*' matches none of them, only",
     f"{TRAIN} --data tfrecord:gone/*": "No file matches 'gone/*'; --data tfrecord:GLOB takes",
     "training.segment --checkpoint gone --data . --workdir never": NAME,
     "training.segment --checkpoint augreg:B_16 --data gone --workdir never": "There is no folder 'gone'; --data takes",

@@ -20,6 +20,7 @@ from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.run_directory import LABELS
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.input.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
+from training.options.checks import record_files
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
 
 # The features of a record that is an image with its class, and what the files of a split are called.
@@ -116,11 +117,7 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> Source:
     Each record is a tf.train.Example with image/encoded, the bytes of a file, and image/class/label, a line of
     labels.txt from 0.
     """
-    files = sorted(file for file in matching(pattern) if file.endswith(".tfrecord"))
-    if not files:
-        raise UserError(
-            f"No file matches {pattern!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'."
-        )
+    files = record_files(pattern, matching(pattern))
     splits = [[file for file in files if _shard_kind(file) == kind] for kind in ("train", "evaluation")]
     if not all(splits):
         raise UserError(

@@ -6,6 +6,7 @@ import glob
 import itertools
 import os
 import pathlib
+from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import near_path, nearest
@@ -23,6 +24,8 @@ HOLD_OUT = 10
 _MOST_COUNTED = 10_000
 # Bytes of a CSV file that takes seconds to read.
 _LONG_LIST = 2**24
+# What the names of TFRecord files end in.
+RECORDS = ".tfrecord"
 OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 # What a path of each kind is.
@@ -57,8 +60,8 @@ def check_data(source: DataOptions) -> None:
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
         _check_listed(to_path(rest), source.on_bad_image)
-    if kind == "tfrecord" and not is_remote(rest) and not glob.glob(rest):
-        raise UserError(f"No file matches {rest!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*.tfrecord'.")
+    if kind == "tfrecord" and not is_remote(rest):
+        record_files(rest, glob.glob(rest))
     if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
         raise UserError(
             f"There is no folder {source.data_dir!r}; --data-dir takes the folder of prepared data sets, or an empty "
@@ -143,6 +146,23 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
             f"cannot be found, first {shown(missing[0])}; a path is relative to {path.parent.absolute()}: "
             f"{advice}{skip}."
         )
+
+
+def record_files(pattern: str, found: Sequence[str]) -> list[str]:
+    """The TFRecord files among those that a pattern matches, in order. Raises UserError if there is none."""
+    if files := sorted(file for file in found if file.endswith(RECORDS)):
+        return files
+    if os.path.isdir(pattern):
+        raise UserError(
+            f"--data tfrecord:GLOB takes files, but {pattern!r} is a folder; give "
+            f"tfrecord:{os.path.join(pattern, '*' + RECORDS)}."
+        )
+    if found:
+        raise UserError(
+            f"--data tfrecord:GLOB takes files that end in {RECORDS}, but {pattern!r} matches none of them, only such "
+            f"as {os.path.basename(min(found))}; give a pattern such as 'shards/*{RECORDS}'."
+        )
+    raise UserError(f"No file matches {pattern!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*{RECORDS}'.")
 
 
 def few_classes(path: pathlib.Path, count: int) -> UserError:
