@@ -4,6 +4,7 @@ import dataclasses
 import io
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -80,6 +81,12 @@ def decode(data: bytes, name: str, label: str | None = None) -> Image:
                 pixels = _as_bytes(image, data)
         if image_format(data) == "JPEG" and keras.backend.backend() == "tensorflow":
             pixels = _as_in_training(data)
+    except (PIL.Image.DecompressionBombWarning, PIL.Image.DecompressionBombError) as error:
+        found = re.search(r"\d+", str(error))  # Pillow says the number of pixels in its message alone
+        raise UserError(
+            f"{name} is too large: it has {f'{int(found[0]):,}' if found else 'more'} pixels, and at most "
+            f"{PIL.Image.MAX_IMAGE_PIXELS:,} are read; make it smaller."
+        ) from error
     except Exception as error:  # Pillow's decoders raise many types for damaged files
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         advice = "" if ";" in reason else "; repair or remove it"  # the format may have its own: save it as PNG
@@ -164,7 +171,9 @@ def _file(path: pathlib.Path, name: str) -> Image:
     if orientation(data) != 1:
         print(f"Warning: {name} has an EXIF orientation, which is not applied: the model sees the image as stored.")
     if is_uniform(image.pixels):
-        print(f"Warning: {name} has one color throughout; transparent images are put on white.")
+        is_transparent = image.pixels.shape[-1] % 2 == 0 and image.pixels[..., -1].min() < 255
+        reason = "; transparent images are put on white" if is_transparent else ""
+        print(f"Warning: {name} has one color throughout{reason}.")
     return image
 
 
