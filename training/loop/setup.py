@@ -59,8 +59,6 @@ def open_setup(options: TrainingOptions) -> Setup:
         )
     if is_remote(options.workdir):
         to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
-    if not 0 <= options.seed < 2**32:
-        raise UserError(f"The seed must be a number from 0 to {2**32 - 1}, but is {options.seed}; give --seed 0 or so.")
     return Setup(
         strategy=open_strategy(options.devices, options.model_parallel),
         source=open_source(options.source, multi_label=True),

@@ -29,6 +29,12 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def check_seed(seed: int) -> None:
+    """Raise UserError for a seed that Keras and NumPy do not take."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"--seed must be a number from 0 to {2**32 - 1}, but is {seed}; give --seed 0 or so.")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
     """Where the images come from."""
@@ -50,6 +56,10 @@ class DataOptions:
     split_seed: int | None = None
     """Of a folder or CSV file without splits, draw the tenth of each class that is kept for evaluation with this seed;
     default every tenth image by name. Give the same to training.evaluate."""
+
+    def __post_init__(self) -> None:
+        if self.split_seed is not None and self.split_seed < 0:
+            raise UserError(f"--split-seed must be at least 0, but is {self.split_seed}.")
 
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them: without split_seed where it is not set, as runs did before it."""
@@ -137,6 +147,7 @@ class TrainingOptions:
     execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Execution)
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if self.model_parallel < 1:
             raise UserError(f"--model-parallel must be at least 1, but is {self.model_parallel}.")
 

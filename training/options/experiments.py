@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 
 from keras_vit import UserError
-from training.options.common import DataOptions, Execution, StrategyOptions
+from training.options.common import DataOptions, Execution, StrategyOptions, check_seed
 from training.recipes.recipe import PretrainRecipe
 from training.recipes.vtab_tasks import TASKS
 
@@ -19,6 +19,9 @@ class DemoOptions:
     """Run directory; the exports and summary.json are written there, too."""
     seed: int = 0
     """Seed of initial weights, data order and augmentation."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,3 +77,6 @@ class VtabOptions:
     execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(
         default_factory=lambda: Execution(checkpoint_every=500)
     )
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)

@@ -10,7 +10,7 @@ import tyro
 from keras_vit import UserError
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import is_remote, to_path
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, check_seed
 from training.options.workdir import check_outside, check_workdir
 
 TFDS = "tfds:"
@@ -47,6 +47,7 @@ class SegmentOptions:
     """Seed of the initial head and of the order of the images."""
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for field in ("steps", "batch_size"):
             if getattr(self, field) < 1:
                 raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
