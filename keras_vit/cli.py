@@ -31,6 +31,8 @@ _USERS_DISK = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EEXIST, errno.ENOTDIR,
     errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
+# Of these, those of a full disk.
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 _HELP = "--help lists all options."
 _MOST_NEAR = 5  # names of options to offer for a mistyped one
@@ -328,10 +330,20 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print("No space is left on the disk; free some, or give another output directory.", file=sys.stderr)
-            sys.exit(2)
+        if error.filename is None and error.errno in _FULL_DISK:
+            _end_on_full_disk()
         print(f"{error.filename or 'The disk'}: {error.strerror}; use another path or fix this one.", file=sys.stderr)
         sys.exit(2)
+    except Exception as error:
+        # TensorFlow's error of a full disk, and also of a full memory, is no OSError.
+        full = type(error).__name__ == "ResourceExhaustedError"
+        if not full or not any(os.strerror(number) in str(error) for number in _FULL_DISK):
+            raise
+        _end_on_full_disk()
     finally:
         sys.stdout.flush()
+
+
+def _end_on_full_disk() -> typing.NoReturn:
+    print("No space is left on the disk; free some, or give another output directory.", file=sys.stderr)
+    sys.exit(2)

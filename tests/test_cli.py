@@ -17,6 +17,7 @@ import time
 
 import keras
 import pytest
+import tensorflow as tf
 import tyro
 
 import training.evaluate
@@ -308,8 +309,19 @@ def test_a_full_disk_is_one_sentence_where_no_path_is_known(number, capsys):
     def command(_):
         raise OSError(number, os.strerror(number))
 
+    def writer(_):  # of TensorFlow
+        raise tf.errors.ResourceExhaustedError(None, None, f"out/train.tfrecord; {os.strerror(number)}")
+
     sentence = "No space is left on the disk; free some, or give another output directory.\n"
-    assert stopped(command, capsys) == sentence
+    assert stopped(command, capsys) == stopped(writer, capsys) == sentence
+
+
+def test_a_full_memory_is_no_full_disk():
+    def command(_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM"):
+        cli.run(command)
 
 
 @pytest.mark.parametrize(
