@@ -101,6 +101,11 @@ def check_integers(name: str, value, *, length: int | None = None, least: int = 
     raise UserError(f"{name} must be {kind} of at least {least}, but is {value!r:.80}.")
 
 
+def is_or_are(count: int) -> str:
+    """The verb of a sentence on this many things."""
+    return "is" if count == 1 else "are"
+
+
 # Names of options, whether they have an effect, and what they apply to.
 Applies = tuple[Sequence[str], bool, str]
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from keras_vit.errors import is_or_are
+
 _DIGEST_BYTES = 8
 
 
@@ -49,15 +51,17 @@ class FileContents:
         copies = [(file, files[0]) for files in equal if files[0] in train for file in files if file in test]
         if others:
             first, other = map(shown, others[0])
+            count = len(dict(others))
             print(
-                f"Warning: {len(dict(others)):,} of the images are there again under another label, such as "
+                f"Warning: {count:,} of the images {is_or_are(count)} there again under another label, such as "
                 f"{first} and {other}; keep each under its right label."
             )
         if copies:
             copy, original = map(shown, copies[0])
             print(
-                f"Warning: {len(copies):,} of the {len(test):,} evaluation images are also training images, such as "
-                f"{copy} and {original}, so the accuracy will be too high; remove the copies."
+                f"Warning: {len(copies):,} of the {len(test):,} evaluation images {is_or_are(len(copies))} also among "
+                f"the training images, such as {copy} and {original}, so the accuracy will be too high; remove the "
+                "copies."
             )
 
 

@@ -382,7 +382,7 @@ def test_a_class_may_be_called_train(tmp_path):
 def test_splits_with_other_classes_are_refused(tmp_path):
     for path in ("train/a", "train/b", "test/a", "test/c"):
         write_image(tmp_path / path / "0.png", 0)
-    with pytest.raises(UserError, match="must be the same, but b, c are only in one of them"):
+    with pytest.raises(UserError, match="must be the same, but b, c are only in one of them; add"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 
@@ -460,6 +460,10 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
             "the same classes, but ant, bee are only",
         ),
         (
+            ["path,label,split", "a.png,ant,train", "b.png,ant,test", "c.png,eel,test"],
+            "the same classes, but eel is only in one of them; add images to the other",
+        ),
+        (
             ["path,label", "a.png,ant", "gone.png,bee"],
             "Of 2 files that .*, 1 cannot be found, first .*gone.png",
         ),
@@ -467,7 +471,7 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
     ],
 )
 def test_a_wrong_line_of_a_csv_file_is_named(tmp_path, lines, words):
-    for name in ("a.png", "b.png"):
+    for name in ("a.png", "b.png", "c.png"):
         write_image(tmp_path / name, 3)
     with pytest.raises(UserError, match=words):
         open_source(csv_file(tmp_path, *lines))
@@ -712,7 +716,10 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
     capsys.readouterr()
     assert warn_of_training_images(str(run), others.digests, others.name)
     printed = capsys.readouterr().out
-    assert f"Warning: {len(seen)} of the {others.num_examples} evaluation images are training images of" in printed
+    assert (
+        f"Warning: {len(seen)} of the {others.num_examples} evaluation images are among the training images of {run},"
+        in printed
+    )
     picked = others.take(np.array([1, 0]))
     np.testing.assert_array_equal(picked.digests, others.digests[[1, 0]])
 
@@ -733,9 +740,9 @@ def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(kind, tmp_p
     shutil.copy(tmp_path / "train" / "ant" / "1.png", tmp_path / "test" / "ant" / "0.png")
     assert open_source(DataOptions(data)).fingerprint != before
     printed = capsys.readouterr().out
-    again = f"1 of the images are there again under another label, such as {tmp_path}/train/ant/0.png and"
+    again = f"1 of the images is there again under another label, such as {tmp_path}/train/ant/0.png and"
     assert f"Warning: {again} {tmp_path}/train/bee/1.png; keep each under" in printed
-    known = f"1 of the 4 evaluation images are also training images, such as {tmp_path}/test/ant/0.png and"
+    known = f"1 of the 4 evaluation images is also among the training images, such as {tmp_path}/test/ant/0.png and"
     assert f"Warning: {known} {tmp_path}/train/ant/1.png, so the accuracy" in printed
 
 
@@ -759,7 +766,7 @@ def test_pictures_and_folders_that_are_not_used_are_named(tmp_path, capsys):
     open_source(DataOptions(f"folder:{tmp_path}"))
     printed = capsys.readouterr().out
     assert f"Not used, beside train and test of {tmp_path}: c, val." in printed
-    assert f"in no class folder of {tmp_path / 'train'}: 1 pictures, beside.PNG first." in printed
+    assert f"in no class folder of {tmp_path / 'train'}: 1 picture, beside.PNG first." in printed
 
 
 def test_classes_that_differ_in_case_alone_are_named(tmp_path, capsys):

@@ -196,7 +196,7 @@ def test_auto_looks_at_the_folder_trains_says_why_and_advises(folder, tmp_path, 
     moved = shutil.copytree(folder, tmp_path / "moved")
     min(path for path in moved.rglob("*") if path.is_file()).unlink()
     evaluate.main(["--run", str(workdir), "--data", f"folder:{moved}"])
-    assert f"evaluation images are training images of {workdir}, such as {moved}" in capsys.readouterr().out
+    assert f"evaluation images are among the training images of {workdir}, such as {moved}" in capsys.readouterr().out
 
 
 def test_an_epoch_of_balanced_classes_is_longer(folder, tmp_path, capsys):

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tqdm
 
 from keras_vit import UserError
+from keras_vit.errors import is_or_are
 from keras_vit.files import image_formats
 from keras_vit.files.image_formats import format_list
 from keras_vit.native_stderr import native_stderr_silenced
@@ -308,8 +309,8 @@ class ImageWarnings:
             (self.turned, "turned by an EXIF orientation, which is not applied: the model sees them as stored"),
         ):
             if names:
-                more = ", …" if len(names) > _NAMED else ""
-                print(f"Warning: {len(names):,} of {looked_at} are {what}: {', '.join(sorted(names)[:_NAMED])}{more}")
+                shown = ", ".join(sorted(names)[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+                print(f"Warning: {len(names):,} of {looked_at} {is_or_are(len(names))} {what}: {shown}")
 
 
 def warn_about_images(*splits: Split) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.errors import is_or_are
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.image_formats import is_hidden, is_picture_name
 from keras_vit.files.remote import is_remote
@@ -43,10 +44,10 @@ def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None 
             print(f"Not used, beside {splits[0].name} and {splits[1].name} of {path}: {', '.join(left_out)}.")
         _refuse_seed(split_seed, path)
         train, test = (_class_files(split, check) for split in splits)
-        if train.keys() != test.keys():
+        if only := sorted(train.keys() ^ test.keys()):
             raise UserError(
-                f"The classes of {splits[0]} and {splits[1]} must be the same, but "
-                f"{', '.join(sorted(train.keys() ^ test.keys()))} are only in one of them."
+                f"The classes of {splits[0]} and {splits[1]} must be the same, but {', '.join(only)} "
+                f"{is_or_are(len(only))} only in one of them; add images to the other, or remove the class."
             )
     else:
         train, test = _held_out(_class_files(path, check), path, split_seed)
@@ -124,9 +125,11 @@ def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | Non
     else:
         _refuse_seed(split_seed, path)
         train, test = (_readable(found[split], f"{path} ({split})", check) for split in ("train", "test"))
-        if train.keys() != test.keys():
-            only = ", ".join(sorted(train.keys() ^ test.keys()))
-            raise UserError(f"Both splits of {path} must have the same classes, but {only} are only in one of them.")
+        if only := sorted(train.keys() ^ test.keys()):
+            raise UserError(
+                f"Both splits of {path} must have the same classes, but {', '.join(only)} {is_or_are(len(only))} only "
+                "in one of them; add images to the other, or remove the class."
+            )
     return _source_of_classes(train, test, check.contents, held_out=set(found) == {""})
 
 
@@ -203,9 +206,8 @@ def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
     if len(classes) < 2:
         raise few_classes(path, len(classes))
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
-        print(
-            f"Not used, because they are in no class folder of {path}: {len(beside):,} pictures, {min(beside)} first."
-        )
+        pictures = "1 picture" if len(beside) == 1 else f"{len(beside):,} pictures"
+        print(f"Not used, because in no class folder of {path}: {pictures}, {min(beside)} first.")
     for name in classes:
         if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
             raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit import UserError, run_directory
+from keras_vit.errors import is_or_are
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
 from training.options.checks import split_folders
@@ -327,7 +328,8 @@ def warn_of_training_images(run: str, digests: np.ndarray | None, name: Callable
     seen = np.flatnonzero(np.isin(digests, known))
     if len(seen):
         print(
-            f"Warning: {len(seen):,} of the {len(digests):,} evaluation images are training images of {run}, such as "
+            f"Warning: {len(seen):,} of the {len(digests):,} evaluation images {is_or_are(len(seen))} among the "
+            f"training images of {run}, such as "
             f"{name(int(seen[0]))}, so the accuracy will be too high; evaluate on other images."
         )
     return True
