@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from keras_vit import UserError
-from training import finetune, predict, pretrain, samples, shard
+from training import finetune, predict, pretrain, samples, shard, study
 from training.options.checks import check_data, check_recipe_of_files
 from training.options.common import DataOptions
 from training.options.data import ShardOptions
@@ -93,7 +93,7 @@ MISTAKES = {
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",
     "training.segment --checkpoint augreg:B_16 --data docs --workdir docs/never": "docs/never is in docs; give one out",
     f"{TRAIN} --data tfrecord:docs": "takes files, but 'docs' is a folder; give tfrecord:docs/*.tfrecord.",
-    f"{TRAIN} --data 'tfrecord:docs/q*'": "files that end in .tfrecord, but 'docs/q*' matches none of them, only",
+    f"{TRAIN} --data 'tfrecord:docs/q*'": "files that end in .tfrecord, but 'docs/q*' matches only others, such",
     f"{TRAIN} --data tfrecord:gone/*": "No file matches 'gone/*'; --data tfrecord:GLOB takes",
     "training.segment --checkpoint gone --data . --workdir never": NAME,
     "training.segment --checkpoint augreg:B_16 --data gone --workdir never": "There is no folder 'gone'; --data takes",
@@ -225,7 +225,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         assert words in line
 
 
-@pytest.mark.parametrize("command", [pretrain, finetune])
+@pytest.mark.parametrize("command", [pretrain, finetune, study])
 @pytest.mark.parametrize("form", ["{0}/runs/one", "{0}", "{0}/ant/../runs", "link/runs"])
 def test_a_run_directory_in_the_folder_of_the_images_is_refused(command, form, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -233,7 +233,7 @@ def test_a_run_directory_in_the_folder_of_the_images_is_refused(command, form, t
         (tmp_path / "gd" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "gd" / file).touch()
     (tmp_path / "link").symlink_to("gd")
-    first = ["digits"] if command is pretrain else ["--checkpoint", "augreg:B_16"]
+    first = {pretrain: ["digits"], finetune: ["--checkpoint", "augreg:B_16"], study: ["head"]}[command]
     size, workdir = ["--batch-size", "1", "--warmup-steps", "1"], form.format("gd")
     with pytest.raises(UserError, match=f"folder of the data, but {workdir} is in {tmp_path}/gd; give one outside of"):
         command.main([*first, "--data", f"folder:{tmp_path}/gd", "--workdir", workdir, *size])
@@ -241,9 +241,9 @@ def test_a_run_directory_in_the_folder_of_the_images_is_refused(command, form, t
 
 def test_only_a_run_directory_in_the_folder_of_the_images_is_refused(tmp_path):
     for workdir, data in ((f"{tmp_path}/gd-runs", f"{tmp_path}/gd"), ("gs://bucket/runs", "gs://bucket/run")):
-        check_outside(workdir, data)
+        check_outside(workdir, f"folder:{data}")
     with pytest.raises(UserError, match="gs://bucket/gd/runs is in gs://bucket/gd/"):
-        check_outside("gs://bucket/gd/runs", "gs://bucket/gd/")
+        check_outside("gs://bucket/gd/runs", "folder:gs://bucket/gd/")
 
 
 def test_names_that_do_not_tell_whether_files_are_pictures_are_left_to_the_reader(tmp_path):

@@ -20,6 +20,7 @@ from training.experiments.grids import STUDIES
 from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.experiments import StudyOptions
+from training.options.workdir import check_outside
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
 
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)
+    check_outside(options.workdir, options.source.data)
     cli.require_tensorflow()
 
     from training.experiments.runner import study

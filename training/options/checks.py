@@ -159,7 +159,7 @@ def record_files(pattern: str, found: Sequence[str]) -> list[str]:
         )
     if found:
         raise UserError(
-            f"--data tfrecord:GLOB takes files that end in {RECORDS}, but {pattern!r} matches none of them, only such "
+            f"--data tfrecord:GLOB takes files that end in {RECORDS}, but {pattern!r} matches only others, such "
             f"as {os.path.basename(min(found))}; give a pattern such as 'shards/*{RECORDS}'."
         )
     raise UserError(f"No file matches {pattern!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*{RECORDS}'.")

@@ -70,7 +70,7 @@ class SegmentOptions:
                 f"There is no folder {self.data!r}; --data takes one with images/ and masks/, or with train/ and test/ "
                 "that hold these two, or tfds:NAME."
             )
-        check_outside(self.workdir, self.data)
+        check_outside(self.workdir, f"folder:{self.data}")
         root = pathlib.Path(self.data)
         for folder in split_folders(root) or (root,):
             check_pairs(folder)

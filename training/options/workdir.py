@@ -48,10 +48,11 @@ def check_workdir(path: pathlib.Path) -> None:
 
 def check_outside(workdir: str, data: str) -> None:
     """Raise UserError for a run directory in the folder of the images, where it would be taken for one of a class."""
-    inner, outer = (to_path(path) if is_remote(path) else pathlib.Path(path).resolve() for path in (workdir, data))
-    if inner.is_relative_to(outer):
+    kind, _, folder = data.partition(":")
+    inner, outer = (to_path(path) if is_remote(path) else pathlib.Path(path).resolve() for path in (workdir, folder))
+    if kind == "folder" and inner.is_relative_to(outer):
         raise UserError(
-            f"--workdir must not lie in the folder of the data, but {workdir} is in {data}; give one outside of it, "
+            f"--workdir must not lie in the folder of the data, but {workdir} is in {folder}; give one outside of it, "
             "such as runs/mine."
         )
 
@@ -65,9 +66,7 @@ def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *
         recipe_name: see `run_settings`.
         is_final: whether the recipe of the options is that of the run, and does not depend on the data.
     """
-    kind, _, rest = options.source.data.partition(":")
-    if kind == "folder":
-        check_outside(options.workdir, rest)
+    check_outside(options.workdir, options.source.data)
     if is_remote(options.workdir):
         return  # the rest is checked where TensorFlow reads it
     path = to_path(options.workdir)
