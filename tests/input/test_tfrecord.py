@@ -166,6 +166,14 @@ def test_a_class_without_a_name_of_its_own_is_refused(names, words, tmp_path):
         open_source(DataOptions(f"tfrecord:{tmp_path}/*.tfrecord"))
 
 
+def test_the_names_of_the_splits_are_those_of_folders(tmp_path):
+    for name, count in (("training", 3), ("testing", 2)):
+        write(tmp_path / f"{name}.tfrecord", [(GOOD, 0)] * count)
+    (tmp_path / "labels.txt").write_text("ant\nbee\n")
+    source = open_source(DataOptions(f"tfrecord:{tmp_path}/*.tfrecord"))
+    assert (source.train.num_examples, source.evaluation.num_examples) == (3, 2)
+
+
 def test_a_label_that_is_no_line_of_labels_txt_is_named(tmp_path):
     write(tmp_path / "train.tfrecord", [(GOOD, 0), (GOOD, 2)])
     write(tmp_path / "val.tfrecord", [(GOOD, 0)])

@@ -119,6 +119,13 @@ def test_iou_is_counted_at_the_size_of_the_masks_and_without_ignored_pixels(tmp_
     assert report["pixel_accuracy"] == pytest.approx(15 / 20)
 
 
+@pytest.mark.parametrize(("train", "evaluation"), [("train", "test"), ("training", "testing")])
+def test_a_folder_with_splits_uses_them(train, evaluation, tmp_path):
+    make_scenes(tmp_path / train, 5)
+    make_scenes(tmp_path / evaluation, 3)
+    assert [split.num_examples for split in open_scenes(str(tmp_path))[1:]] == [5, 3]
+
+
 def test_a_mask_with_a_palette_holds_its_indices(tmp_path):
     mask = PIL.Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3), "P")
     mask.putpalette([255 - value for value in range(768 // 3) for _ in range(3)])
