@@ -367,6 +367,7 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
     execution = fit.Execution(evaluate_every=8)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [8, 16, 21]
+    assert [record["epoch"] for record in run.metrics()] == [1.143, 2.286, 3]  # of 7 steps each
     ends = [checkpoints.load_latest(each.checkpoints_folder)[2] for each in (finished, run)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)

@@ -71,18 +71,22 @@ class ForwardCallbacks(keras.callbacks.Callback):
 class TrainingCheckpoint(keras.callbacks.Callback):
     """Restores the latest checkpoint when it is created; then saves checkpoints and logs, and stops on a signal."""
 
-    def __init__(self, trainer: Trainer, run: Run, batch_size: int, every: int | None, *, writes: bool):
+    def __init__(
+        self, trainer: Trainer, run: Run, batch_size: int, epoch_steps: int, every: int | None, *, writes: bool
+    ):
         """Raises UserError if the latest checkpoint does not fit the trainer.
 
         Args:
             trainer: compiled.
             run: to restore from and, if `writes`, to write to.
             batch_size: images per step on all replicas, for the images per second.
+            epoch_steps: steps of an epoch of the training data; for Keras, an epoch ends at each evaluation.
             every: steps between two checkpoints; None saves only at the end of each epoch.
             writes: whether this process writes the files: of several workers, the first.
         """
         super().__init__()
         self._trainer, self._run, self._batch_size, self._every, self._writes = trainer, run, batch_size, every, writes
+        self._epoch_steps = epoch_steps
         self.step = 0
         self.records: list[dict] = []
         self._seconds = 0.0  # spent on the current epoch by earlier processes
@@ -92,8 +96,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if writes:
             run.write_metrics(self.records)
             self._tensorboard = _TensorBoard(run)
-            for record in self.records:
-                self._tensorboard.write(record)
+            for number, record in enumerate(self.records, start=1):
+                self._tensorboard.write(number, record)
 
     def _restore(self) -> None:
         checkpoint = checkpoints.load_latest(self._run.checkpoints_folder)
@@ -111,7 +115,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._sums = [np.array(total) for total in self._trainer.sums]
         self.records, self._seconds = progress["records"], progress["seconds"]
         if self._writes:
-            print(f"Continuing after step {self.step:,}, in epoch {len(self.records) + 1}.")
+            print(f"Continuing after step {self.step:,}, in epoch {self.step // self._epoch_steps + 1}.")
 
     @contextlib.contextmanager
     def handle_stop_signals(self) -> Iterator[None]:
@@ -168,7 +172,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         seconds = self._seconds + time.monotonic() - self._start
         names = [f"{prefix}{name}" for prefix in ("", "val_") for name in self._trainer.log_names]
-        record = {"epoch": epoch + 1, "step": self.step, **{name: float(logs[name]) for name in names}}
+        epochs = self.step / self._epoch_steps  # a fraction where evaluations are more frequent
+        record = {"epoch": int(epochs) if epochs.is_integer() else round(epochs, 3), "step": self.step}
+        record |= {name: float(logs[name]) for name in names}
         record["learning_rate"] = float(np.array(self._trainer.optimizer.learning_rate))
         record["images_per_second"] = self._rate  # without the evaluation
         record["seconds"] = round(seconds, 3)
@@ -178,7 +184,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._save(0.0)
         if self._writes:
             self._run.write_metrics(self.records)
-            self._tensorboard.write(record)
+            self._tensorboard.write(len(self.records), record)
         if self._should_stop():
             raise TrainingInterrupted
 
@@ -299,10 +305,10 @@ class _TensorBoard:
         remove_folder(folder)
         self._writers = {name: tf.summary.create_file_writer(str(folder / name)) for name in ("train", "validation")}
 
-    def write(self, record: dict) -> None:
+    def write(self, number: int, record: dict) -> None:
         values = {name: value for name, value in record.items() if name not in ("epoch", "step")}
         for writer, is_validation in (("validation", True), ("train", False)):
-            with self._writers[writer].as_default(step=record["epoch"]):
+            with self._writers[writer].as_default(step=number):
                 for name, value in values.items():
                     if name.startswith("val_") == is_validation:
                         tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)

@@ -250,13 +250,14 @@ def train(
         UserError: if the loss is not finite or the disk is full; the last checkpoint remains.
     """
     strategy, num_steps = trainer.distribute_strategy, recipe.num_steps(source.train.num_examples)
+    epoch_steps = steps_per_epoch(source.train, recipe.batch_size)
     checkpoint = TrainingCheckpoint(
-        trainer, run, recipe.batch_size, execution.checkpoint_every, writes=is_chief(strategy)
+        trainer, run, recipe.batch_size, epoch_steps, execution.checkpoint_every, writes=is_chief(strategy)
     )
     run_callbacks: list[keras.callbacks.Callback] = [checkpoint]
     if execution.inspect_every and is_chief(strategy):
         run_callbacks.insert(0, InspectEpochs(lambda: trained_model(trainer), run.path, execution.inspect_every))
-    per_epoch = execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)
+    per_epoch = execution.evaluate_every or epoch_steps
     with (
         contextlib.ExitStack() as stack,
         report_lost_workers(strategy),
@@ -272,10 +273,8 @@ def train(
             run_callbacks.append(profile)  # after the callback that counts the steps
         check_equal_on_workers(strategy, {"the step of their checkpoint": checkpoint.step})
         left = num_steps - checkpoint.step
-        epochs = left / steps_per_epoch(source.train, recipe.batch_size)
-        source = resized_once(
-            source, recipe, preprocessing_of(trainer.network), epochs=epochs, evaluations=left // per_epoch
-        )
+        epochs, evaluations = left / epoch_steps, left // per_epoch
+        source = resized_once(source, recipe, preprocessing_of(trainer.network), epochs=epochs, evaluations=evaluations)
         _fit(
             trainer,
             recipe,
