@@ -19,7 +19,7 @@ from keras_vit.checkpoints.timm_models import timm_config
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import write_npz
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import is_remote, to_path
 from keras_vit.files.safetensors import write_json, write_safetensors
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
@@ -48,6 +48,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
         raise UserError(f"The model has {num_classes} classes, but labels names {len(labels)}; name each class once.")
     if isinstance(config, ViTConfig):
         weights = _with_positions_of(layout, weights, config)
+    if not is_remote(path) and not path.parent.is_dir():
+        raise UserError(f"There is no folder {str(path.parent)!r} to write {path.name} into.")
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
     rules = layout_of(config, layout, num_classes).rules
     as_folder = layout == "huggingface" or (layout == "timm" and not path.suffix)

@@ -52,6 +52,12 @@ def test_heads_and_gelu_that_a_file_lacks_are_options(gelu, tmp_path, capsys):
     assert differs == (gelu == "erf")
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)
+    with pytest.raises(UserError, match="There is no folder '.*/missing' to write x.npz into"):
+        keras_vit.save_checkpoint(model, tmp_path / "missing" / "x.npz", layout="npz")
+
+
 def test_a_full_disk_leaves_no_converted_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")

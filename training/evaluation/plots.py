@@ -36,7 +36,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path)
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     shown = axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
     numbers = "number of images; " if legible else ""
-    axes.set(xlabel="predicted", ylabel="label", title=f"Confusion matrix: {numbers}colors normalized by row")
+    axes.set(xlabel="predicted", ylabel="label", title=f"Confusion matrix\n{numbers}colors normalized by row")
     figure.colorbar(shown, ax=axes, label="share of the images with this label", shrink=0.7)
     if legible:
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
