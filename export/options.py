@@ -44,6 +44,8 @@ def check_source(source: SourceOptions, output: str) -> None:
     """Raise UserError before TensorFlow is imported: for a missing model, or a place where nothing can be written."""
     check_one_model(**{field: value for field, value in vars(source).items() if field != "license"})
     run_directory.check_output(output)
+    if run_directory.is_run(output):
+        raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
     if source.run is not None:
         _check_directory(source.run)
         run_directory.find(source.run, run_directory.MODEL)

@@ -61,6 +61,11 @@ def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
     return model, labels
 
 
+def is_run(path: str | os.PathLike) -> bool:
+    """Whether a path is the directory of a finished run."""
+    return all((to_path(path) / name).is_file() for name in (MODEL, CONFIG))
+
+
 def is_keras_model(path: str | os.PathLike) -> bool:
     """Whether a path is a .keras file, or a run directory, finished or not."""
     path = to_path(path)

@@ -204,6 +204,11 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"export.tflite.__main__ --run {run}/model.keras --output never": f"model.keras is a file; give {run}.",
         f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": f"give --checkpoint {tmp_path}/list.csv.",
         f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is an export already; give the",
+        **{
+            f"export.{kind}.__main__ {model} --output {run}": f"{run} is a run directory, which would no longer be used"
+            for kind in ("saved_model", "tflite", "onnx")
+            for model in (f"--run {run}", "--checkpoint augreg:B_16")
+        },
         f"{digits}/list": f"There is no folder '{tmp_path}/list'; --data folder:PATH",  # list.csv is no folder
         f"{digits}/list.csv": f"is a file; give --data csv:{tmp_path}/list.csv.",
         f"training.evaluate --run {run} --data folder:{tmp_path}/few": "only the run has cat and only the data",
