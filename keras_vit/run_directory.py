@@ -15,7 +15,7 @@ import numpy as np
 from keras_vit.errors import UserError, near_path
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import is_remote, local_copy, to_path
+from keras_vit.files.remote import is_remote, is_web, local_copy, to_path
 
 if TYPE_CHECKING:
     import keras
@@ -176,6 +176,8 @@ def check_output(output: str | os.PathLike) -> pathlib.Path:
     Of a directory in a bucket, only whether the bucket answers.
     """
     output = to_path(output)
+    if is_web(output):
+        raise UserError(f"{output} is an address to download from; --output takes a directory.")
     if is_remote(output):
         if output.is_file():
             raise UserError(f"{output} is a file; --output takes a directory.")

@@ -1,10 +1,15 @@
 """Shared by the tests: golden data, tiny configs, random weights. The fixtures are in `conftest.py`."""
 
+import contextlib
+import functools
+import http.server
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -63,6 +68,20 @@ def run_demo(directory: pathlib.Path, epochs: int) -> None:
     """Run the demo in a process of its own, with a number of epochs; its recipe has 80."""
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
     subprocess.run([sys.executable, "-c", _DEMO, str(epochs)], cwd=directory, env=environment, check=True)
+
+
+@contextlib.contextmanager
+def serving(folder: pathlib.Path) -> Iterator[str]:
+    """The address of a server of this machine for the files in a folder."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def randomize(model: keras.Model) -> keras.Model:

@@ -78,7 +78,9 @@ class RemotePath(pathlib.PosixPath):
         return self._is_directory() is False
 
     def _is_directory(self) -> bool | None:
-        """None if there is nothing. gfile.isdir would hide that a bucket may not be read."""
+        """None if there is nothing, or an address. gfile.isdir would hide that a bucket may not be read."""
+        if is_web(self):
+            return None
         try:
             return ask_gfile(self, lambda gfile: gfile.stat(str(self)).is_directory)
         except FileNotFoundError:
@@ -195,6 +197,11 @@ def is_remote(path: str | os.PathLike) -> bool:
     return found is not None and (found[0].endswith("://") or isinstance(path, pathlib.PurePath))
 
 
+def is_web(path: str | os.PathLike) -> bool:
+    """Whether a path is an address that `find_checkpoint` downloads, and that TensorFlow has no file system for."""
+    return is_remote(path) and os.fsdecode(path).lower().startswith(("http:", "https:"))
+
+
 def to_path(path: str | os.PathLike) -> pathlib.Path:
     """`pathlib.Path(path)`, or a RemotePath of a path with a scheme."""
     if not is_remote(path):
@@ -257,6 +264,8 @@ def _check_size(gfile, path: str, size: int) -> None:
 
 def ask_gfile(path: pathlib.Path, ask: Callable[[Any], Result]) -> Result:
     """Call `ask` with tf.io.gfile, up to five times. Raises RemoteError, or RemoteNotFound."""
+    if is_web(path):
+        raise RemoteError(errno.ENOSYS, "an address is downloaded as a checkpoint, and nothing else", str(path))
     try:
         import tensorflow as tf
     except ImportError as error:

@@ -22,7 +22,8 @@ from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.files.npz import read_npz
 from keras_vit.files.tables import rounded
 from keras_vit.run_directory import Samples
-from tests.support import randomize
+from tests.support import randomize, serving
+from training import evaluate as evaluate_command
 from training.devices.strategies import StrategyOptions
 from training.evaluation import evaluate as evaluation
 from training.evaluation.classifiers import Classifier, InputOptions
@@ -453,6 +454,23 @@ def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_pat
     stretched, _ = _evaluated(tmp_path / "other.tflite", tmp_path / "report")
     assert stretched["log_loss"] == pytest.approx(other["log_loss"])
     assert "does not say how images are resized; here they are stretched" in capsys.readouterr().out
+
+
+def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    options = ["--data", "digits", "--output", "report"]
+    heads = ["--num-heads", "3", "--resize", "resize-small", "--crop-from", "10"]
+    expected, _ = _evaluated(made / "run", tmp_path / "run")
+    with serving(made) as address:
+        for name, of_file in (("weights.npz", heads), ("run/model.keras", [])):
+            evaluate_command.main(["--run", f"{address}/{name}", *options, *of_file])
+            found = json.loads((tmp_path / "report" / "evaluation.json").read_text())
+            assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
+            assert found["model"] == f"{address}/{name}"
+        with pytest.raises(UserError, match="is an address to download from; --output takes a directory"):
+            evaluate_command.main(["--run", f"{address}/weights.npz", "--data", "digits", "--output", address])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "report", "run"]
 
 
 def test_an_exported_file_on_a_part_of_a_folder_says_that_its_training_images_are_not_known(

@@ -128,3 +128,11 @@ def test_a_file_that_is_cut_on_its_way_is_not_believed(folder, monkeypatch):
         temporary.write_text("half")
     assert (folder / "a").read_text() == "before"
     assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_an_address_is_nothing_that_tensorflow_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    path = to_path("https://host/x.npz")
+    assert (path.is_file(), path.is_dir()) == (False, False)
+    with pytest.raises(UserError, match="TensorFlow has no file system of this scheme"):
+        path.write_text("x")

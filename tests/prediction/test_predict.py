@@ -20,7 +20,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, inspection
 from tests.browser import open_browser
-from tests.support import TINY, TINY_IMAGE, randomize
+from tests.support import TINY, TINY_IMAGE, randomize, serving
 from training import predict as command
 from training.input.dataset import decode_image
 from training.prediction import predict as prediction
@@ -166,6 +166,17 @@ def test_class_names_are_those_of_the_config_beside_a_checkpoint(place, tmp_path
     assert open_classifier(str(tmp_path / "numbers"), None).labels == ()
     with pytest.raises(UserError, match="has 7 classes, but labels names 2"):
         keras_vit.save_checkpoint(model, tmp_path / "few", layout="huggingface", labels=("ant", "bee"))
+
+
+def test_a_checkpoint_at_an_address_is_downloaded_and_classifies(place, arguments, tmp_path, monkeypatch, capsys):
+    keras_vit.save_checkpoint(keras_vit.run_directory.load_model("model.keras"), tmp_path / "x.npz", layout="npz")
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    command.main([*arguments, "pictures/a.png"])
+    table = capsys.readouterr().out
+    with serving(tmp_path) as address:
+        options = ["--num-heads", "3", "--image-size", "12", "30", "--labels", "names.txt"]
+        command.main(["--run", f"{address}/x.npz", "pictures/a.png", *options])
+    assert capsys.readouterr().out == table
 
 
 def test_the_projection_of_clip_is_no_classifier(place, tmp_path):

@@ -11,8 +11,9 @@ import sklearn.preprocessing
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig
-from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize
+from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
+from training import knn
 from training.input.sources import DataOptions, array_split, digits
 from training.loop.run import Run
 from training.options.common import FeatureOptions
@@ -167,6 +168,17 @@ def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_pat
     logistic_regression.probe(_options(run, tmp_path), c=(0.1,))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
+
+
+def test_a_checkpoint_at_an_address_is_downloaded_and_probed(run, tmp_path, monkeypatch):
+    keras_vit.save_checkpoint(run_directory.load_model(run.path), run.path / "x.npz", layout="npz")
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    output = str(tmp_path / "report")
+    options = ["--data", "digits", "--output", output, "--num-heads", "3", "--image-size", "8", "--neighbors", "1"]
+    with serving(run.path) as address:
+        knn.main(["--run", f"{address}/x.npz", *options])
+    expected = nearest_neighbors.knn(_options(run, tmp_path), neighbors=(1,))
+    assert json.loads((tmp_path / "report" / "knn.json").read_text())["results"] == expected
 
 
 def _features(model, source, cache, **options):

@@ -18,7 +18,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.files import tflite_metadata
-from keras_vit.files.remote import is_remote, local_copy, to_path
+from keras_vit.files.remote import is_remote, is_web, local_copy, to_path
 from keras_vit.models.build import logits_model
 from keras_vit.models.config import Resize
 from keras_vit.native_stderr import native_stderr_silenced
@@ -75,7 +75,8 @@ def load_model(
         image_size: (height, width) in pixels to take it to; None keeps its own.
         num_heads: for a checkpoint that does not tell them.
     """
-    path = to_path(path) if is_remote(path) and _is_ours(to_path(path)) else find_checkpoint(path)
+    is_in_bucket = is_remote(path) and not is_web(path) and _is_ours(to_path(path))
+    path = to_path(path) if is_in_bucket else find_checkpoint(path)
     if not _is_ours(path):
         return keras_vit.from_checkpoint(path, image_size=image_size, num_heads=num_heads)
     if num_heads is not None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of, run_directory
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import is_remote, is_web, to_path
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 
 
@@ -131,7 +131,7 @@ def _sums(losses, logits, labels, weights) -> list[tf.Tensor]:
 
 
 def _load(teacher: str) -> keras.Model:
-    path = to_path(teacher) if is_remote(teacher) else find_checkpoint(teacher)
+    path = to_path(teacher) if is_remote(teacher) and not is_web(teacher) else find_checkpoint(teacher)
     if path.suffix == ".keras" or (path / run_directory.LABELS).is_file():
         return run_directory.load_model(path)
     return keras_vit.from_checkpoint(path)
