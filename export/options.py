@@ -49,6 +49,7 @@ def check_source(source: SourceOptions, output: str) -> None:
     if source.run is not None:
         _check_directory(source.run)
         run_directory.find(source.run, run_directory.MODEL)
+        run_directory.is_multi_label(source.run)  # raises for a damaged config.json
     if source.checkpoint is not None:
         check_name(source.checkpoint)
         if source.labels is not None:

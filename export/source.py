@@ -112,6 +112,7 @@ def _open(
 def _from_run(run: pathlib.Path) -> Source:
     model, labels = run_directory.load(run)
     samples = Samples.load(run_directory.find(run, run_directory.SAMPLES))
+    run_directory.warn_without_config(run)
     config = _json(run / run_directory.CONFIG)
     weights, terms = _weights(config)
     origin = Provenance(

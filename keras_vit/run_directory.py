@@ -128,14 +128,35 @@ def load_temperature(run: str | os.PathLike) -> float:
 def is_multi_label(run: str | os.PathLike) -> bool:
     """Whether a run directory or its model.keras is of a model for images of several classes each.
 
-    Its probabilities are the sigmoid of the logits.
+    Its probabilities are the sigmoid of the logits. Raises UserError for a config.json that does not tell it.
     """
     path = to_path(run)
-    try:
-        config = json.loads(((path.parent if path.name == MODEL else path) / CONFIG).read_text(encoding="utf-8"))
-        return config["settings"]["recipe"]["loss"] == "multi-label"
-    except (OSError, ValueError, KeyError, TypeError):
+    file = (path.parent if path.name == MODEL else path) / CONFIG
+    if not file.is_file():
         return False  # no run of a training command
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{file} should hold the settings of the run as JSON, but is damaged ({error}); copy it again, since it "
+            "says whether an image may have several classes."
+        ) from error
+    try:
+        return config["settings"]["recipe"]["loss"] == "multi-label"
+    except (KeyError, TypeError):
+        return False
+
+
+def lacks(run: str | os.PathLike, name: str) -> bool:
+    """Whether a path is a folder with a model, but without another file of a run, as if not all of it was copied."""
+    path = to_path(run)
+    return (path / MODEL).is_file() and not (path / name).is_file()
+
+
+def warn_without_config(run: str | os.PathLike) -> None:
+    """Print a sentence if the model of a folder is taken for one of one class per image for want of a config.json."""
+    if lacks(run, CONFIG):
+        print(f"{run} has no {CONFIG}, so each image is taken to have one class; copy it from the run, if it is there.")
 
 
 def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -219,6 +220,15 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"export.tflite.__main__ --checkpoint {run} --output never {labels}": more,
         f"keras_vit.inspection.__main__ --checkpoint {run} --images README.md --output never {labels}": more,
     }
+    damaged = shutil.copytree(run, tmp_path / "damaged")
+    (damaged / "config.json").write_text('{"settings": {"recipe"')
+    for command in (
+        f"training.predict --run {damaged} README.md",
+        f"training.predict --run {damaged}/model.keras README.md",
+        f"training.evaluate --run {damaged} --data digits",
+        f"export.saved_model.__main__ --run {damaged} --output never",
+    ):
+        sentences[command] = f"{damaged}/config.json should hold the settings of the run as JSON, but is damaged ("
     sentences[f"training.pretrain digits --data digits --workdir {tmp_path}/busy"] = (
         f"Another process, {os.getpid()} on {socket.gethostname()}, writes into {tmp_path}/busy; wait until it ends"
     )

@@ -208,6 +208,22 @@ def test_a_calibrated_run_has_calibrated_probabilities(place, tmp_path):
     np.testing.assert_allclose([share for _, share in warm.predictions[0]], np.sort(shares)[::-1][:5], rtol=1e-5)
 
 
+def test_what_a_partly_copied_run_does_not_say_is_said(place, tmp_path, capsys):
+    shutil.copy(place / "model.keras", tmp_path)
+    open_classifier(str(tmp_path / "model.keras"), None)
+    assert capsys.readouterr().out == ""  # a file alone is no run
+    open_classifier(str(tmp_path), None)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path} has no labels.txt, so classes are shown by their numbers; copy it from the run, or give --labels.",
+        f"{tmp_path} has no config.json, so each image is taken to have one class; copy it from the run, if it is "
+        "there.",
+    ]
+    shutil.copy(place / "names.txt", tmp_path / "labels.txt")
+    (tmp_path / "config.json").write_text("{}")
+    open_classifier(str(tmp_path), None)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_picture_below_the_threshold_is_rejected_in_every_form(place, arguments, capsys):
     best = {name: expected(place, name)[0][1] for name in ("a.png", "b.jpg")}
     low, high = sorted(best, key=best.__getitem__)

@@ -341,9 +341,13 @@ def check_model(name: str) -> str:
 
 
 def check_finished(run: str) -> None:
-    """Raise UserError for a run directory without its model, and for a folder without any."""
+    """Raise UserError for a run directory without its model or with a damaged config.json, and for other folders."""
     path = to_path(run)
-    if is_remote(run) or not path.is_dir():
+    if is_remote(run):
+        return
+    if path.name == run_directory.MODEL or (path / run_directory.MODEL).is_file():
+        run_directory.is_multi_label(run)  # raises
+    if not path.is_dir():
         return
     # What is said of a pickle is more than that it is no run.
     models = (run_directory.MODEL, "*.safetensors", "*.bin", "saved_model.pb", "*/saved_model.pb")

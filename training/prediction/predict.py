@@ -14,7 +14,7 @@ from keras_vit import UserError, inspection, run_directory
 from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.labels import read_labels
+from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.tables import markdown_table
 from keras_vit.inspection.html_report import prediction_page
 from keras_vit.run_directory import is_keras_model
@@ -104,6 +104,9 @@ def open_classifier(
         run_directory.check_classes(model, names)
     if "relevance" not in inspection.available_figures(model):
         raise UserError(f"{run} has no head that classifies images; add one with python -m training.finetune.")
+    if not names and run_directory.lacks(run, LABELS):
+        print(f"{run} has no {LABELS}, so classes are shown by their numbers; copy it from the run, or give --labels.")
+    run_directory.warn_without_config(run)
     multi_label = run_directory.is_multi_label(run)
     return Classifier(model, run, names, run_directory.load_temperature(run), threshold, multi_label)
 
