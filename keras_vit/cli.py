@@ -57,7 +57,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
     """
     import tyro  # imported here: building a model does not need it
 
-    _refuse_two_names(arguments_class, arguments)
+    _refuse_twice(arguments_class, arguments)
     complaint, help_text = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(help_text):
@@ -104,8 +104,8 @@ def _rewrapped(help_text: str) -> str:
     return "\n".join(found)
 
 
-def _refuse_two_names(arguments_class: type, arguments: Sequence[str]) -> None:
-    """Raise UserError for an option that is given by both of its names: tyro would take the last one."""
+def _refuse_twice(arguments_class: type, arguments: Sequence[str]) -> None:
+    """Raise UserError for an option that is given twice, or by both of its names: tyro would take the last one."""
     other_names = {
         alias: f"--{field.name.replace('_', '-')}"
         for field in dataclasses.fields(arguments_class)
@@ -115,9 +115,14 @@ def _refuse_two_names(arguments_class: type, arguments: Sequence[str]) -> None:
     given: dict[str, str] = {}
     for argument in arguments:
         option = argument.partition("=")[0].replace("_", "-")
-        first = given.setdefault(other_names.get(option, option), option)
-        if option.startswith("--") and first != option:
-            raise UserError(f"{first} and {option} are two names of one option; give one of them.")
+        if not option.startswith("--") or option == "--help":
+            continue
+        name = other_names.get(option, option)
+        if name in given and given[name] != option:
+            raise UserError(f"{given[name]} and {option} are two names of one option; give one of them.")
+        if name in given:
+            raise UserError(f"{option} is given twice; give it once.")
+        given[name] = option
 
 
 def _own_error(error: BaseException | None) -> UserError | None:
@@ -130,6 +135,8 @@ def _own_error(error: BaseException | None) -> UserError | None:
 def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, list[str]]:
     """Return the value of an option on which other defaults depend, and the remaining arguments."""
     rest = list(arguments)
+    if sum(argument.partition("=")[0] == option for argument in rest) > 1:
+        raise UserError(f"{option} is given twice; give it once.")
     for index, argument in enumerate(rest):
         if argument == option and index + 1 < len(rest):
             return rest[index + 1], rest[:index] + rest[index + 2 :]

@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
@@ -68,6 +68,16 @@ def run_demo(directory: pathlib.Path, epochs: int) -> None:
     """Run the demo in a process of its own, with a number of epochs; its recipe has 80."""
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent.parent)}
     subprocess.run([sys.executable, "-c", _DEMO, str(epochs)], cwd=directory, env=environment, check=True)
+
+
+def replaced(command: Sequence[str], *options: str) -> list[str]:
+    """A command with other options, in the place of those of its own that have their names."""
+    kept: list[str] = []
+    is_kept = True
+    for argument in command:
+        is_kept = argument not in options if argument.startswith("--") else is_kept
+        kept += [argument] if is_kept else []
+    return [*kept, *options]
 
 
 @contextlib.contextmanager

@@ -190,6 +190,24 @@ def test_an_option_that_is_given_by_both_of_its_names_is_refused():
         predict.main(["--run", "a", "--checkpoint=b", "cat.jpg"])
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "option"),
+    [
+        (predict, ["--run", "a", "cat.jpg", "--run", "b"], "--run"),
+        (predict, ["--checkpoint=a", "--checkpoint", "a", "cat.jpg"], "--checkpoint"),
+        (predict, ["--run", "a", "cat.jpg", "--image-size", "96", "--image_size=128"], "--image-size"),
+        (tflite, ["--run", "a", "--formats", "int8", "--output", "b", "--formats", "float16"], "--formats"),
+        (training.pretrain, [*PRETRAIN, "--flip", "--flip"], "--flip"),
+        (training.pretrain, [*PRETRAIN, "--data", "digits"], "--data"),
+        (training.study, ["head", "--recipe=digits", "--recipe", "mnist-small"], "--recipe"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(command, arguments, option):
+    with pytest.raises(UserError) as refused:
+        command.main(arguments)
+    assert str(refused.value) == f"{option} is given twice; give it once."
+
+
 def test_a_check_of_the_options_says_its_own_sentence():
     """The parser would put its words before it, and take a long one for a list of options where it is wrapped."""
     with pytest.raises(UserError) as refused:

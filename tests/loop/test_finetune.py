@@ -12,7 +12,7 @@ import pytest
 import export.tflite.__main__ as tflite
 import keras_vit
 from keras_vit import UserError, run_directory
-from tests.support import FIXTURES, randomize
+from tests.support import FIXTURES, randomize, replaced
 from training import evaluate, finetune
 from training.input.sources import DataOptions
 from training.loop import finetune as finetuning
@@ -43,7 +43,7 @@ def untrained(monkeypatch, *command: str) -> keras.Model:
         made.append(make_model(len(setting.source.labels)))
 
     monkeypatch.setattr(finetuning, "run_training", train)
-    finetune.main([*COMMAND, *command])
+    finetune.main(replaced(COMMAND, *command))
     return made[0]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
+from tests.support import replaced
 from training import pretrain
 from training.devices.strategies import CONTINUE_LATER
 from training.loop import checkpoints, fit
@@ -34,7 +35,7 @@ MIRRORED = ["--strategy", "mirrored", "--replicas", "2"]
 def start(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
     command = [sys.executable, *launcher, *([sys.executable] if launcher else []), *COMMAND, "--workdir", str(folder)]
     return subprocess.Popen(
-        [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+        replaced(command, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
     )
 
 

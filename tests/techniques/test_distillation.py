@@ -10,7 +10,7 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError, run_directory
-from tests.support import randomize
+from tests.support import randomize, replaced
 from training import pretrain
 from training.loop.fit import compile_trainer
 from training.options.common import Execution
@@ -143,7 +143,7 @@ def test_hard_distillation_without_a_second_head_is_refused(upstream, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--label-smoothing", "0"]])
 def test_label_smoothing_of_a_recipe_is_said_to_have_no_effect_with_a_soft_teacher(options, upstream, tmp_path, capsys):
-    command = [*COMMAND, "--teacher", str(upstream.path), "--epochs", "None", "--steps", "1", "--warmup-steps", "0"]
-    pretrain.main([*command, *options, "--workdir", str(tmp_path / "run")])
+    command = replaced(COMMAND, "--epochs", "None", "--steps", "1", "--warmup-steps", "0")
+    pretrain.main([*command, "--teacher", str(upstream.path), *options, "--workdir", str(tmp_path / "run")])
     sentence = "The recipe's label smoothing of 0.1 has no effect with a soft teacher."
     assert (sentence in capsys.readouterr().out) == (not options)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from keras_vit import UserError, run_directory
+from tests.support import replaced
 from training import finetune, pretrain
 
 COMMAND = ["--data", "digits", "--recipe", "mnist-finetune", "--image-size", "8", "8", "--batch-size", "8"]
@@ -42,7 +43,8 @@ def test_a_run_with_adapters_resumes_exactly(upstream, assert_resumes_exactly):
 )
 def test_what_cannot_be_adapted_is_refused_and_leaves_nothing(options, words, upstream, tmp_path):
     with pytest.raises(UserError, match=words):
-        finetune.main([*COMMAND, *options, "--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "run")])
+        command = [*COMMAND, "--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "run")]
+        finetune.main(replaced(command, *options))
     assert list(tmp_path.iterdir()) == []
 
 
