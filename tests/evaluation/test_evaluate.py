@@ -446,14 +446,29 @@ def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_pat
     file = made / "phone" / "model-float32.tflite"
     found, _ = _evaluated(file, tmp_path / "report")
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
-    other, _ = _evaluated(file, tmp_path / "report", overrides=InputOptions(resize="stretch"))
-    assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
     assert "does not say how images are resized" not in capsys.readouterr().out
     content = file.read_bytes()
     (tmp_path / "other.tflite").write_bytes(content.replace(b"; resize: resize-small", b"; resize, resize-small"))
     stretched, _ = _evaluated(tmp_path / "other.tflite", tmp_path / "report")
-    assert stretched["log_loss"] == pytest.approx(other["log_loss"])
+    assert stretched["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
+    resized = InputOptions(resize="resize-small", crop_from=10)
+    again, _ = _evaluated(tmp_path / "other.tflite", tmp_path / "report", overrides=resized)
+    assert again["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
     assert "does not say how images are resized; here they are stretched" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["phone/model-float32.tflite", "run", "run/model.keras"])
+def test_options_that_contradict_what_a_model_says_of_its_images_are_refused(name, made, few_digits, tmp_path):
+    for options, words in (
+        (InputOptions(resize="stretch"), "--resize is resize-small, but stretch was given; leave --resize out."),
+        (InputOptions(crop_from=9), "--crop-from is 10, but 9 was given; leave --crop-from out."),
+        (InputOptions(value_range=(0.0, 255.0)), r"\(-1.0, 1.0\), but \(0.0, 255.0\) was given; leave --value-range"),
+    ):
+        with pytest.raises(UserError, match=f"{name} says itself that .*{words}"):
+            _evaluated(made / name, tmp_path / "report", overrides=options)
+    same = InputOptions(resize="resize-small", crop_from=10, value_range=(-1.0, 1.0))
+    found, _ = _evaluated(made / name, tmp_path / "report", overrides=same)
+    assert found["num_examples"] == 33
 
 
 def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import keras
 import numpy as np
@@ -31,6 +31,8 @@ _SAVED_MODEL = "saved_model.pb"
 _ON_WHITE = "The model takes numbers and does not say what transparent images are put on; here it is white."
 # The kind of a classifier that is no export.
 KERAS_MODEL = "Keras model"
+# What a run or a .keras file says of its images, and a TFLite file may say.
+_SAID = ("resize", "crop_from", "value_range")
 _FROM_BYTES, _FROM_TENSOR = "image_bytes", "image_tensor"
 
 
@@ -101,7 +103,10 @@ def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptio
     shape = model.output_shape
     if len(shape) != 2 or "logits" not in keras_vit.intermediates(model).output:
         raise UserError(f"{path} has no head: it ends with features of shape {shape}; probe them by training.fewshot.")
-    preprocessing, replicas = overrides.preprocessing(preprocessing_of(model)), strategy.num_replicas_in_sync
+    own = preprocessing_of(model)
+    if _is_ours(to_path(path)):
+        _refuse_contradiction(overrides, own, _SAID, path)
+    preprocessing, replicas = overrides.preprocessing(own), strategy.num_replicas_in_sync
 
     def compute(images: tf.Tensor) -> np.ndarray:
         return model.predict_on_batch(images)
@@ -128,6 +133,21 @@ def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptio
         )
 
     return Classifier(KERAS_MODEL, shape[1], names, predict)
+
+
+def _refuse_contradiction(overrides: InputOptions, own: Preprocessing, said: Collection[str], path: object) -> None:
+    """Raise UserError for an option that differs from what the model itself says of its images.
+
+    `said` are the fields of `_SAID` that it says.
+    """
+    for name in said:
+        given, stored = getattr(overrides, name), getattr(own, name)
+        if given is None or given == stored:
+            continue
+        if name == "value_range" and np.allclose(own.channel_ranges(), np.transpose([given]), atol=1e-5):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(f"{path} says itself that {option} is {stored}, but {given} was given; leave {option} out.")
 
 
 def _open_strategy(devices: StrategyOptions) -> tf.distribute.Strategy:
@@ -310,14 +330,17 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
     content = local_copy(path).read_bytes()
     metadata, names = tflite_metadata.read(content), tflite_metadata.read_names(content, str(path))
+    said = []
     if kind == np.uint8:
         overrides.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
     elif metadata is not None and metadata.value_range is not None:
-        own = dataclasses.replace(own, value_range=metadata.value_range)
+        own, said = dataclasses.replace(own, value_range=metadata.value_range), ["value_range"]
     if metadata is not None and metadata.resize is not None:
         resize = typing.cast(Resize, metadata.resize)  # Preprocessing refuses another word
         own = dataclasses.replace(own, resize=resize, crop_from=metadata.crop_from)
+        said += ["resize", "crop_from"]
+    _refuse_contradiction(overrides, own, said, path)
     print(_ON_WHITE)
     if metadata is not None and metadata.temperature is not None:
         print(

@@ -181,7 +181,7 @@ class FeatureOptions:
 
 @dataclasses.dataclass(frozen=True)
 class InputOptions:
-    """Overrides of a model's input size and preprocessing, or their values if the model does not specify them."""
+    """A model's input size, and the preprocessing of a checkpoint or export that does not specify its own."""
 
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to resize the input of a Keras model or checkpoint to; default its own."""
