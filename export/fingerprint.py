@@ -46,3 +46,14 @@ def check_output(output: pathlib.Path, model: keras.Model, labels: Sequence[str]
             "remove it."
         )
     return texts
+
+
+def note_on_earlier(output: pathlib.Path, stage: pathlib.Path) -> list[str]:
+    """A sentence for the report on the files of earlier exports, which are of the same model; none without such files.
+
+    Args:
+        output: directory of the exports.
+        stage: folder with the files of this export.
+    """
+    files = sorted(path.name for name in _FILES for path in output.glob(name) if not (stage / path.name).exists())
+    return [f"From an earlier export of the same model, and not measured here: {', '.join(files)}."] if files else []

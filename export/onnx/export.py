@@ -77,7 +77,7 @@ def export_onnx(
             (stage / name).write_text(text, encoding="utf-8")
         if web:
             web_page.write_page(stage, preprocessing_of(model), labels, origin)
-        _report(stage, origin, expected, rows, notes)
+        _report(stage, origin, expected, rows, [*notes, *fingerprint.note_on_earlier(output, stage)])
     return written
 
 

@@ -145,7 +145,8 @@ def export_tflite(
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         pathlib.Path(temporary).rmdir()
-        _report(stage, origin, expected, rows, errors, scaled, steps, in_eight_bits)
+        notes = fingerprint.note_on_earlier(output, stage)
+        _report(stage, origin, expected, rows, errors, scaled, steps, in_eight_bits, notes)
     return written
 
 
@@ -259,6 +260,7 @@ def _report(
     scaled: Mapping[str, Gain],
     steps: Mapping[TFLiteFormat, Sequence[quantize.Step]],
     in_eight_bits: Sequence[DenseLayers],
+    notes: Sequence[str],
 ) -> None:
     listed = {kind: dict(list(found.items())[:_LISTED]) for kind, found in errors.items()}
     recommendation = recommend(rows, expected.accuracy)
@@ -281,7 +283,7 @@ def _report(
             "quantization_steps": {kind: [dataclasses.asdict(step) for step in found] for kind, found in steps.items()},
             "layers_in_eight_bits": [dataclasses.asdict(layers) for layers in in_eight_bits],
             "recommendation": recommendation,
-            "notes": [recommendation],
+            "notes": [recommendation, *notes],
         },
         columns={"XNNPACK partitions": lambda row: row["xnnpack_partitions"], **half},
         tables=[

@@ -393,6 +393,14 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     assert {path.name for path in phone.iterdir()} == {*before, "model-float32.tflite"}
 
 
+def test_the_report_names_the_files_of_earlier_exports(samples, tmp_path):
+    for kind, names in (("float32", ""), ("float16", "model-float32.tflite"), ("float32", "model-float16.tflite")):
+        tflite_export.export_tflite(build(), LABELS, samples, tmp_path, [kind])
+        lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
+        expected = [f"From an earlier export of the same model, and not measured here: {names}."] if names else []
+        assert [line for line in lines if "earlier export" in line] == expected
+
+
 @pytest.mark.slow
 def test_files_of_an_unknown_model_are_refused(samples, tmp_path):
     (tmp_path / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")  # of this very run
