@@ -52,6 +52,7 @@ def check_source(source: SourceOptions, output: str) -> None:
         run_directory.is_multi_label(source.run)  # raises for a damaged config.json
     if source.checkpoint is not None:
         check_name(source.checkpoint)
+        run_directory.check_model_file(source.checkpoint)
         if source.labels is not None:
             run_directory.check_label_file(source.labels, source.checkpoint)
 
@@ -60,6 +61,7 @@ def _check_directory(run: str) -> None:
     """Raise UserError for a file as the run to export."""
     path = to_path(run)
     if path.is_file():
+        run_directory.check_model_file(run)
         if path.suffix == ".tflite":
             raise UserError(f"{run} is an export already; give the directory of the run that it was exported from.")
         is_of_run = (path.parent / run_directory.LABELS).is_file() and path.name == run_directory.MODEL

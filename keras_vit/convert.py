@@ -10,6 +10,7 @@ import tyro
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
 from keras_vit.models.config import Gelu
+from keras_vit.run_directory import check_model_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     """`IN OUT --layout LAYOUT`"""
     parsed = cli.parse(Arguments, arguments, prog="python -m keras_vit.convert")
     check_name(parsed.source)
+    check_model_file(parsed.source)
     cli.import_keras()
 
     from keras_vit.checkpoints.convert import convert

@@ -30,6 +30,13 @@ TEMPERATURE = "temperature.json"
 # Training images, for calibration without the evaluation images.
 CALIBRATION = "calibration.npz"
 
+# Folder with the states of training, as `training.loop.run.Run` names it.
+_STATES = "checkpoints"
+# Files of a run that could be taken for a model's.
+_OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION)
+# Files with a model, and those that are refused with a sentence of their own.
+_MODEL_SUFFIXES = (".npz", ".safetensors", ".keras", ".h5", ".tflite", ".pb", ".pth", ".pt", ".bin", ".pkl", ".ckpt")
+
 # Bytes of a .keras file's members for each of its own; Keras does not compress them.
 _LARGEST_RATIO = 20
 
@@ -45,13 +52,33 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
             f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
         )
     if not (run / name).is_file():
+        if inside := sorted(run.glob(f"*/{name}")):
+            raise UserError(f"{run} is not a run, but holds runs; give one of them, such as {inside[0].parent}.")
         if phone := sorted(run.glob("*.tflite")):
             raise UserError(f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}.")
+        if (run.parent / name).is_file():
+            raise UserError(f"{run} is a folder of a run, but not the run itself; give {run.parent}.")
         waits = "; wait for its training, or repeat the command, which continues it"
         raise UserError(f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}.")
     if name == MODEL and not is_remote(run / name) and not zipfile.is_zipfile(run / name):
         raise UserError(f"{run / name} is not a complete .keras file; copy it again, or train again.")
     return run / name
+
+
+def check_model_file(path: str | os.PathLike) -> None:
+    """Raise UserError for a file of this machine that holds no model: another file of a run, or of another type."""
+    file = to_path(path)
+    if is_remote(path) or not file.is_file():
+        return
+    is_model = file.name.endswith(_MODEL_SUFFIXES) or zipfile.is_zipfile(file)  # an .npz file of another name
+    for run in (file.parent, file.parent.parent):
+        is_of_run = any((run / name).is_file() for name in (MODEL, LABELS))
+        if is_of_run and (not is_model or file.name in _OTHER_FILES or file.parent.name == _STATES):
+            raise UserError(f"{path} is a file of a run, but not its model; give the run {run}.")
+    if not is_model:
+        raise UserError(
+            f"{path} is no checkpoint; give the folder of a run, or a file that ends in .npz, .safetensors or .keras."
+        )
 
 
 def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:

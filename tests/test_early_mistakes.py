@@ -67,7 +67,24 @@ MISTAKES = {
     f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "--image-size takes a number of pixels above 0",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "--image-size takes a number of pixels above 0",
     f"{TRAIN} --data digits --image-size 0": "--image-size takes a number of pixels above 0, but was given 0",
-    "training.evaluate --run README.md --data digits": "'README.md' is no run directory to put the report into; give",
+    "training.evaluate --run tests/fixtures/vit_token.npz --data digits": "npz' is no run directory to put the report",
+    **{
+        f"{command} README.md{rest}": "README.md is no checkpoint; give the folder of a run, or a file that ends in"
+        for command, rest in (
+            ("training.predict pictures --run", ""),
+            ("training.evaluate --run", " --data digits"),
+            ("training.knn --run", " --data digits"),
+            ("training.fewshot --run", " --data digits"),
+            ("training.linear_probe --run", " --data digits"),
+            (f"{TUNE} --data digits --checkpoint", ""),
+            ("training.segment --data . --workdir never --checkpoint", ""),
+            ("training.vtab --workdir never --checkpoint", ""),
+            ("keras_vit.inspection.__main__ --output never --checkpoint", ""),
+            ("keras_vit.convert", " x.npz --layout npz"),
+            ("export.onnx.__main__ --output never --run", ""),
+            ("export.onnx.__main__ --output never --checkpoint", ""),
+        )
+    },
     "training.evaluate --run gone --data digits": NAME,
     "training.evaluate --run tests --data digits": "tests is not a finished run: it has no model.keras",
     "training.predict --run tests README.md": "tests is not a finished run: it has no model.keras",
@@ -203,7 +220,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{digits}/emptty": f"There is no folder '{tmp_path}/emptty'; did you mean {tmp_path}/empty?",
         f"training.soup {tmp_path}/othr {run} --output never": f"did you mean {tmp_path}/other?",
         f"export.tflite.__main__ --run {run}/model.keras --output never": f"model.keras is a file; give {run}.",
-        f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": f"give --checkpoint {tmp_path}/list.csv.",
+        f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": "list.csv is no checkpoint; give the",
         f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is an export already; give the",
         **{
             f"export.{kind}.__main__ {model} --output {run}": f"{run} is a run directory, which would no longer be used"
@@ -219,6 +236,19 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"training.predict --run {run}/model.keras README.md {labels}": "has 2; give a line for each class of the",
         f"export.tflite.__main__ --checkpoint {run} --output never {labels}": more,
         f"keras_vit.inspection.__main__ --checkpoint {run} --images README.md --output never {labels}": more,
+    }
+    (run / "checkpoints").mkdir()
+    for file in ("samples.npz", "checkpoints/step-7.npz"):
+        with zipfile.ZipFile(run / file, "w"):
+            pass
+    for file in ("samples.npz", "checkpoints/step-7.npz", "config.json", "labels.txt"):
+        words = f"{run}/{file} is a file of a run, but not its model; give the run {run}."
+        sentences[f"training.predict --run {run}/{file} README.md"] = words
+    predict_with = "training.predict README.md --run"
+    sentences |= {
+        f"{predict_with} {tmp_path}": f"{tmp_path} is not a run, but holds runs; give one of them, such as {tmp_path}/",
+        f"{predict_with} {run}/checkpoints": f"checkpoints is a folder of a run, but not the run itself; give {run}.",
+        f"training.knn --run {tmp_path} --data digits": f"but holds runs; give one of them, such as {tmp_path}/",
     }
     damaged = shutil.copytree(run, tmp_path / "damaged")
     (damaged / "config.json").write_text('{"settings": {"recipe"')

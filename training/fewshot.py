@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
-from training.options.checks import check_data
+from training.options.checks import check_data, check_finished
 from training.options.probes import FewshotOptions
 from training.options.workdir import check_split
 
@@ -20,6 +20,7 @@ def main(arguments: Sequence[str]) -> None:
     options = cli.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
     check_name(options.run)
     check_data(options.source)
+    check_finished(options.run)
     check_split(options.run, options.source)
     cli.require_tensorflow()
 

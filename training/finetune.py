@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from keras_vit import cli
+from keras_vit import cli, run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.published import upstream_checkpoint
 from training.devices.tpu import prepare_tpu
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
     if options.checkpoint is not None and options.model is None:
         check_name(options.checkpoint)
+        run_directory.check_model_file(options.checkpoint)
     if options.model is not None:
         check_model(options.model)
         if options.checkpoint is None:

@@ -59,6 +59,7 @@ class InspectionOptions:
             raise UserError(f"There is no figure {unknown[0]!r}; --figures takes {', '.join(FIGURES)}.")
         if self.checkpoint is not None:
             check_name(self.checkpoint)
+            run_directory.check_model_file(self.checkpoint)
         elif self.run is not None:
             self._check_run(self.run)
         if self.labels is not None:

@@ -341,10 +341,11 @@ def check_model(name: str) -> str:
 
 
 def check_finished(run: str) -> None:
-    """Raise UserError for a run directory without its model or with a damaged config.json, and for other folders."""
+    """Raise UserError for a run without its model or with a damaged config.json, and for what is no model at all."""
     path = to_path(run)
     if is_remote(run):
         return
+    run_directory.check_model_file(run)
     if path.name == run_directory.MODEL or (path / run_directory.MODEL).is_file():
         run_directory.is_multi_label(run)  # raises
     if not path.is_dir():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from keras_vit import UserError
+from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import is_remote, to_path
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, check_seed
@@ -57,6 +57,7 @@ class SegmentOptions:
     def check(self) -> None:
         """Raise UserError if the checkpoint or the folder of the data is not there."""
         check_name(self.checkpoint)
+        run_directory.check_model_file(self.checkpoint)
         if is_remote(self.workdir) or is_remote(self.data):
             raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
         check_workdir(to_path(self.workdir))
