@@ -45,6 +45,7 @@ _OTHER_NAMES = {
     "--output": "--workdir", "--gpus": "--replicas", "--smoothing": "--label-smoothing", "--reprob": "--random-erasing",
 }  # fmt: skip
 _OTHER_VALUES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "int4": "int4-weights"}
+_TITLES = ("Unrecognized options", "Missing argument")  # of tyro's messages
 _SCRIPT = "keras-vit"  # that pip installs
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
@@ -159,7 +160,12 @@ def _with_sizes_last(arguments: Sequence[str]) -> list[str]:
             continue
         if not equals and rest:
             side = rest.pop(0)
-        size = [side] if side else []
+        if side != "None" and not re.fullmatch(r"-?\d+", side):
+            found = "nothing" if not side or side.startswith("--") else side
+            raise UserError(
+                f"--image-size takes pixels, as in --image-size 96 or --image-size 96 128, but was given {found}."
+            )
+        size = [side]
         if side.isdecimal():
             size.append(rest.pop(0) if rest and re.fullmatch(r"-?\d+", rest[0]) else side)
             if rest and rest[0].isdecimal() and not os.path.exists(rest[0]):  # else it may be a folder of pictures
@@ -209,7 +215,9 @@ def _one_sentence(boxes: str, arguments_class: type) -> str:
             goes_on = takes_options = False
     if sentence := _mistyped(complaints, {*_options_of(arguments_class)}) or _no_choice(" ".join(complaints)):
         return sentence
-    text = "; ".join(complaint.rstrip(".") for complaint in complaints) or " ".join(lines)
+    # A message with a title may say the same again.
+    said = [complaint for complaint in complaints if complaint.rstrip(".:") not in _TITLES] or complaints
+    text = "; ".join(complaint.rstrip(".") for complaint in said) or " ".join(lines)
     # tyro's message for an optional value.
     text = re.sub(r"no type matching (.+?) could be instantiated from \[(.*?)\]", r"expected \1, but found \2", text)
     text = re.sub(r"\{None\}\|(\w+|\{.*?\})", lambda match: match[1].strip("{}"), text)

@@ -30,7 +30,7 @@ from keras_vit import UserError, cli, convert
 from keras_vit.errors import ParityError
 from keras_vit.native_stderr import native_stderr_silenced
 from tests.support import FIXTURES
-from training import predict
+from training import demo, predict
 from training.recipes.pretrain import RECIPES
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -134,10 +134,28 @@ def test_one_image_size_is_a_square_before_and_behind_the_pictures(arguments, si
     assert (parsed.image_size, parsed.pictures) == (size, ("cat.jpg",))
 
 
-@pytest.mark.parametrize(("arguments", "found"), [(["--image-size"], "nothing"), (["--image-size", "wide"], "'wide'")])
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--image-size"], "nothing"),
+        (["--image-size", "--seed", "1"], "nothing"),
+        (["--image-size", "wide"], "wide"),
+        (["--image-size", "32x32", "--seed", "1"], "32x32"),
+        (["--image_size=32,32"], "32,32"),
+    ],
+)
 def test_an_image_size_that_is_no_number_is_one_sentence(arguments, found):
-    with pytest.raises(UserError, match=f"--image-size: expected INT INT, but found {found};"):
+    with pytest.raises(UserError) as refused:
         cli.parse(ImageSizeOptions, arguments, prog="x")
+    assert str(refused.value) == (
+        f"--image-size takes pixels, as in --image-size 96 or --image-size 96 128, but was given {found}."
+    )
+
+
+def test_an_argument_of_a_command_without_any_is_named_once():
+    with pytest.raises(UserError) as refused:
+        demo.main(["runs/x"])
+    assert str(refused.value) == "Unrecognized options: runs/x; --help lists all options."
 
 
 @pytest.mark.parametrize(
