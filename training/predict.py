@@ -30,11 +30,12 @@ def main(arguments: Sequence[str]) -> None:
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
-    from training.prediction.predict import open_classifier, predict
+    from training.prediction.predict import check_explanation, open_classifier, predict
 
     classifier = open_classifier(
         options.run, options.labels, options.image_size, options.num_heads, threshold=options.threshold
     )
+    check_explanation(classifier, options.explain)
     if options.serve:
         from training.prediction.page import open_page
 

@@ -361,6 +361,18 @@ def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, wid
             server.shutdown()
 
 
+def test_rollout_of_a_resnet_is_refused_with_the_map_that_it_has(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = keras_vit.ResNetConfig((1, 1), 4, (8, 16), preactivation=True, num_groups=2)
+    keras_vit.build(config, image_size=16, num_classes=3).save("resnet.keras")
+    arguments = ["--run", "resnet.keras", str(place / "pictures" / "a.png"), "--output", "x.html", "--explain"]
+    with pytest.raises(UserError) as refused:
+        command.main([*arguments, "rollout"])
+    expected = "resnet.keras has no attention to show by --explain rollout; give --explain relevance."
+    assert str(refused.value) == expected
+    command.main([*arguments, "relevance"])
+
+
 def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeypatch):
     pages = []
     for batch in (2, 8):

@@ -111,6 +111,12 @@ def open_classifier(
     return Classifier(model, run, names, run_directory.load_temperature(run), threshold, multi_label)
 
 
+def check_explanation(classifier: Classifier, explain: Explanation | None) -> None:
+    """Raise UserError for attention maps of a model without attention."""
+    if explain is not None and explain not in inspection.available_figures(classifier.model):
+        raise UserError(f"{classifier.name} has no attention to show by --explain {explain}; give --explain relevance.")
+
+
 def predict(
     classifier: Classifier, files: Sequence[pathlib.Path], *, output: str | None, explain: Explanation | None
 ) -> bool:
