@@ -86,6 +86,16 @@ MISTAKES = {
         )
     },
     "training.evaluate --run gone --data digits": NAME,
+    "training.evaluate --run . --data digits --batch-size -1": "--batch-size must be at least 1 image, but is -1",
+    f"{KNN} --batch-size 0": "--batch-size must be at least 1 image, but is 0",
+    "training.linear_probe --run . --data digits --batch-size 0": "--batch-size must be at least 1 image, but is 0",
+    "training.pretrain digits --data digits --workdir README.md/sub": "README.md is a file, so there can be no README",
+    f"{TRAIN} --data digits --loss multi-label": "--loss multi-label is for images of several classes each, from",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --loss multi-label": "--loss multi-label is for images of several",
+    "training.predict --run augreg:B_16 README.md --port 80": "--port applies only to --serve; give that, or leave it",
+    "keras_vit.convert tests/fixtures/vit_token.npz x.npz --layout nzp": "but is 'nzp'; the nearest is npz.",
+    "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "should end in .npz, but is 'x.h5'; name it so",
+    "keras_vit.convert tests/fixtures/vit_token.npz README.md --layout npz": "README.md already exists; give the name",
     "training.evaluate --run tests --data digits": "tests is not a finished run: it has no model.keras",
     "training.predict --run tests README.md": "tests is not a finished run: it has no model.keras",
     f"{TRAIN} --data folder:tests/fixtures/hf_bit": "should hold a folder for each of at least two classes, but holds",
@@ -202,7 +212,12 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     labels = f"--labels {tmp_path}/three.txt"
     more = f"{tmp_path}/three.txt names 3 classes, but the model {run} has 2; give a line for each class of the model"
     digits = f"training.pretrain digits --workdir never --data folder:{tmp_path}"
+    (tmp_path / "twice.txt").write_text("ant\nant\n")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
     sentences = {
+        f"training.predict --run {run} README.md --labels {tmp_path}/twice.txt": "names the class 'ant' twice; give",
+        f"training.predict --run {run} --serve --port {port}": f"Port {port} cannot be used (Address already in use)",
         f"{digits}/empty": "The class 'bee' of",
         f"{digits}/one": "The class 'bee' has one image, and needs two",
         f"{digits}/few": "A batch of 32 is larger than the training set of 2 images; give --batch-size 2 or less.",
@@ -262,7 +277,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     sentences[f"training.pretrain digits --data digits --workdir {tmp_path}/busy"] = (
         f"Another process, {os.getpid()} on {socket.gethostname()}, writes into {tmp_path}/busy; wait until it ends"
     )
-    with locked(tmp_path / "busy"):
+    with listener, locked(tmp_path / "busy"):
         done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences),
                               capture_output=True, text=True)  # fmt: skip
     assert done.stderr == ""

@@ -15,7 +15,7 @@ from keras_vit import cli, run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.published import upstream_checkpoint
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data, check_model, check_recipe_of_files, check_start
+from training.options.checks import check_data, check_loss, check_model, check_recipe_of_files, check_start
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{name} chooses size, steps and more from the data; below are those for 1,000 images of 224 pixels.\n")
     options = _parse(name, rest, recipe)
     check_data(options.source)
+    check_loss(options.source, options.recipe)
     check_start(options.checkpoint, options.model)
     if name in FINETUNE_RECIPES:
         check_recipe_of_files(options.source, options.recipe)

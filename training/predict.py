@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from keras_vit import UserError, cli, run_directory
 from keras_vit.checkpoints.download import check_name
 from training.options.checks import check_finished
-from training.options.predict import PredictOptions
+from training.options.predict import PredictOptions, check_names
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> None:
     check_finished(options.run)
     if options.labels is not None:
         run_directory.check_label_file(options.labels, options.run)
+        check_names(options.labels)
+    options.check_port()
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 

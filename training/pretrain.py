@@ -17,7 +17,7 @@ import tyro
 
 from keras_vit import UserError, cli
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data, check_recipe_of_files
+from training.options.checks import check_data, check_loss, check_recipe_of_files
 from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name)
     options = _parse(name, rest, named)
     check_data(options.source)
+    check_loss(options.source, options.recipe)
     if name != _AUTO:
         check_recipe_of_files(options.source, options.recipe)
     check_workdir_of(options, "pretrain", name, is_final=name in RECIPES)

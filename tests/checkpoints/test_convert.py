@@ -118,7 +118,7 @@ def test_a_keras_model_is_converted(tmp_path, capsys):
         (["{in}", "{out}", "--layout", "npz"], "already exists; give the name of a new file"),
         (["{in}", "{out}/no/x.npz", "--layout", "npz"], "There is no folder '.*/no' to write x.npz into"),
         (["{out}/none.npz", "{out}/x.npz", "--layout", "npz"], "There is no file or folder"),
-        (["{bit}", "{out}/x.npz", "--layout", "torchvision"], "The layout torchvision cannot express this ResNet"),
+        (["{bit}", "{out}/x.safetensors", "--layout", "torchvision"], "torchvision cannot express this ResNet"),
     ],
 )
 def test_invalid_arguments_raise_and_leave_no_file(arguments, sentence, tmp_path):

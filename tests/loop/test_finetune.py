@@ -145,7 +145,8 @@ def test_what_cannot_be_started_from_is_refused_and_leaves_nothing(command, word
 
 def test_layers_are_frozen_by_name(upstream, tmp_path):
     command = [*COMMAND, "--checkpoint", str(upstream.path), "--image-size", "8", "8"]
-    command += ["--warmup-steps", "0", "--decay", "constant"]  # the second step is the first that moves the body
+    # The second step is the first that moves the body.
+    command = replaced(command, "--warmup-steps", "0", "--decay", "constant")
     folder = tmp_path / "run"
     finetune.main([*command, "--workdir", str(folder), "--freeze", "embedding", "Transformer.encoderblock_0"])
     (before, _), (after, _) = run_directory.load(upstream.path), run_directory.load(folder)

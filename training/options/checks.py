@@ -246,6 +246,16 @@ def check_schedule(recipe: Recipe, num_examples: int) -> None:
         )
 
 
+def check_loss(source: DataOptions, recipe: Recipe) -> None:
+    """Raise UserError for the loss of images of several classes each, with data that always have one."""
+    kind, uses_labels = source.data.partition(":")[0], getattr(recipe, "target", "classes") == "classes"
+    if recipe.loss == "multi-label" and uses_labels and kind in ("digits", "tfds", "folder"):
+        raise UserError(
+            "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; "
+            "leave it out."
+        )
+
+
 def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:
     """As `check_batch_size` and `check_schedule`, for files of this machine that are counted quickly.
 

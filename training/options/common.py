@@ -178,6 +178,10 @@ class FeatureOptions:
     cache: str | None = None
     """Directory of computed features; default features/ in KERAS_VIT_CACHE, else in ~/.cache/keras_vit."""
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size must be at least 1 image, but is {self.batch_size}.")
+
 
 @dataclasses.dataclass(frozen=True)
 class InputOptions:

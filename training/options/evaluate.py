@@ -37,6 +37,10 @@ class EvaluateOptions:
         default_factory=lambda: StrategyOptions("single")
     )
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size must be at least 1 image, but is {self.batch_size}.")
+
 
 @dataclasses.dataclass(frozen=True)
 class VerifyOfficialOptions:

@@ -1,6 +1,7 @@
 """Options of `training.predict`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
+import http.server
 import os
 import pathlib
 from typing import Annotated, Literal
@@ -8,8 +9,11 @@ from typing import Annotated, Literal
 import tyro
 
 from keras_vit import UserError
+from keras_vit.errors import refuse_without_effect
+from keras_vit.files.labels import read_labels
 
 Explanation = Literal["rollout", "relevance"]
+HOST = "127.0.0.1"
 OUTPUTS = (".csv", ".json", ".html")
 # Files of a SavedModel, in its directory or in that of its versions, which TF Serving takes.
 _EXPORTED = ("saved_model.pb", "[0-9]*/saved_model.pb")
@@ -62,6 +66,29 @@ class PredictOptions:
             raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
+        refuse_without_effect(self, [(("port",), self.serve, "--serve")])
+
+    def check_port(self) -> None:
+        """Raise UserError if the page is to be served on a port that is in use."""
+        if not self.serve:
+            return
+        try:
+            http.server.HTTPServer((HOST, self.port), http.server.BaseHTTPRequestHandler).server_close()
+        except OSError as error:
+            raise port_in_use(self.port, error) from error
+
+
+def port_in_use(port: int, error: OSError) -> UserError:
+    """The error of a port that cannot be listened on."""
+    return UserError(f"Port {port} cannot be used ({error.strerror}); give another --port, or 0 for any.")
+
+
+def check_names(labels: str) -> None:
+    """Raise UserError for a file that names a class twice."""
+    names = read_labels(labels)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{labels} names the class {twice!r} twice; give each class a name of its own.")
 
 
 def _check_file(output: pathlib.Path) -> None:

@@ -42,6 +42,7 @@ class KnnOptions(FeatureOptions):
     """A neighbor votes with exp(cosine / temperature): the smaller, the more the nearest ones count."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_votes(self.neighbors, self.temperature)
 
 

@@ -40,6 +40,9 @@ _MOST_DIFFERENCES = 5
 
 def check_workdir(path: pathlib.Path) -> None:
     """Raise UserError if something exists that is no run directory, finished or not."""
+    nearest = next((parent for parent in path.parents if parent.exists()), None)
+    if not is_remote(path) and nearest is not None and not nearest.is_dir():
+        raise UserError(f"{nearest} is a file, so there can be no {path}; give another --workdir.")
     if (path / run_directory.CONFIG).is_file() or not path.exists():
         return
     if not path.is_dir() or not all(is_temporary(entry) or entry.name.endswith(LOCK) for entry in path.iterdir()):

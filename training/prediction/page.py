@@ -6,12 +6,12 @@ import urllib.parse
 
 from keras_vit import UserError, inspection
 from keras_vit.inspection.html_report import prediction_page
-from training.options.predict import Explanation
+from training.options.predict import HOST, Explanation, port_in_use
 from training.prediction.predict import Classifier
 
 # Largest request in bytes.
 _LARGEST = 64 * 2**20
-_HOSTS = ("127.0.0.1", "localhost")
+_HOSTS = (HOST, "localhost")
 
 
 def open_page(classifier: Classifier, port: int, explain: Explanation | None) -> http.server.ThreadingHTTPServer:
@@ -63,9 +63,9 @@ def open_page(classifier: Classifier, port: int, explain: Explanation | None) ->
             """Print nothing for each request."""
 
     try:
-        return http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        return http.server.ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
-        raise UserError(f"Port {port} cannot be used ({error.strerror}); give another --port, or 0 for any.") from error
+        raise port_in_use(port, error) from error
 
 
 _PAGE = """<!doctype html>

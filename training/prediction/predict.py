@@ -19,7 +19,7 @@ from keras_vit.files.tables import markdown_table
 from keras_vit.inspection.html_report import prediction_page
 from keras_vit.run_directory import is_keras_model
 from training.evaluation.classifiers import load_model, names_beside
-from training.options.predict import Explanation
+from training.options.predict import Explanation, check_names
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
 _BATCH = 8
@@ -90,9 +90,7 @@ def open_classifier(
     own = own or (stored if len(stored) == model.output_shape[-1] else ())
     names = own if labels is None else read_labels(labels)
     if labels is not None:
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise UserError(f"{labels} names the class {twice!r} twice; give each class a name of its own.")
+        check_names(labels)
         if model.output_shape[-1] != len(names):
             raise UserError(
                 f"{labels} names {len(names)} classes, but the model {run} has {model.output_shape[-1]}; give a line "

@@ -85,8 +85,6 @@ def open_features(options: FeatureOptions, check: Callable[[Source], None] = lam
 
     `check` raises UserError for data that the probe cannot use, before their features are computed.
     """
-    if options.batch_size < 1:
-        raise UserError(f"--batch-size must be at least 1 image, but is {options.batch_size}.")
     output = report_directory(options)
     model = load_model(options.run, image_size=options.image_size, num_heads=options.num_heads)
     if options.random_weights:
