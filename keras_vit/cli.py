@@ -65,7 +65,7 @@ def parse(arguments_class: type, arguments: Sequence[str], *, prog: str, default
             return tyro.cli(
                 arguments_class,
                 args=_with_sizes_last(arguments),
-                prog=prog,
+                prog=as_typed(prog),
                 default=default,
                 config=(tyro.conf.AvoidSubcommands,),  # a field with a union type has the type of its default
             )
@@ -107,12 +107,7 @@ def _rewrapped(help_text: str) -> str:
 
 def _refuse_twice(arguments_class: type, arguments: Sequence[str]) -> None:
     """Raise UserError for an option that is given twice, or by both of its names: tyro would take the last one."""
-    other_names = {
-        alias: f"--{field.name.replace('_', '-')}"
-        for field in dataclasses.fields(arguments_class)
-        for part in getattr(field.type, "__metadata__", ())
-        for alias in getattr(part, "aliases", None) or ()
-    }
+    other_names = _other_names(arguments_class)
     given: dict[str, str] = {}
     for argument in arguments:
         option = argument.partition("=")[0].replace("_", "-")
@@ -124,6 +119,16 @@ def _refuse_twice(arguments_class: type, arguments: Sequence[str]) -> None:
         if name in given:
             raise UserError(f"{option} is given twice; give it once.")
         given[name] = option
+
+
+def _other_names(arguments_class: type) -> dict[str, str]:
+    """The options by their other names: {"--checkpoint": "--run"}."""
+    return {
+        alias: f"--{field.name.replace('_', '-')}"
+        for field in dataclasses.fields(arguments_class)
+        for part in getattr(field.type, "__metadata__", ())
+        for alias in getattr(part, "aliases", None) or ()
+    }
 
 
 def _own_error(error: BaseException | None) -> UserError | None:
@@ -197,6 +202,7 @@ def _one_sentence(boxes: str, arguments_class: type) -> str:
     # On ASCII terminals, the frames consist of hyphens.
     lines = [re.sub(r"[\u2500-\u257f]+|-{3,}", "", line).strip() for line in boxes.splitlines() if "\u256d" not in line]
     complaints, goes_on, takes_options = [], False, False
+    other_names = _other_names(arguments_class)
     for line in lines:
         line, closing, _ = line.partition("For full helptext")
         line = line.strip()
@@ -205,7 +211,8 @@ def _one_sentence(boxes: str, arguments_class: type) -> str:
             complaints.append(line)
             goes_on = takes_options = True
         elif flag and takes_options:
-            complaints[-1] += f" {flag[0]}" if flag[0] not in complaints[-1] else ""
+            option = other_names.get(flag[0], flag[0])
+            complaints[-1] += f" {option}" if option not in complaints[-1] else ""
             goes_on = False
         elif line and goes_on:
             complaints[-1] += f" {line}"
@@ -329,8 +336,17 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
 
 def command_line() -> str:
     """The command of this process as it is typed into a shell."""
-    is_script = os.path.basename(sys.argv[0]) == _SCRIPT  # Python's command line has its whole path, and Python's
-    return shlex.join([_SCRIPT, *sys.argv[1:]] if is_script else sys.orig_argv)
+    return shlex.join([_SCRIPT, *sys.argv[1:]] if _is_script() else sys.orig_argv)
+
+
+def as_typed(prog: str) -> str:
+    """`python -m training.predict` as its user typed it, which may be `keras-vit predict`."""
+    names = [argument for argument in sys.argv[1:] if argument != "--verbose"]
+    return re.sub(r"^python -m \S+", f"{_SCRIPT} {names[0]}", prog) if _is_script() and names else prog
+
+
+def _is_script() -> bool:
+    return os.path.basename(sys.argv[0]) == _SCRIPT  # Python's command line has its whole path, and Python's
 
 
 def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:

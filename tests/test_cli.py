@@ -234,6 +234,22 @@ def test_a_check_of_the_options_says_its_own_sentence():
     assert str(refused.value) == expected
 
 
+@pytest.mark.parametrize("argv", [["/env/bin/keras-vit", "predict"], ["/env/bin/keras-vit", "--verbose", "predict"]])
+def test_messages_and_help_name_the_command_that_was_typed(argv, monkeypatch, capsys):
+    sentence = "Missing from {}: --run; --help lists all options."
+    for typed, name in ((["/training/predict.py"], "python -m training.predict"), (argv, "keras-vit predict")):
+        monkeypatch.setattr(sys, "argv", [*typed, "cat.jpg"])
+        with pytest.raises(UserError) as refused:
+            predict.main(["cat.jpg"])
+        assert str(refused.value) == sentence.format(name)
+        with contextlib.suppress(SystemExit):
+            predict.main(["--help"])
+        assert capsys.readouterr().out.startswith(f"usage: {name} ")
+    monkeypatch.setattr(sys, "argv", [argv[0], "pretrain", "--help"])
+    training.pretrain.main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: keras-vit pretrain RECIPE")
+
+
 def test_the_sentence_is_the_same_where_frames_are_drawn_in_ascii(monkeypatch):
     for encoding in ("ascii", "utf-8"):
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))

@@ -31,7 +31,8 @@ _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: python -m training.finetune --checkpoint FILE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
+        typed = cli.as_typed("python -m training.finetune")
+        print(f"usage: {typed} --checkpoint FILE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
         print(f"Recipes: {_AUTO}, {', '.join(FINETUNE_NAMES)}; default {_DEFAULT_RECIPE}.")
         print("--recipe NAME --help lists all options with their values.")
         return

@@ -33,7 +33,8 @@ _AUTO = "auto"
 def main(arguments: Sequence[str]) -> None:
     """`RECIPE --data … --workdir …`, and any field of the recipe."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: python -m training.pretrain RECIPE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
+        typed = cli.as_typed("python -m training.pretrain")
+        print(f"usage: {typed} RECIPE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
         print(f"Recipes: {_AUTO}, {', '.join(RECIPES)}. RECIPE --help lists all options with their values.")
         return
     if arguments[0].startswith("-"):

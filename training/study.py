@@ -30,7 +30,8 @@ _DEFAULT_RECIPE = "study-small"
 def main(arguments: Sequence[str]) -> None:
     """`STUDY --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: python -m training.study STUDY --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
+        typed = cli.as_typed("python -m training.study")
+        print(f"usage: {typed} STUDY --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
         print(f"Studies: {', '.join(STUDIES)}. The base recipe is {_DEFAULT_RECIPE}, for 28x28 grayscale images, or")
         print("that of --recipe NAME. STUDY --help lists all options with their values.")
         return
