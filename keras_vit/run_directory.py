@@ -56,7 +56,7 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
             raise UserError(f"{run} is not a run, but holds runs; give one of them, such as {inside[0].parent}.")
         if phone := sorted(run.glob("*.tflite")):
             raise UserError(f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}.")
-        if (run.parent / name).is_file():
+        if not is_remote(run) and (run.parent / name).is_file():
             raise UserError(f"{run} is a folder of a run, but not the run itself; give {run.parent}.")
         waits = "; wait for its training, or repeat the command, which continues it"
         raise UserError(f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}.")
