@@ -366,6 +366,7 @@ def test_the_command_prints_only_its_table_and_sends_no_telemetry(tmp_path):
     home.mkdir()
     model.save(run / "model.keras")
     (run / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")
+    (run / "config.json").write_text("{}")
     samples_of(model).save(run / "samples.npz")
     command = [
         "-m",
