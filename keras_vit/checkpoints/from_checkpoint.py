@@ -176,6 +176,12 @@ def from_checkpoint(
     channels_now = stored_channels(checkpoint)
     for sentence in checkpoint.file_config.differences(None if wanted else typing.cast(tuple[int, int], image_size)):
         warnings.warn(f"The original of {os.fspath(path)} {sentence}", stacklevel=2)
+    if isinstance(means := (file_config.value_range or (0.0,))[0], tuple) and len(means) != channels_now:
+        warnings.warn(
+            f"{os.fspath(path)} says how {len(means)} channels are normalized, but its images have {channels_now}; "
+            "here they are scaled to [-1, 1].",
+            stacklevel=2,
+        )
     preprocessing = Preprocessing(
         checkpoint.file_config.processed_size or typing.cast(tuple[int, int], image_size),  # or an int
         channels_now,

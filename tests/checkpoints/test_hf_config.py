@@ -122,6 +122,13 @@ def test_the_value_range_is_that_of_the_processor(processor, expected, tmp_path)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+def test_a_mean_of_other_channels_is_warned_of(tmp_path):
+    folder = with_config(tmp_path, "preprocessor_config.json", image_mean=[0.4, 0.5], image_std=[0.25, 0.5])
+    with pytest.warns(UserWarning, match="says how 2 channels are normalized, but its images have 3"):
+        model = keras_vit.from_checkpoint(folder)
+    assert keras_vit.preprocessing_of(model).value_range == (-1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("kind", "mean", "std"),
     [
