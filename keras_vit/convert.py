@@ -9,8 +9,7 @@ import tyro
 
 from keras_vit import cli
 from keras_vit.checkpoints.download import check_name
-from keras_vit.checkpoints.layouts import LAYOUTS, SUFFIXES
-from keras_vit.errors import UserError, nearest
+from keras_vit.checkpoints.layouts import check_new
 from keras_vit.models.config import Gelu
 from keras_vit.run_directory import check_model_file
 
@@ -37,20 +36,7 @@ class Arguments:
     """Groups of GroupNorm, if they are not in the file."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for what `keras_vit.checkpoints.convert` would refuse, once Keras is imported."""
-        if self.layout not in LAYOUTS:
-            raise UserError(
-                f"The layout must be one of {', '.join(LAYOUTS)}, but is {self.layout!r}; the nearest is "
-                f"{nearest(self.layout, LAYOUTS).split(', ')[0]}."
-            )
-        if self.target.exists():
-            raise UserError(f"{self.target} already exists; give the name of a new file.")
-        suffix = SUFFIXES.get(self.layout, "")
-        is_folder = self.layout == "huggingface" or (self.layout == "timm" and not self.target.suffix)
-        if not is_folder and self.target.suffix != suffix:
-            raise UserError(
-                f"A file of the layout {self.layout} should end in {suffix}, but is {self.target.name!r}; name it so."
-            )
+        check_new(self.target, self.layout)
 
 
 def main(arguments: Sequence[str]) -> None:

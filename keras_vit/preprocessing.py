@@ -199,7 +199,7 @@ def _pixels(image):
             warnings.warn(
                 f"A PIL image of the mode {image.mode} has 16 bits, but its largest value is {pixels.max()}, so it is "
                 "black; if it has 8 bits, give numpy.asarray(image).astype('uint8')[:, :, None].",
-                stacklevel=4,
+                stacklevel=3,
             )
         return np.clip(pixels // 256, 0, 255).astype(np.uint8)
     if image.mode not in ("L", "LA", "RGB", "RGBA"):
@@ -210,7 +210,7 @@ def _pixels(image):
 
 def _check_pixels(image: np.ndarray) -> None:
     """Raise UserError for axes or values of no image; warn of values of another range than 0..255."""
-    if image.ndim not in (3, 4) or image.dtype.kind in "OSUMm":
+    if image.ndim not in (3, 4) or image.dtype.kind in "OSUMmc":
         raise UserError(
             f"An image should be numbers (h, w, C), or a batch (B, h, w, C), but is {image.dtype} of shape "
             f"{image.shape}."
@@ -229,7 +229,7 @@ def _check_pixels(image: np.ndarray) -> None:
     if least < -1 or most > 256:
         problem = f"they are {least:.6g} to {most:.6g}; scale them"
     if problem:
-        warnings.warn(f"The pixels of an image should be 0 to 255, but {problem}.", stacklevel=5)
+        warnings.warn(f"The pixels of an image should be 0 to 255, but {problem}.", stacklevel=4)
 
 
 def _pair(size) -> Any:

@@ -30,8 +30,8 @@ TEMPERATURE = "temperature.json"
 # Training images, for calibration without the evaluation images.
 CALIBRATION = "calibration.npz"
 
-# Folder with the states of training, as `training.loop.run.Run` names it.
-_STATES = "checkpoints"
+# Folder with the checkpoints of training.
+CHECKPOINTS = "checkpoints"
 # Files of a run that could be taken for a model's.
 _OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION)
 # Files with a model, and those that are refused with a sentence of their own.
@@ -73,7 +73,7 @@ def check_model_file(path: str | os.PathLike) -> None:
     is_model = file.name.endswith(_MODEL_SUFFIXES) or zipfile.is_zipfile(file)  # an .npz file of another name
     for run in (file.parent, file.parent.parent):
         is_of_run = any((run / name).is_file() for name in (MODEL, LABELS))
-        if is_of_run and (not is_model or file.name in _OTHER_FILES or file.parent.name == _STATES):
+        if is_of_run and (not is_model or file.name in _OTHER_FILES or file.parent.name == CHECKPOINTS):
             raise UserError(f"{path} is a file of a run, but not its model; give the run {run}.")
     if not is_model:
         raise UserError(

@@ -93,7 +93,7 @@ MISTAKES = {
     f"{TRAIN} --data digits --loss multi-label": "--loss multi-label is for images of several classes each, from",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --loss multi-label": "--loss multi-label is for images of several",
     "training.predict --run augreg:B_16 README.md --port 80": "--port applies only to --serve; give that, or leave it",
-    "keras_vit.convert tests/fixtures/vit_token.npz x.npz --layout nzp": "but is 'nzp'; the nearest is npz.",
+    "keras_vit.convert tests/fixtures/vit_token.npz x.npz --layout nzp": "timm, torchvision, but is 'nzp'.",
     "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "should end in .npz, but is 'x.h5'; name it so",
     "keras_vit.convert tests/fixtures/vit_token.npz README.md --layout npz": "README.md already exists; give the name",
     "training.evaluate --run tests --data digits": "tests is not a finished run: it has no model.keras",
@@ -343,7 +343,7 @@ def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_i
     ("first", "name"),
     [("path;label", "semicolons"), ("path\tlabel\tsplit", "tabs"), ('"path";"label"', "semicolons")],
 )
-def test_a_csv_file_with_other_separators_than_commas_is_told_from_its_first_line(first, name, tmp_path):
+def test_a_csv_file_with_other_separators_than_commas_is_known_by_its_first_line(first, name, tmp_path):
     listed = tmp_path / "list.csv"
     separator = {"semicolons": ";", "tabs": "\t"}[name]
     listed.write_text(f"{first}\na.png{separator}a cat, asleep\nb.png{separator}a dog\n", encoding="utf-8-sig")

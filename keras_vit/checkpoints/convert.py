@@ -15,10 +15,9 @@ from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import from_checkpoint
 from keras_vit.checkpoints.huggingface.layouts import VIT_TYPES
 from keras_vit.checkpoints.infer_config import value_range
-from keras_vit.checkpoints.layouts import HEADS, LAYOUTS, layout_of, num_classes_of
+from keras_vit.checkpoints.layouts import HEADS, check_new, layout_of, num_classes_of
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.save import save_checkpoint
-from keras_vit.errors import UserError
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import Gelu, ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.run_directory import is_keras_model
@@ -48,12 +47,7 @@ def convert(
     Raises:
         UserError: for an unknown layout, an existing target, and a source that cannot be read or converted.
     """
-    if layout not in LAYOUTS:
-        raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
-    if target.exists():
-        raise UserError(f"{target} already exists; give the name of a new file.")
-    if not target.parent.is_dir():
-        raise UserError(f"There is no folder {str(target.parent)!r} to write {target.name} into.")
+    check_new(target, layout)
     model, checkpoint = _read(
         source, image_size, num_classes, {"num_heads": num_heads, "gelu": gelu, "num_groups": num_groups}
     )

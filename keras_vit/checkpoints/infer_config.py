@@ -221,7 +221,7 @@ def _with_prefix_positions(
 
     It has where the patches of the stored grid, or of the images that the file or config.json names, leave as many
     rows. If neither is known, a square number of rows is that of the patches alone. The images that the model is wanted
-    for decide only where no number of rows is square: they need not be those of the file.
+    for, and those of config.json where they may be older than the table, decide only where no number of rows is square.
     """
     if checkpoint.layout_name != "timm" or POSITIONS not in checkpoint.weights or not config.has_class_token:
         return config
@@ -236,18 +236,19 @@ def _with_prefix_positions(
         number = math.prod(side // stride for side, stride in zip(size, config.patch, strict=True))
         return number if number in possible else None
 
+    stated = patches(file_config.image_size)
+    square = next((number for number in possible if square_grid(number) is not None), None)
     known = None if stored_grid is None else math.prod(stored_grid)
-    if known not in possible and file_config.image_size_is_exact:
-        known = patches(file_config.image_size)
+    if known not in possible and (file_config.image_size_is_exact or stated == square):
+        known = stated
     if known in possible:
         return dataclasses.replace(config, prefix_positions=known != rows)
-    square = next((number for number in possible if square_grid(number) is not None), None)
-    wanted = patches(image_size) or patches(file_config.image_size)
+    wanted = patches(image_size) or stated
     if None not in (square, wanted) and wanted != square:
         raise UserError(
             f"The {rows} rows of {checkpoint.weights[POSITIONS].source.key!r} may be for {square} or for {wanted} "
-            "patches; put the config.json beside the file, or give stored_grid=(rows, columns) to "
-            "keras_vit.from_checkpoint."
+            "patches; give stored_grid=(rows, columns) to keras_vit.from_checkpoint, or put a config.json beside the "
+            "file that has img_size."
         )
     return dataclasses.replace(config, prefix_positions=(square or wanted) != rows)
 
@@ -357,8 +358,8 @@ def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
             return grid
         if (square := square_grid(num_tokens)) is None:
             raise UserError(
-                f"config.json says image_size={size}, whose {num_tokens} patches are no square, as those of the stored "
-                "positions are in this code; correct it."
+                f"config.json says image_size={size}, but DINOv2 of transformers has positions for a square number of "
+                f"patches, not for {num_tokens}; correct it."
             )
         return square
     if file_config.image_size_is_exact:

@@ -6,6 +6,7 @@ prefixes.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 
 from keras_vit.checkpoints.huggingface.layouts import (
@@ -44,6 +45,7 @@ from keras_vit.checkpoints.key_mapping import (
 )
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.remote import is_remote
 from keras_vit.models.config import ConvStem, Distillation, ModelConfig, ResNetConfig, ViTConfig
 
 FLAX = ("npz", "npz-linen", "big_vision")
@@ -56,6 +58,29 @@ SUFFIXES = dict.fromkeys(FLAX, ".npz") | {"timm": ".safetensors", "torchvision":
 
 HEADS = ("head/", "head_distillation/", "resnet/head/")
 _PROJECTIONS = tuple(f"{ATTENTION}{part}" for part in QKV)
+
+
+def check_target(path: pathlib.Path, layout: str) -> None:
+    """Raise UserError for an unknown layout, and for a file with another suffix or in a missing folder."""
+    if layout not in LAYOUTS:
+        raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
+    if not is_remote(path) and not path.parent.is_dir():
+        raise UserError(f"There is no folder {str(path.parent)!r} to write {path.name} into.")
+    suffix = SUFFIXES.get(layout)
+    if not is_folder(path, layout) and path.suffix != suffix:
+        raise UserError(f"A file of the layout {layout} should end in {suffix}, but is {path.name!r}; name it so.")
+
+
+def check_new(path: pathlib.Path, layout: str) -> None:
+    """As `check_target`, for what must not be there yet."""
+    if path.exists():
+        raise UserError(f"{path} already exists; give the name of a new file.")
+    check_target(path, layout)
+
+
+def is_folder(path: pathlib.Path, layout: str) -> bool:
+    """Whether the layout is written as a folder with a config.json."""
+    return layout == "huggingface" or (layout == "timm" and not path.suffix)
 
 
 def num_classes_of(weights: Mapping) -> int:

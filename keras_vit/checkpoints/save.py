@@ -13,13 +13,13 @@ from keras_vit.checkpoints.huggingface.config_json import TRANSFORMERS_GELU, fam
 from keras_vit.checkpoints.huggingface.image_processor import RESAMPLE
 from keras_vit.checkpoints.huggingface.layouts import family_of, unused_mask_token
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
-from keras_vit.checkpoints.layouts import LAYOUTS, SUFFIXES, layout_of, num_classes_of
+from keras_vit.checkpoints.layouts import check_target, is_folder, layout_of, num_classes_of
 from keras_vit.checkpoints.load import values_by_key
 from keras_vit.checkpoints.timm_models import timm_config
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import write_npz
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import write_json, write_safetensors
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
@@ -40,21 +40,16 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
     Raises UserError for a model that the layout cannot express.
     """
     path, config = to_path(path), config_of(model)
-    if layout not in LAYOUTS:
-        raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
+    check_target(path, layout)
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
     num_classes = num_classes_of(weights)
     if labels and len(labels) != num_classes:
         raise UserError(f"The model has {num_classes} classes, but labels names {len(labels)}; name each class once.")
     if isinstance(config, ViTConfig):
         weights = _with_positions_of(layout, weights, config)
-    if not is_remote(path) and not path.parent.is_dir():
-        raise UserError(f"There is no folder {str(path.parent)!r} to write {path.name} into.")
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
     rules = layout_of(config, layout, num_classes).rules
-    as_folder = layout == "huggingface" or (layout == "timm" and not path.suffix)
-    if not as_folder and path.suffix != (suffix := SUFFIXES[layout]):
-        raise UserError(f"A file of the layout {layout} should end in {suffix}, but is {path.name!r}; name it so.")
+    as_folder = is_folder(path, layout)
     arrays = untranslate(weights, rules, num_heads)
     if layout == "torchvision":
         norms = [key for key in arrays if key.endswith(".running_var")]

@@ -112,8 +112,9 @@ _WITHOUT_EFFECT = (
 # Arguments that are supported with one value only.
 _FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
 _FIXED |= {"qk_norm": False, "scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True, "final_norm": True}
-# Arguments for which null is what the architectures have anyway, or what the arrays tell.
+# Arguments for which null is what the architectures have anyway, or what shows in the arrays.
 _NULLABLE = ("fc_norm", "init_values", "norm_layer", "embed_norm_layer", *_WITHOUT_EFFECT)
+# Architectures that timm 1.0.31 builds with qkv_bias=False, of all that are supported.
 _WITHOUT_QKV_BIAS = (
     *("vit_base_patch16_224_miil", "vit_medium_patch16_gap_240", "vit_medium_patch16_gap_256"),
     *("vit_medium_patch16_gap_384", "vit_betwixt_patch16_gap_256"),
@@ -166,6 +167,7 @@ def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmMod
             f"{len(TIMM_MODELS)} supported models of timm."
         )
     model = TIMM_MODELS[architecture.partition(".")[0]]
+    # Without its own norm_layer, CLIP would have timm's epsilon of 1e-6.
     nullable = _NULLABLE if model.layer_norm_epsilon == 1e-6 else tuple(n for n in _NULLABLE if n != "norm_layer")
     known = {name: value for name, value in arguments.items() if value is not None or name not in nullable}
     if "act_layer" in known:

@@ -96,6 +96,16 @@ def test_wanted_images_that_would_read_a_bare_table_in_another_way_are_refused(r
     assert keras_vit.preprocessing_of(model).image_size == wanted
 
 
+def test_the_input_size_of_a_timm_folder_decides_where_it_agrees_with_a_square_table(tmp_path):
+    file = bare_timm_file(tmp_path, 25, with_class=False)
+    (tmp_path / "folder").mkdir()
+    shutil.move(file, tmp_path / "folder" / "model.safetensors")
+    config = {"architecture": "deit3_small_patch16_224", "model_args": {"num_heads": 2, "init_values": None}}
+    write_json(tmp_path / "folder" / "config.json", config | {"pretrained_cfg": {"input_size": [3, 40, 40]}})
+    model = keras_vit.from_checkpoint(tmp_path / "folder", image_size=(32, 48))
+    assert not keras_vit.config_of(model).prefix_positions
+
+
 def test_rotary_positions_are_not_loaded_into_a_model_without_them():
     config = keras_vit.config_of(keras_vit.from_checkpoint(MODERN / "hf_dinov3"))
     fields = {name: getattr(config, name) for name in ("patch_size", "hidden_size", "num_layers", "num_heads")}

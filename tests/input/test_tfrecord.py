@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from training.input import write_tfrecord
-from training.input.dataset import bad_examples_reported, typical_size
+from training.input.dataset import bad_examples_reported, typical_image
 from training.input.pipeline import training_batches
 from training.input.sources import DataOptions, Source, open_source
 from training.input.tfrecord import IMAGE, LABEL, TFRecords
@@ -93,7 +93,7 @@ def test_arrays_become_png(tmp_path):
     expected, expected_label = digits.train.example(tf.constant(0, tf.int64))
     np.testing.assert_array_equal(image, expected)
     assert int(label) == int(expected_label)
-    assert typical_size(records.train) == (8, 8)
+    assert typical_image(records.train)[0] == (8, 8)
 
 
 def corrupt(folder: pathlib.Path, count: int) -> list[str]:

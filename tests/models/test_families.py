@@ -23,9 +23,9 @@ from training.devices.cpu_kernels import with_cpu_kernels
 MODERN = FIXTURES / "modern"
 GOLDEN = json.loads((MODERN / "index.json").read_text())["fixtures"]
 # What bare files of timm cannot tell.
-UNTOLD = {name: {"num_heads": 4} for name in GOLDEN if name.startswith("timm")}
-UNTOLD["timm_siglip"] = {"num_heads": 4, "gelu": "tanh"}
-UNTOLD["timm_clip"] = {"num_heads": 4, "gelu": "quick"}
+OVERRIDES = {name: {"num_heads": 4} for name in GOLDEN if name.startswith("timm")}
+OVERRIDES["timm_siglip"] = {"num_heads": 4, "gelu": "tanh"}
+OVERRIDES["timm_clip"] = {"num_heads": 4, "gelu": "quick"}
 # The names here of what other codes recorded. CLIP's last hidden state is before the last norm, as are all of timm's
 # features where that norm follows the pooling.
 SAME_THING = {
@@ -41,7 +41,8 @@ BEFORE_THE_NORM = {"hf_clip": "last_hidden_state", "hf_clip_gelu": "last_hidden_
 
 @functools.cache
 def golden_model(name: str, image_size: tuple[int, int] | None = None):
-    return keras_vit.from_checkpoint(MODERN / GOLDEN[name]["checkpoint"], image_size=image_size, **UNTOLD.get(name, {}))
+    file = MODERN / GOLDEN[name]["checkpoint"]
+    return keras_vit.from_checkpoint(file, image_size=image_size, **OVERRIDES.get(name, {}))
 
 
 SIZES = [(name, "") for name in GOLDEN] + [(name, "_large") for name in GOLDEN if GOLDEN[name]["large_size"]]

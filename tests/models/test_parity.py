@@ -13,8 +13,8 @@ STREAM_ATOL = {"vit": 5e-5, "vit_hybrid": 1e-4}
 STREAM = ("block", "encoded", "embedded", "patch", "resnet", "features", "hidden", "last_hidden")
 
 # What the files cannot tell.
-UNTOLD = {name: {"num_heads": 4} for name in GOLDEN if name.startswith(("timm_vit", "torchvision"))}
-UNTOLD |= {"timm_hybrid": {"num_heads": 4, "num_groups": 8}, "timm_bit": {"num_groups": 8}}
+OVERRIDES = {name: {"num_heads": 4} for name in GOLDEN if name.startswith(("timm_vit", "torchvision"))}
+OVERRIDES |= {"timm_hybrid": {"num_heads": 4, "num_groups": 8}, "timm_bit": {"num_groups": 8}}
 # Other codes' names for what is inside; and what they recorded that has no name here.
 SAME_THING = {
     "pooler_output": "pre_logits",
@@ -46,7 +46,7 @@ def from_golden(name: str, **options):
     entry = GOLDEN[name]
     size = GOLDEN[entry.get("same_weights_as", name)]["image_size"]
     return keras_vit.from_checkpoint(
-        FIXTURES / entry["checkpoint"], image_size=tuple(size), **UNTOLD.get(name, {}), **options
+        FIXTURES / entry["checkpoint"], image_size=tuple(size), **OVERRIDES.get(name, {}), **options
     )
 
 

@@ -133,11 +133,6 @@ def _decode(data: tf.Tensor) -> tf.Tensor:
     return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
 
 
-def typical_size(split: Split) -> tuple[int, int]:
-    """Median height and width in pixels of up to 32 images of a split."""
-    return typical_image(split)[0]
-
-
 def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
     """Of up to 32 images of a split: (median (height, width), channels, whether most have transparent pixels).
 

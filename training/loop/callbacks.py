@@ -114,6 +114,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             variable.assign(arrays[name])
         self._sums = [np.array(total) for total in self._trainer.sums]
         self.records, self._seconds = progress["records"], progress["seconds"]
+        for record in self.records:  # earlier versions counted evaluations
+            record["epoch"] = self._epoch(record["step"])
         if self._writes:
             print(f"Continuing after step {self.step:,}, in epoch {self.step // self._epoch_steps + 1}.")
 
@@ -172,8 +174,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         seconds = self._seconds + time.monotonic() - self._start
         names = [f"{prefix}{name}" for prefix in ("", "val_") for name in self._trainer.log_names]
-        epochs = self.step / self._epoch_steps  # a fraction where evaluations are more frequent
-        record = {"epoch": int(epochs) if epochs.is_integer() else round(epochs, 3), "step": self.step}
+        record = {"epoch": self._epoch(self.step), "step": self.step}
         record |= {name: float(logs[name]) for name in names}
         record["learning_rate"] = float(np.array(self._trainer.optimizer.learning_rate))
         record["images_per_second"] = self._rate  # without the evaluation
@@ -187,6 +188,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._tensorboard.write(len(self.records), record)
         if self._should_stop():
             raise TrainingInterrupted
+
+    def _epoch(self, step: int) -> float:
+        """Passes over the training data, a fraction where evaluations are more frequent."""
+        epochs = step / self._epoch_steps
+        return int(epochs) if epochs.is_integer() else round(epochs, 3)
 
     def _should_stop(self) -> bool:
         """Whether any worker received a signal; the same answer in every worker."""

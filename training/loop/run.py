@@ -52,7 +52,7 @@ class Run:
 
     @property
     def checkpoints_folder(self) -> pathlib.Path:
-        return self.path / "checkpoints"
+        return self.path / run_directory.CHECKPOINTS
 
     def start(
         self, settings: dict, labels: tuple[str, ...], weights: dict | None = None, *, images: int | None = None
