@@ -373,6 +373,19 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
 
+def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epochs(tmp_path, monkeypatch):
+    options = arguments(tmp_path / "run", execution=fit.Execution(evaluate_every=8))
+    run, load = pretraining.pretrain(options, "tiny"), checkpoints.load_latest
+
+    def older(folder):
+        step, progress, arrays = load(folder)
+        return step, progress | {"records": [r | {"epoch": n} for n, r in enumerate(progress["records"], 1)]}, arrays
+
+    monkeypatch.setattr(checkpoints, "load_latest", older)
+    (run.path / "model.keras").unlink()
+    assert [record["epoch"] for record in pretraining.pretrain(options, "tiny").metrics()] == [1.143, 2.286, 3]
+
+
 class Seen(keras.callbacks.Callback):
     """Notes its calls, and stops a run after a step of its own count."""
 
