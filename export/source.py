@@ -13,10 +13,10 @@ import tensorflow as tf
 from export.options import check_one_model
 from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
 from keras_vit.checkpoints.describe import class_names_of, license_of
-from keras_vit.files.image_formats import format_list, image_files
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
+from keras_vit.images.formats import format_list, image_files
 from keras_vit.run_directory import Samples, is_keras_model
 
 # Number of random images, and their sizes relative to the input of the model.

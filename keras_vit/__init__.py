@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
     from keras_vit.checkpoints.load import LoadReport, load_checkpoint
     from keras_vit.checkpoints.save import save_checkpoint
+    from keras_vit.images.preprocessing import Preprocessing
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
     from keras_vit.models.complexity import summary
     from keras_vit.models.resizing import resize_position_embedding
-    from keras_vit.preprocessing import Preprocessing
     from keras_vit.published import list_models
 else:
     __getattr__ = public_names(
@@ -51,7 +51,7 @@ else:
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
-            "preprocessing": ["Preprocessing"],
+            "images.preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],
         },
     )

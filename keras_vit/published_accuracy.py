@@ -8,7 +8,7 @@ import dataclasses
 import types
 from collections.abc import Mapping
 
-from keras_vit.models.config import Resize
+from keras_vit.images.geometry import Resize
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ FLOORS = (
     "keras_vit.cli",
     "keras_vit.files",
     "keras_vit.models.config",
-    "keras_vit.preprocessing",
+    "keras_vit.images",
     "keras_vit.run_directory",
     "keras_vit.models",
     "keras_vit.checkpoints",
@@ -60,7 +60,7 @@ GRADIENTS = ROOT / "keras_vit" / "inspection" / "gradients.py"
 # The one that reads buckets, through TensorFlow, which it imports in a function.
 REMOTE = ROOT / "keras_vit" / "files" / "remote.py"
 # Decodes JPEGs as training does, inside a function, where Keras runs on TensorFlow.
-DECODING = ROOT / "keras_vit" / "inspection" / "images.py"
+DECODING = ROOT / "keras_vit" / "images" / "graph.py"
 
 
 def dotted(path: pathlib.Path) -> str:
@@ -170,7 +170,7 @@ for name in ("ShiftAndCut", "TokenDense", "ModelSpec", "DotProductAttention", "P
 @pytest.mark.parametrize(
     "module",
     [
-        "keras_vit.preprocessing",
+        "keras_vit.images",
         *(
             pytest.param(f"keras_vit.models.{name}", marks=pytest.mark.slow)
             for name in ("attention", "layers", "positions", "stems")

@@ -1,16 +1,15 @@
 """The model card of a SavedModel: architecture, training data, signatures, and serving."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 
 import keras
 
 from export.report import versions
 from export.source import Provenance
-from keras_vit import Preprocessing, ViTConfig, config_of, preprocessing_of
-from keras_vit.files.image_formats import format_list
+from keras_vit import ViTConfig, config_of, preprocessing_of
 from keras_vit.files.tables import markdown_table
+from keras_vit.images.formats import format_list
 
 _SERVING = """\
 docker run -p 8500:8500 -p 8501:8501 -v "$PWD:/models/NAME" -e MODEL_NAME=NAME tensorflow/serving
@@ -30,10 +29,9 @@ with GrpcClient("localhost:8500", "NAME") as client:
     [ranking] = client.classify([pathlib.Path("picture.jpg").read_bytes()])
 print(ranking[0].label, ranking[0].score)
 """
-# Rules for image files: see keras_vit/files/image_formats.py.
+# Rules for image files: see keras_vit/images/formats.py.
 _FILES = """Image files are {}. Of an animated GIF the first frame is used. Animated WebP is not supported, and WebP \
-not at all by servers with TensorFlow before 2.21. The EXIF orientation is not applied: rotate photographs before \
-sending them. Transparent pixels of a GIF are black."""
+not at all by servers with TensorFlow before 2.21. Transparent pixels of a GIF are black."""
 _ALPHA = {
     "white": "Other transparent images are blended with white.",
     None: "The alpha channel of other images is dropped.",
@@ -71,7 +69,7 @@ def model_card(
         "Last metrics of training": _numbers(origin.metrics) or "unknown",
         "Measured on this artifact": f"{_measured(facts)} ({facts['num_images']:,} {origin.images})",
         "Probabilities": _probabilities(origin, facts["threshold"]),
-        "Preprocessing": _preprocessing(preprocessing),
+        "Preprocessing": f"{preprocessing.summary()}; for image files, inside the graph",
         "License": origin.license_text,
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
     }
@@ -147,17 +145,3 @@ def _numbers(values: Mapping) -> str:
 def _measured(facts: Mapping) -> str:
     accuracy = "accuracy unknown" if facts["accuracy"] is None else f"accuracy {facts['accuracy']:.4f}"
     return f"{accuracy}, largest difference of a logit from the Keras model {facts['max_abs_diff']:.2g}"
-
-
-def _preprocessing(preprocessing: Preprocessing) -> str:
-    height, width = preprocessing.image_size
-    to = f"to {height} x {width}"
-    resize = {
-        "stretch": f"stretched {to} (bilinear)",
-        "crop": f"center crop of this aspect ratio, resized {to} (bilinear, antialiased)",
-        "pad": f"whole image in its aspect ratio, resized {to} (bilinear, antialiased), centered on white",
-        "resize-small": f"smaller side resized to {preprocessing.crop_from} (area), center crop {to}",
-    }[preprocessing.resize]
-    color = {1: "gray", 3: "RGB"}.get(preprocessing.channels, f"{preprocessing.channels} channels")
-    low, high = (json.dumps(end) for end in preprocessing.value_range)
-    return f"{color}, {resize}, 0..255 to {low}..{high}; for image files, inside the graph"

@@ -17,7 +17,7 @@ from export import parity, report
 from export.tflite.graph import pack, unpack
 from keras_vit import Preprocessing, run_directory
 from keras_vit.files.labels import labels_text
-from keras_vit.files.tflite_metadata import resize_text
+from keras_vit.files.tflite_metadata import preprocessing_text
 from keras_vit.native_stderr import native_stderr_silenced
 
 # Largest number of interpreters in parallel.
@@ -82,7 +82,7 @@ def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pix
         for word in (name, description, terms, "image", "logits", run_directory.LABELS, _PARSER)
     }
     values = "pixels 0..255" if raw_pixels else f"pixels 0..255 normalized to {preprocessing.value_range}"
-    about_input = builder.CreateString(f"{values}{resize_text(preprocessing.resize, preprocessing.crop_from)}")
+    about_input = builder.CreateString(f"{values}{preprocessing_text(preprocessing.resizing())}")
     about_output = builder.CreateString("one logit per class, in the order of the labels")
     labels = _table(builder, {0: text[run_directory.LABELS]}, {2: _AXIS_LABELS})
     image_info = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})

@@ -14,7 +14,7 @@ from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import from_checkpoint
 from keras_vit.checkpoints.huggingface.layouts import VIT_TYPES
-from keras_vit.checkpoints.infer_config import value_range
+from keras_vit.checkpoints.infer_config import original_preprocessing
 from keras_vit.checkpoints.layouts import HEADS, check_new, layout_of, num_classes_of
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.save import save_checkpoint
@@ -75,7 +75,7 @@ def convert(
     _report_preprocessing(model, written)
     if set(written.layout.model_types) == set(VIT_TYPES) and "pre_logits/kernel" not in written.weights:
         print("ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False.")
-    if layout == "huggingface" and preprocessing_of(model).resize == "resize-small":
+    if layout == "huggingface" and preprocessing_of(model).interpolation in ("area", "box"):
         print(
             "preprocessor_config.json asks for the interpolation box, which transformers has in one backend: load it "
             "by AutoImageProcessor.from_pretrained(…, backend='pil')."
@@ -136,14 +136,10 @@ def _report_settings(model: keras.Model, layout: str, *, has_config: bool) -> No
 
 def _report_preprocessing(model: keras.Model, written: Checkpoint) -> None:
     """Print how the model's images are resized and normalized where the file is read with something else."""
-    own, settings = preprocessing_of(model), written.file_config
-    stored = value_range(written, own.channels)
-    lost: dict[str, tuple[object, object]] = {
-        "resize": (own.resize, settings.resize),
-        "crop_from": (own.crop_from, settings.crop_from),
-    }
-    if own.channel_ranges() != dataclasses.replace(own, value_range=stored).channel_ranges():
-        lost["value_range"] = (own.value_range, stored)
-    for name, (value, read) in lost.items():
-        if value != read:
-            print(f"{name}: {value} in this model, but the file does not say so and is read with {read}; set it there.")
+    own = preprocessing_of(model)
+    read = original_preprocessing(written, own.image_size, own.channels)
+    for field in dataclasses.fields(own):
+        value, other = getattr(own, field.name), getattr(read, field.name)
+        same = own.channel_ranges() == read.channel_ranges() if field.name == "value_range" else value == other
+        if not same:
+            print(f"{field.name}: {value} in this model, but the file is read with {other}; set it there.")

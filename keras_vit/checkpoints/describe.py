@@ -82,9 +82,6 @@ class Description:
     unexpected_keys: tuple[str, ...]
     """Keys of arrays that no supported model has; `from_checkpoint` refuses such a file."""
 
-    other_resize: str | None = None
-    """How the original resizes images, if the preprocessing of `from_checkpoint` does it otherwise."""
-
     is_activation_known: bool = True
     """Whether a config.json names the activation. Arrays do not contain it, so that a customized one goes unnoticed."""
 
@@ -109,8 +106,6 @@ class Description:
             lines["gelu"] = f"{_NOT_IN_FILE}; default: {self.fields['gelu']}, as in the original code"
         if "gelu" in self.ambiguous:
             lines["gelu"] = f"{_NOT_IN_FILE}; timm has models with these arrays and either form"
-        if self.other_resize:
-            lines["resize"] = f"{self.other_resize} in the original; another one here"
         if self.unexpected_keys:
             lines["unexpected"] = f"{len(self.unexpected_keys)} arrays: {', '.join(self.unexpected_keys[:4])}"
         if self.unused:
@@ -166,7 +161,6 @@ def describe(
         types=tuple(sorted({"bfloat16" if s.dtype.kind == "V" else s.dtype.name for s in sources.values()})),
         unused=checkpoint.unused,
         unexpected_keys=checkpoint.unexpected_keys,
-        other_resize=file_config.other_resize,
         is_activation_known=file_config.gelu is not None,
     )
 

@@ -22,14 +22,15 @@ from keras_vit.checkpoints.infer_config import (
     file_config_grid,
     infer_config,
     known_image_size,
+    original_preprocessing,
     refuse_ambiguous_settings,
-    value_range,
 )
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, match_weights, values_by_key
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import build, classifier_activation_of, config_of, preprocessing_of
 from keras_vit.models.config import (
     Classifier,
@@ -45,7 +46,6 @@ from keras_vit.models.config import (
 )
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, check_resampler, resize_patch_kernel
-from keras_vit.preprocessing import Preprocessing
 from keras_vit.run_directory import is_keras_model, load_model
 
 _DEFAULT_SIZE = 224  # pixels, for models without position embeddings
@@ -182,14 +182,7 @@ def from_checkpoint(
             "here they are scaled to [-1, 1].",
             stacklevel=2,
         )
-    preprocessing = Preprocessing(
-        checkpoint.file_config.processed_size or typing.cast(tuple[int, int], image_size),  # or an int
-        channels_now,
-        resize=checkpoint.file_config.resize,
-        value_range=value_range(checkpoint, channels_now),
-        crop_from=checkpoint.file_config.crop_from,
-    )
-    preprocessing = preprocessing.for_image_size(image_size)
+    preprocessing = original_preprocessing(checkpoint, typing.cast(tuple[int, int], image_size), channels_now)
     return build_and_fill(checkpoint, config, preprocessing, grid, changes, build_options)
 
 

@@ -1,9 +1,10 @@
 """Read the config.json and the image processor's file of transformers and timm."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.huggingface.config_json import (
     FAMILY_DEFAULTS,
@@ -18,11 +19,10 @@ from keras_vit.checkpoints.huggingface.config_json import (
 from keras_vit.checkpoints.huggingface.image_processor import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    INTERPOLATION,
     PROCESSOR_FILES,
     ValueRange,
     completed_processor,
-    other_filter,
+    processor_of_family,
     processor_range,
     processor_resize,
     value_range_of,
@@ -31,8 +31,12 @@ from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.checkpoints.timm_models import components_of, has_attention_pooling, is_gated, layer_scale_of, timm_model
 from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json, stored_image_size
-from keras_vit.models.config import Classifier, Gelu, ModelConfig, Resize
+from keras_vit.images.geometry import Resize, scaled_crop
+from keras_vit.models.config import Classifier, Gelu, ModelConfig
 from keras_vit.models.resizing import Resampler
+
+if TYPE_CHECKING:
+    from keras_vit.images.preprocessing import Preprocessing
 
 # All names in transformers -> `ViTConfig.gelu`.
 _GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
@@ -77,6 +81,8 @@ _BIT_DEFAULTS: dict[str, Any] = {
 # Required fields that the arrays do not contain; without a model_type they have no defaults.
 _NOT_IN_ARRAYS = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 # Defaults of timm's transforms for fields missing in pretrained_cfg.
+_TIMM_MODES: Mapping[str, Resize] = {"center": "resize-small", "squash": "stretch", "border": "pad"}
+_TIMM_FILTERS = {name: name for name in ("nearest", "bilinear", "bicubic", "box")} | {"lanczos": "lanczos3"}
 _TIMM_RESIZING = {"interpolation": "bicubic", "crop_mode": "center", "crop_pct": 0.875}
 # Sizes that are also in the arrays: ViTConfig field -> name in transformers, in timm.
 _SIZES = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size"}
@@ -107,14 +113,12 @@ class FileConfig:
     image_size_is_exact: bool = True
     """Whether the position embeddings must have the grid of this size."""
     classifier: Classifier | None = None
-    resize: Resize = "stretch"
-    """See Preprocessing."""
-    crop_from: int | None = None
-    """See Preprocessing."""
+    preprocessing: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of Preprocessing: how the original resizes images of `processed_size`; empty if no file says it."""
     processed_size: tuple[int, int] | None = None
-    """Height and width to which `resize` and `crop_from` lead; the image size of DINOv2's weights is another."""
-    other_resize: str | None = None
-    """How the original resizes images, if not as `resize` does here."""
+    """Height and width to which the image processor leads; the image size of DINOv2's weights is another."""
+    crop_shares: Mapping[tuple[int, int] | None, float] = dataclasses.field(default_factory=dict)
+    """timm's crop_pct of an image size, and of all others under None: the share of the resized image in the crop."""
     value_range: ValueRange | None = None
     """See Preprocessing."""
     sizes: Mapping[str, tuple[str, object]] = dataclasses.field(default_factory=dict)
@@ -132,18 +136,30 @@ class FileConfig:
     resampler: Resampler | None = None
     """How the original resizes position embeddings, if not as others of its layout."""
 
+    def preprocessing_at(
+        self, image_size: int | tuple[int, int], channels: int, value_range: ValueRange
+    ) -> "Preprocessing":
+        """The preprocessing of the original for images of a size; the official one, if no file says it."""
+        from keras_vit.images.preprocessing import Preprocessing  # imported here: it imports Keras, which takes seconds
+
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        fields = {"channels": channels, "value_range": value_range, **self.preprocessing}
+        if not self.crop_shares:
+            return Preprocessing(self.processed_size or size, **fields).for_image_size(size)
+        share = self.crop_shares.get(size, self.crop_shares[None])
+        full = math.floor(size[0] / share), math.floor(size[1] / share)
+        if fields["resize"] == "resize-small":
+            fields["crop_from"] = full[0] if full[0] == full[1] else full
+        elif full != size:
+            fields["crop_from"] = full
+        return Preprocessing(size, **fields)
+
     def differences(self, image_size: tuple[int, int] | None) -> list[str]:
         """How the original preprocesses images in another way, after its name.
 
         image_size: height and width of the model's images, if they are those that the file says.
         """
         sentences = []
-        if self.other_resize:
-            sentences.append(
-                f"resizes images with {self.other_resize}; the preprocessing here is {self.resize!r} with "
-                f"{INTERPOLATION[self.resize]} interpolation, so that predictions for the same image may differ. "
-                "Weights, mean and deviation are the original's."
-            )
         if self.processed_size is not None and image_size not in (None, self.processed_size):
             sentences.append(
                 f"gives its model images of {_pixels(self.processed_size)}, although the position embeddings are for "
@@ -193,7 +209,8 @@ def _transformers(fields: dict, processor: dict, layout: str, model_types: tuple
     backbone = config.get("backbone_config") or config
     if not isinstance(backbone, dict):
         raise UserError(f"config.json should give backbone_config as an object, but gives {backbone!r:.80}.")
-    kind, processor = config.get("model_type"), completed_processor(processor)
+    kind = config.get("model_type")
+    given, processor = bool(processor), completed_processor(processor or processor_of_family(kind))
     is_bit = kind == "bit" or backbone.get("model_type", kind and "bit" if backbone is not config else None) == "bit"
     sizes: dict[str, tuple[str, object]] = {}
     if is_bit:
@@ -209,9 +226,15 @@ def _transformers(fields: dict, processor: dict, layout: str, model_types: tuple
         # The head of CLIP is a projection.
         "num_classes": None if "clip" in (kind, *model_types) else _num_labels(fields),
     }
-    common["resize"], common["crop_from"], size = processor_resize(processor)
+    common["preprocessing"], size = processor_resize(processor)
+    if not given and size is not None and common["image_size"] not in (None, size):
+        # The processor of the family, at the size of this model.
+        if (crop_from := common["preprocessing"].get("crop_from")) is not None:
+            sides = crop_from if isinstance(crop_from, tuple) else (crop_from,)
+            scaled = tuple(map(scaled_crop, sides, size, common["image_size"]))
+            common["preprocessing"]["crop_from"] = scaled if isinstance(crop_from, tuple) else scaled[0]
+        size = common["image_size"]
     common["processed_size"] = size
-    common["other_resize"] = other_filter(processor, common["resize"])
     if kind == "bit":  # the model accepts any size
         common["image_size"] = common["image_size"] or size
         return FileConfig(**common)
@@ -328,7 +351,7 @@ def _timm(config: dict) -> FileConfig:
         value_range=value_range_of(pretrained.get("mean") or IMAGENET_MEAN, pretrained.get("std") or IMAGENET_STD),
         channels=_number_of(arguments, "in_chans"),
         num_classes=_number_of(config, "num_classes") if config.get("num_classes") else None,  # 0 is that of features
-        other_resize=_timm_resize(pretrained),
+        **_timm_resize(pretrained),
         sizes=_sizes(arguments, _TIMM_SIZES) | _timm_settings(name, arguments),
         names_model=True,
         heads=("head",) if config.get("num_classes") else (),
@@ -357,14 +380,25 @@ def _timm_settings(architecture: str, arguments: dict) -> dict[str, tuple[str, o
     return settings
 
 
-def _timm_resize(pretrained: dict) -> str | None:
-    """What timm does to images besides stretching them with bilinear interpolation, as is done here."""
+def _timm_resize(pretrained: dict) -> dict[str, Any]:
+    """The fields `preprocessing` and `crop_shares` of a pretrained_cfg (timm `data/config.py`, resolve_data_config)."""
     given = {name: value for name, value in pretrained.items() if value}
-    filter_, crop, share = (given.get(name, default) for name, default in _TIMM_RESIZING.items())
-    ways = [] if filter_ == "bilinear" else [f"{filter_!s:.80} interpolation"]
-    if crop != "squash" or share != 1.0:
-        ways.append(f"crop_mode={crop!r:.80} and crop_pct={share!r:.80}")
-    return " and ".join(ways) or None
+    filter_, mode, share = (given.get(name, default) for name, default in _TIMM_RESIZING.items())
+    if filter_ not in _TIMM_FILTERS or mode not in _TIMM_MODES:
+        name, value, known = (
+            ("interpolation", filter_, _TIMM_FILTERS)
+            if filter_ not in _TIMM_FILTERS
+            else ("crop_mode", mode, _TIMM_MODES)
+        )
+        raise UserError(f"config.json has the unsupported {name}={value!r:.80}; supported are {', '.join(known)}.")
+    shares: dict[tuple[int, int] | None, float] = {None: share}
+    if (size := pair(pretrained, "test_input_size")) is not None:
+        shares[size] = given.get("test_crop_pct", share)
+    for value in shares.values():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.01 <= value <= 1.0:
+            raise UserError(f"config.json should give a crop_pct of 0.01 to 1, but gives {value!r:.80}.")
+    fields = {"library": "timm", "background": None, "resize": _TIMM_MODES[mode]}
+    return {"preprocessing": fields | {"interpolation": _TIMM_FILTERS[filter_]}, "crop_shares": shares}
 
 
 def _sizes(config: dict, names: Mapping[str, str]) -> dict[str, tuple[str, object]]:

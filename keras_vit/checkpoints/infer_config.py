@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.hf_config import FileConfig, refuse_contradictions, refuse_other_widths
@@ -22,6 +23,9 @@ from keras_vit.models.config import (
 )
 from keras_vit.models.named_models import MODELS
 
+if TYPE_CHECKING:
+    from keras_vit.images.preprocessing import Preprocessing
+
 _FIRST_QUERY = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query"
 # Official models: (hidden_size, mlp_dim, num_layers) -> num_heads.
 _OFFICIAL_HEADS = {
@@ -31,6 +35,16 @@ _OFFICIAL_HEADS = {
 }
 # Initial layer scale where config.json does not say: that of DINOv2. The stored factors are read in any case.
 _LAYER_SCALE = 1e-5
+# How images are resized by the codes whose files of weights say nothing of it (torchvision
+# `models/vision_transformer.py`, ImageClassification; timm `models/vision_transformer.py`, _cfg).
+_PILLOW = {"library": "timm", "background": None, "resize": "resize-small"}
+_LAYOUT_RESIZING: Mapping[str, dict[str, Any]] = {
+    "torchvision": {
+        "preprocessing": _PILLOW | {"interpolation": "bilinear", "crop_from": 256},
+        "processed_size": (224, 224),
+    },
+    "timm": {"preprocessing": _PILLOW | {"interpolation": "bicubic"}, "crop_shares": {None: 0.9}},
+}
 # ImageNet normalization, as torchvision's models expect: (0 - mean) / std and (1 - mean) / std.
 _IMAGENET_RANGE = (
     (-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225),
@@ -386,6 +400,15 @@ def known_image_size(
         return checkpoint.file_config.image_size  # whose last pixels may fill no patch
     stride = 1 if config.stem is None else config.stem.total_stride
     return grid[0] * config.patch[0] * stride, grid[1] * config.patch[1] * stride
+
+
+def original_preprocessing(checkpoint: Checkpoint, image_size: int | tuple[int, int], channels: int) -> "Preprocessing":
+    """How the original code makes the model's images: as its files say, else as its layout does."""
+    file_config = checkpoint.file_config
+    if not file_config.preprocessing:
+        defaults = _LAYOUT_RESIZING.get(checkpoint.layout_name, {})
+        file_config = dataclasses.replace(file_config, **defaults)
+    return file_config.preprocessing_at(image_size, channels, value_range(checkpoint, channels))
 
 
 def value_range(checkpoint: Checkpoint, channels: int) -> ValueRange:

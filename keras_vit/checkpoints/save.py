@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.huggingface.config_json import TRANSFORMERS_GELU, family_fields
-from keras_vit.checkpoints.huggingface.image_processor import RESAMPLE
+from keras_vit.checkpoints.huggingface.image_processor import preprocessor_config
 from keras_vit.checkpoints.huggingface.layouts import family_of, unused_mask_token
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.layouts import check_target, is_folder, layout_of, num_classes_of
@@ -21,9 +21,9 @@ from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import write_json, write_safetensors
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
-from keras_vit.preprocessing import Preprocessing
 
 
 def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str, labels: Sequence[str] = ()) -> None:
@@ -60,7 +60,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
     if layout == "huggingface":
         fields = _huggingface_config(config, preprocessing, num_classes, labels)
         _write_folder(
-            path, arrays, {"config.json": fields, "preprocessor_config.json": _preprocessor_config(preprocessing)}
+            path, arrays, {"config.json": fields, "preprocessor_config.json": preprocessor_config(preprocessing)}
         )
     elif as_folder:
         named = {"label_names": list(labels)} if labels else {}
@@ -164,44 +164,4 @@ def _bit_fields(config: ResNetConfig) -> dict:
         "out_features": stages[-1:],
         "out_indices": [len(stages)],
         "stage_names": ["stem", *stages],
-    }
-
-
-def _preprocessor_config(preprocessing: Preprocessing) -> dict:
-    """The content of preprocessor_config.json for transformers; equal to `preprocessing` up to rounding of pixels and,
-    for "stretch", antialiasing.
-
-    Cropping the largest centered square and resizing it equals resizing the smaller side and cropping the center.
-    """
-    height, width = preprocessing.image_size
-    lows, highs = preprocessing.channel_ranges()
-    std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
-    if preprocessing.resize == "stretch":
-        resize: dict[str, Any] = {
-            "image_processor_type": "ViTImageProcessor",
-            "size": {"height": height, "width": width},
-        }
-    else:
-        if preprocessing.resize == "pad":
-            raise UserError(
-                "The processors of transformers for these models cannot resize by 'pad'; adapt the model to another "
-                "preprocessing, or choose another layout."
-            )
-        if preprocessing.resize == "crop" and height != width:
-            raise UserError(
-                f"A processor of transformers cannot resize by 'crop' to {height}x{width}, which is not square; adapt "
-                "the model to square images, or choose another layout."
-            )
-        resize = {"image_processor_type": "BitImageProcessor", "do_center_crop": True}
-        resize["size"] = {"shortest_edge": preprocessing.crop_from or height}
-        resize["crop_size"] = {"height": height, "width": width}
-    return {
-        **resize,
-        "do_resize": True,
-        "resample": RESAMPLE[preprocessing.resize],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
-        "image_std": std,
     }

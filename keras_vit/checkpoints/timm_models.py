@@ -4,12 +4,13 @@ Taken from timm 1.0.31: every architecture whose arrays are those of a supported
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
 from keras_vit.errors import UserError
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.config import Gelu, ModelConfig, ViTConfig
-from keras_vit.preprocessing import Preprocessing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,19 +263,43 @@ def _architecture(config: ViTConfig) -> str:
 
 def _pretrained_cfg(preprocessing: Preprocessing, num_classes: int, distilled: bool) -> dict:
     height, width = preprocessing.image_size
-    if preprocessing.resize == "pad":
-        raise UserError("timm cannot resize by 'pad'; give the name of a .safetensors file instead of a folder.")
+    mode, share = _crop(preprocessing)
+    interpolation = {"lanczos3": "lanczos", "area": "box"}.get(name := str(preprocessing.interpolation), name)
     lows, highs = preprocessing.channel_ranges()
     scales = [high - low for low, high in zip(lows, highs, strict=True)]
     return {
         "input_size": [preprocessing.channels, height, width],
         "fixed_input_size": True,
-        "interpolation": "bilinear",
-        "crop_pct": height / preprocessing.crop_from if preprocessing.crop_from else 1.0,
-        "crop_mode": "squash" if preprocessing.resize == "stretch" else "center",
+        "interpolation": interpolation,
+        "crop_pct": share,
+        "crop_mode": mode,
         "mean": [-low / scale for low, scale in zip(lows, scales, strict=True)],
         "std": [1.0 / scale for scale in scales],
         "num_classes": num_classes,
         "first_conv": "patch_embed.proj",
         "classifier": ["head", "head_dist"] if distilled else "head",
     }
+
+
+def _crop(preprocessing: Preprocessing) -> tuple[str, float]:
+    """(crop_mode, crop_pct) of a preprocessing. Raises UserError for one that timm does not have."""
+    size, full = preprocessing.image_size, preprocessing.crop_from or preprocessing.image_size
+    if preprocessing.resize == "pad" and preprocessing.background is not None:
+        raise UserError(
+            "timm pads with the mean color, not with white; give the name of a .safetensors file instead of a folder."
+        )
+    if preprocessing.resize == "crop" and size[0] != size[1]:
+        raise UserError(
+            f"timm cannot resize by 'crop' to {size[0]}x{size[1]}, which is not square; give the name of a "
+            ".safetensors file instead of a folder."
+        )
+    sides = (full, full) if isinstance(full, int) else full
+    # timm takes the integer part of size / crop_pct.
+    for share in (size[0] / sides[0], size[1] / sides[1], size[0] / (sides[0] + 0.5), size[1] / (sides[1] + 0.5)):
+        if all(math.floor(side / share) == length for side, length in zip(size, sides, strict=True)):
+            modes = {"stretch": "squash", "pad": "border"}
+            return modes.get(preprocessing.resize, "center"), share
+    raise UserError(
+        f"timm's crop_pct cannot express images of {size} that are cropped from {full}; give the name of a "
+        ".safetensors file instead of a folder."
+    )

@@ -5,9 +5,11 @@ TFLite Metadata: https://www.tensorflow.org/lite/models/convert/metadata, `metad
 
 import dataclasses
 import io
+import json
 import re
 import struct
 import zipfile
+from typing import Any
 
 import numpy as np
 from flatbuffers import number_types, table
@@ -25,8 +27,9 @@ SEVERAL_CLASSES = "an image may have several classes: sigmoid(logits)"
 _CALIBRATED = re.compile(rb"; calibrated: softmax\(logits / ([0-9.e+-]{1,20})\)")
 # The most bytes of the associated file of the class names that are read.
 _MOST_BYTES = 2**24
-# In the description of the input, as `resize_text` writes it.
+# In the description of the input: what earlier versions wrote, and what `preprocessing_text` writes.
 _RESIZE = re.compile(rb"; resize: ([a-z-]+)(?:, crop_from: ([0-9]{1,5}))?$")
+_PREPROCESSING = re.compile(rb"; preprocessing: (\{[^{}]{1,2000}\})$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +38,8 @@ class TFLiteMetadata:
 
     value_range: ValueRange | None
     """Values of the pixels 0 and 255, one for all channels or one for each; None if the file does not say them."""
-    resize: str | None
-    """How images are resized, as `Preprocessing.resize`; None if the file does not say it."""
-    crop_from: int | None
-    """As `Preprocessing.crop_from`."""
+    preprocessing: dict[str, Any]
+    """How images are resized: fields of `Preprocessing`; empty if the file does not say it."""
     multi_label: bool | None
     """Whether an image may have several classes; None in a file of another code, which does not say it."""
     temperature: float | None
@@ -60,9 +61,9 @@ def read_names(content: bytes, path: str) -> tuple[str, ...] | None:
     return parse_labels(data, f"{LABELS} in {path}") or None
 
 
-def resize_text(resize: str, crop_from: int | None) -> str:
-    """The end of the description of a model's input, which says how images are resized."""
-    return f"; resize: {resize}" + (f", crop_from: {crop_from}" if crop_from is not None else "")
+def preprocessing_text(fields: dict[str, Any]) -> str:
+    """The end of the description of a model's input, which says how images are resized: fields of Preprocessing."""
+    return f"; preprocessing: {json.dumps(fields)}"
 
 
 def read(content: bytes) -> TFLiteMetadata | None:
@@ -83,15 +84,23 @@ def _read(content: bytes) -> TFLiteMetadata | None:
             several = SEVERAL_CLASSES.encode() in description if _OWN in description else None
             image = _vector(_vector(model, 3)[0], 2)[0]  # of subgraph_metadata, input_tensor_metadata
             calibrated = _CALIBRATED.search(description)
-            resize, crop_from = match.groups() if (match := _RESIZE.search(_text(image, 1))) else (None, None)
             return TFLiteMetadata(
                 _value_range(image),
-                resize.decode() if resize else None,
-                int(crop_from) if crop_from else None,
+                _preprocessing(_text(image, 1)),
                 several,
                 float(calibrated[1]) if calibrated else None,
             )
     return None
+
+
+def _preprocessing(description: bytes) -> dict[str, Any]:
+    if match := _PREPROCESSING.search(description):
+        return json.loads(match[1])
+    if match := _RESIZE.search(description):  # of an earlier version, which never turned images
+        resize, crop_from = match.groups()
+        fields = {"resize": resize.decode(), "crop_from": int(crop_from) if crop_from else None}
+        return {**fields, "exif_orientation": False}
+    return {}
 
 
 def _value_range(image: table.Table) -> ValueRange | None:

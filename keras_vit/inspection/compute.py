@@ -125,7 +125,7 @@ def inspect(
     if not images or shown < 1:
         raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")
     found, measured = _of_weights(model, figures)
-    fitted = np.stack([keras.ops.convert_to_numpy(preprocessing.fit(image.pixels)) for image in images])
+    fitted = np.stack([keras.ops.convert_to_numpy(preprocessing.resized(image.pixels)) for image in images])
     inputs = keras.ops.convert_to_numpy(preprocessing.normalize(fitted))
     found["images"] = np.clip(np.round(fitted[:shown]), 0, 255).astype(np.uint8)
     names: tuple[str, ...] = ()

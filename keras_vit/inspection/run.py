@@ -14,6 +14,7 @@ from keras_vit.inspection.compute import inspect
 from keras_vit.inspection.html_report import summary
 from keras_vit.inspection.images import read_images
 from keras_vit.inspection.report import write
+from keras_vit.models.build import preprocessing_of
 
 
 def run_inspection(
@@ -51,7 +52,7 @@ def run_inspection(
     assert place is not None
     result = inspect(
         model,
-        read_images(images, count, class_names, data_dir),
+        read_images(images, count, class_names, data_dir, preprocessing_of(model)),
         checkpoint=str(run or checkpoint),
         labels=class_names,
         figures=figures,

@@ -11,9 +11,9 @@ import dataclasses
 
 import keras
 
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.config import ResNetConfig, config_to_dict
 from keras_vit.models.layers import CHANNELS_LAST, ModelSpec, TokenDense, group_norm, standardized_conv
-from keras_vit.preprocessing import Preprocessing
 
 
 def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes: int | None, name: str) -> keras.Model:

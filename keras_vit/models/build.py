@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_vit.errors import UserError, check_integers, nearest
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, python_numbers
@@ -16,7 +17,6 @@ from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.named_models import model_config
 from keras_vit.models.stems import resnet_classifier
 from keras_vit.models.vit import vision_transformer
-from keras_vit.preprocessing import Preprocessing
 
 _ACTIVATIONS = ("softmax", "sigmoid")
 # The layer of the classifier_activation.
@@ -141,9 +141,7 @@ def config_of(model: keras.Model) -> ModelConfig:
 
 def preprocessing_of(model: keras.Model) -> Preprocessing:
     """Return the preprocessing of a model. Call it on a decoded image."""
-    return Preprocessing(
-        **{"background": None, **_spec(model).preprocessing}
-    )  # older models have no background and drop alpha
+    return Preprocessing.saved(_spec(model).preprocessing)
 
 
 def _spec(model: keras.Model) -> ModelSpec:

@@ -12,16 +12,6 @@ Gelu = Literal["tanh", "erf", "quick", "silu"]
 PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "rotary", "none"]
 Distillation = Literal["none", "token", "head"]
 PositionInjection = Literal["input", "every-layer", "shared"]
-Resize = Literal["stretch", "crop", "pad", "resize-small"]
-Background = Literal["white"]
-
-
-def scaled_crop(crop_from: int, side: int, new_side: int) -> int:
-    """The side in pixels that images are resized to before a center crop of another side than the usual one.
-
-    It grows with the crop, which thus shows the same part of a picture.
-    """
-    return max(round(crop_from * new_side / side), new_side)
 
 
 def python_numbers(value):

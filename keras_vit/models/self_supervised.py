@@ -12,11 +12,11 @@ import dataclasses
 import keras
 from keras import ops
 
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import TokenDense, gelu_erf
 from keras_vit.models.positions import SinCosPositions
 from keras_vit.models.vit import encoder, encoder_block, layer_norm, patch_tokens, vision_transformer
-from keras_vit.preprocessing import Preprocessing
 
 # Channels of an attention head in the decoder of a masked autoencoder: 16 heads of 512 channels in the paper.
 DECODER_HEAD = 32

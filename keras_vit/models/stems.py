@@ -13,10 +13,10 @@ import dataclasses
 import keras
 from keras import ops
 
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import axis_attention
 from keras_vit.models.config import ConvStem, ResNetConfig, config_to_dict
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, ModelSpec, TokenDense, group_norm, standardized_conv
-from keras_vit.preprocessing import Preprocessing
 
 
 def resnet_classifier(

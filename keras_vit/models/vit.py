@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import attention, axis_attention
 from keras_vit.models.config import ConvStem, ShiftedPatches, ViTConfig, config_to_dict
 from keras_vit.models.layers import (
@@ -28,7 +29,6 @@ from keras_vit.models.layers import (
 )
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.models.stems import ShiftAndCut, conv_stem, resnet
-from keras_vit.preprocessing import Preprocessing
 
 _POSITIONS = {"learned": PositionEmbedding, "learned-2d": PositionEmbedding2D, "sincos-2d": SinCosPositions}
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from keras_vit import UserError, cli
-from keras_vit.files import image_formats
+from keras_vit.images import formats
 from training.devices.tpu import has_tpu, prepare_tpu
 from training.options.common import StrategyOptions
 
@@ -150,10 +150,10 @@ def test_webp_is_refused_with_the_tensorflow_of_a_tpu(monkeypatch):
     def version(distribution):
         if distribution == "tensorflow-tpu":
             return "2.19.1"
-        raise image_formats.importlib.metadata.PackageNotFoundError
+        raise formats.importlib.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(image_formats.importlib.metadata, "version", version)
-    assert not image_formats._supports_webp()
+    monkeypatch.setattr(formats.importlib.metadata, "version", version)
+    assert not formats._supports_webp()
 
 
 def test_the_requirements_of_a_tpu_vm_name_what_those_of_other_machines_do():

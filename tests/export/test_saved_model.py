@@ -29,7 +29,7 @@ from export.saved_model.export import export_saved_model
 from export.source import Provenance
 from keras_vit import Preprocessing, UserError, ViTConfig, inspection
 from keras_vit.errors import ParityError
-from keras_vit.files.image_formats import format_list, format_problem, formats
+from keras_vit.images.formats import format_list, format_problem, formats
 from keras_vit.run_directory import Samples
 from tests.support import official, randomize
 from training.input.dataset import Split

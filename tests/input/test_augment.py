@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import Preprocessing
-from keras_vit.preprocessing import to_channels
+from keras_vit.images.preprocessing import to_channels
 from training.input import augment, randaugment
 from training.input.pipeline import training_batches
 from training.input.sources import array_split

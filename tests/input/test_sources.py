@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError, run_directory
-from keras_vit.files.image_formats import format_list
 from keras_vit.files.transfer import TransferError
+from keras_vit.images.formats import format_list
 from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source

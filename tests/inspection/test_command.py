@@ -22,7 +22,7 @@ import tensorflow as tf
 import keras_vit
 import training.samples
 from keras_vit import UserError, inspection
-from keras_vit.files.image_formats import format_list
+from keras_vit.images.formats import format_list
 from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import run as work
 from keras_vit.inspection.html_report import html_report

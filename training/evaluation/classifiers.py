@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import pathlib
-import typing
 from collections.abc import Callable, Collection
 
 import keras
@@ -20,7 +19,6 @@ from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.files import tflite_metadata
 from keras_vit.files.remote import is_remote, is_web, local_copy, to_path
 from keras_vit.models.build import logits_model
-from keras_vit.models.config import Resize
 from keras_vit.native_stderr import native_stderr_silenced
 from training.devices.strategies import open_strategy
 from training.input.dataset import Split, bad_examples_reported, without_autograph
@@ -336,9 +334,10 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
         own = dataclasses.replace(own, value_range=(0.0, 255.0))
     elif metadata is not None and metadata.value_range is not None:
         own, said = dataclasses.replace(own, value_range=metadata.value_range), ["value_range"]
-    if metadata is not None and metadata.resize is not None:
-        resize = typing.cast(Resize, metadata.resize)  # Preprocessing refuses another word
-        own = dataclasses.replace(own, resize=resize, crop_from=metadata.crop_from)
+    resizing = {} if metadata is None else metadata.preprocessing
+    if resizing:
+        known = own.resizing()
+        own = dataclasses.replace(own, **{name: value for name, value in resizing.items() if name in known})
         said += ["resize", "crop_from"]
     _refuse_contradiction(overrides, own, said, path)
     print(_ON_WHITE)
@@ -347,7 +346,7 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
             f"The file gives the logits of a calibrated run as they are; an app divides them by "
             f"{metadata.temperature:.6g}, which the log loss and the ECE here do not."
         )
-    if overrides.resize is None and (metadata is None or metadata.resize is None):
+    if overrides.resize is None and not resizing:
         print("The TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")
     preprocessing = overrides.preprocessing(own)
 

@@ -8,7 +8,7 @@ for each image from the state of the layer; here they come from the seed, and ar
 import tensorflow as tf
 
 from keras_vit import Preprocessing
-from training.input.dataset import decode_image
+from keras_vit.images import graph
 
 # The area and aspect of Inception crops, as vit_jax and big_vision draw them.
 _CROP_AREA = (0.05, 1.0)
@@ -49,15 +49,19 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: P
     def from_jpeg() -> tf.Tensor:
         begin, size = inception_window(tf.io.extract_jpeg_shape(data), seed)
         window = tf.concat([begin[:2], size[:2]], axis=0)
+        method = graph.dct_method(accurate=preprocessing.library != "tensorflow")
         # libjpeg repeats gray as we do, at no cost; its gray of colors is not quite ours.
         if preprocessing.channels == 3:
-            return tf.io.decode_and_crop_jpeg(data, window, channels=3)
-        return preprocessing.to_channels(tf.io.decode_and_crop_jpeg(data, window))
+            return tf.io.decode_and_crop_jpeg(data, window, channels=3, dct_method=method)
+        return preprocessing.to_channels(tf.io.decode_and_crop_jpeg(data, window, dct_method=method))
 
     def from_any() -> tf.Tensor:
-        return preprocessing.to_channels(inception_crop(decode_image(data), seed))
+        return preprocessing.to_channels(inception_crop(preprocessing.decode(data), seed))
 
-    window = tf.cond(tf.io.is_jpeg(data), from_jpeg, from_any)
+    plain = tf.io.is_jpeg(data)
+    if preprocessing.exif_orientation:  # a turned photograph has another shape than its file
+        plain = tf.cond(plain, lambda: tf.equal(graph.orientation(data), 1), lambda: tf.constant(False))
+    window = tf.cond(plain, from_jpeg, from_any)
     window.set_shape((None, None, preprocessing.channels))
     return window
 
@@ -67,14 +71,11 @@ def random_crop(image: tf.Tensor, seed: tf.Tensor, size: tuple[int, int]) -> tf.
     return tf.image.stateless_random_crop(image, (*size, image.shape[-1]), seed)
 
 
-def resize_small(image: tf.Tensor, side: int) -> tf.Tensor:
-    """The smaller side to `side` by averaging areas, the aspect kept (big_vision).
-
-    (height, width, C) -> (h, w, C) float32.
-    """
+def resize_small(image: tf.Tensor, side: int, preprocessing: Preprocessing) -> tf.Tensor:
+    """The smaller side to `side` with the filter of the model, the aspect kept: (height, width, C) -> (h, w, C)."""
     shape = tf.cast(tf.shape(image)[:2], tf.float32)
-    size = tf.round(shape * (side / tf.reduce_min(shape)))
-    return tf.image.resize(image, tf.cast(size, tf.int32), "area")
+    size = tf.cast(tf.round(shape * (side / tf.reduce_min(shape))), tf.int32)
+    return graph.resize(image, size, preprocessing)
 
 
 def random_flip(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import re
 import sys
@@ -19,13 +20,11 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from keras_vit import UserError
+from keras_vit import Preprocessing, UserError
 from keras_vit.errors import is_or_are
-from keras_vit.files import image_formats
-from keras_vit.files.image_formats import format_list
+from keras_vit.images import formats, graph
+from keras_vit.images.preprocessing import is_uniform
 from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.preprocessing import is_uniform
-from training.input import image_header
 
 # How a graph says that a stored label is no class; `bad_examples_reported` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
@@ -61,10 +60,13 @@ class Split:
     multi_label: bool = False
     """Whether an image may have any number of classes; else the shares of its target sum to 1."""
 
-    def example(self, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images."""
+    def example(self, index: tf.Tensor, preprocessing: Preprocessing | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images.
+
+        preprocessing: of the model that the image is for; it says how files are decoded.
+        """
         image, label = self.read(index)
-        return decode_image(image) if image.dtype == tf.string else image, label
+        return decoded(image, preprocessing), label
 
     def take(self, indices: np.ndarray) -> "Split":
         """Return a split of the examples at `indices`, in this order, with their names."""
@@ -109,28 +111,13 @@ class Source:
 without_autograph = tf.autograph.experimental.do_not_convert
 
 
-def decode_image(data: tf.Tensor) -> tf.Tensor:
-    """Bytes of an image file (keras_vit/files/image_formats.py; of a GIF the first frame) -> uint8 (h, w, C).
-
-    C is that of the file, with an alpha where it has one. What is refused by its header is INVALID_ARGUMENT.
-    """
-
-    def checked() -> tf.Tensor:
-        supported = tf.debugging.Assert(image_header.is_supported(data), ["no", format_list()])
-        with tf.control_dependencies([supported]):
-            has_color_key = image_header.has_color_key(tf.identity(data))
-        image = tf.cond(has_color_key, lambda: tf.io.decode_png(data, channels=4), lambda: _decode(data))
-        # The fourth byte of a BMP is seldom an alpha.
-        return tf.cond(image_header.begins(data, b"BM"), lambda: image[..., :3], lambda: image)
-
-    # Each condition costs as much as decoding a small picture: the usual files pass one.
-    image = tf.cond(image_header.needs_no_search(data), lambda: _decode(data), checked)
-    image.set_shape((None, None, None))
-    return image
-
-
-def _decode(data: tf.Tensor) -> tf.Tensor:
-    return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+def decoded(image: tf.Tensor, preprocessing: Preprocessing | None = None) -> tf.Tensor:
+    """An image as it is stored, the bytes of a file or pixels -> its pixels (h, w, C); see `Split.example`."""
+    if image.dtype != tf.string:
+        return image
+    return (
+        graph.decode_image(image, accurate=True, upright=True) if preprocessing is None else preprocessing.decode(image)
+    )
 
 
 def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
@@ -269,16 +256,25 @@ def problems_of(examples: Sequence, problem: Callable) -> dict:
 def decoding_problem(data: tf.Tensor, image_warnings: "ImageWarnings | None" = None, name: str = "") -> str | None:
     """Why the bytes of a file are no image that we read, or None; `image_warnings` notes what else is odd about it."""
     content = data.numpy()
-    if problem := image_formats.format_problem(content):
+    if problem := formats.format_problem(content):
         return problem
     try:
-        has_color_key = image_formats.color_key(content) is not None
-        image = tf.io.decode_png(data, channels=4) if has_color_key else _decode(data)
+        image = _decoder()(data)
     except tf.errors.OpError as error:
         return error_reason(error)
     if image_warnings is not None:
-        image_warnings.note(name, image[..., :3] if content.startswith(b"BM") else image, content)
+        image_warnings.note(name, image, content)
     return None
+
+
+@functools.cache
+def _decoder() -> Callable[[tf.Tensor], tf.Tensor]:
+    """Decodes a file in a graph, which walks through its header a hundred times as fast as eager operations do."""
+    return tf.function(
+        lambda data: graph.decode_image(data, accurate=True, upright=False),
+        input_signature=[tf.TensorSpec((), tf.string)],
+        autograph=False,
+    )
 
 
 @dataclasses.dataclass
@@ -287,21 +283,21 @@ class ImageWarnings:
 
     uniform: list[str] = dataclasses.field(default_factory=list)
     """Names of those of one color throughout, once they are on white."""
-    turned: list[str] = dataclasses.field(default_factory=list)
-    """Names of those with an EXIF orientation, which is not applied."""
+    dark: list[str] = dataclasses.field(default_factory=list)
+    """Names of those of 16 bits that use so few of them that 8 bits are nearly black, each with its highest value."""
 
     def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
         """Look at an image (h, w, C) uint8, and at the bytes of its file."""
         if is_uniform(image.numpy()):
             self.uniform.append(name)
-        if content is not None and image_formats.orientation(content) != 1:
-            self.turned.append(name)
+        if content is not None and (highest := formats.highest_of_unused_bits(content)) is not None:
+            self.dark.append(f"{name} ({highest})")
 
     def warn(self, looked_at: str) -> None:
         """Print a sentence for each kind. looked_at: how many images, and which."""
         for names, what in (
             (self.uniform, "of one color throughout (transparent pictures are put on white)"),
-            (self.turned, "turned by an EXIF orientation, which is not applied: the model sees them as stored"),
+            (self.dark, f"of 16 bits and nearly black, since the highest value is below 4,096; {formats.SCALE_BITS}"),
         ):
             if names:
                 shown = ", ".join(sorted(names)[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -14,8 +14,8 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import is_or_are
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.files.image_formats import is_hidden, is_picture_name
 from keras_vit.files.remote import is_remote
+from keras_vit.images.formats import is_hidden, is_picture_name
 from training.input.dataset import (
     ImageWarnings,
     Source,
@@ -33,7 +33,7 @@ _PURPOSES = {"train": "train on", "test": "evaluate on"}
 
 
 def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
-    """Class folders of image files (keras_vit/files/image_formats.py), whatever they are called; classes in name order.
+    """Class folders of image files (keras_vit/images/formats.py), whatever they are called; classes in name order.
 
     With train (or training) and test (testing, val, valid, validation) above the classes these are the splits, and must
     hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says.

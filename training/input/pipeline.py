@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
+from keras_vit.images import graph
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
-from training.input.dataset import Source, Split, decode_image, without_autograph
+from training.input.dataset import Source, Split, decoded, without_autograph
 from training.options.checks import check_batch_size
 from training.recipes.recipe import PretrainRecipe, Recipe
 
@@ -157,16 +158,13 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
 
     The areas are the defaults of facebookresearch/dino `main_dino.py` (global_crops_scale, local_crops_scale).
     """
-    image = preprocessing.to_channels(decode_image(data) if data.dtype == tf.string else data)
+    image = preprocessing.to_channels(decoded(data, preprocessing))
     numbers = itertools.count(_OF_THE_CROPS)
 
     def crop(size: tuple[int, int], area: tuple[float, float]) -> tf.Tensor:
         crop_seed, *seeds = tf.unstack(tf.random.split(tf.random.fold_in(seed, next(numbers)), 5))
         window = augment.inception_crop(image, crop_seed, area)
-        if preprocessing.resize == "pad":  # as in `_cropped`
-            window = dataclasses.replace(preprocessing, image_size=size).fit(window)
-        else:
-            window = tf.image.resize(window, size, antialias=True)
+        window = _window_resized(window, dataclasses.replace(preprocessing, antialias=True), size)
         window = _augmented(window, seeds, recipe, preprocessing)
         if recipe.color_jitter or recipe.three_augment:
             draws = color.color_draws(crop_seed)[None]
@@ -225,21 +223,28 @@ def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Pr
             window = augment.decode_and_inception_crop(data, seed, preprocessing)
         else:
             window = preprocessing.to_channels(augment.inception_crop(data, seed))
-        if preprocessing.resize == "pad":  # so that training too shows no stretched shapes, and the background
-            return preprocessing.fit(window)
-        return tf.image.resize(window, preprocessing.image_size, antialias=preprocessing.resize == "crop")
-    image = decode_image(data) if encoded else data
+        return _window_resized(window, preprocessing, preprocessing.image_size)
+    image = decoded(data, preprocessing)
     if recipe.crop_from is None:
-        return preprocessing.fit(image)
+        return preprocessing.resized(image)
     if recipe.resize == "resize-small":
-        image = augment.resize_small(preprocessing.to_channels(image), recipe.crop_from)
+        image = augment.resize_small(preprocessing.to_channels(image), recipe.crop_from, preprocessing)
     else:
         image = _stretched(image, recipe.crop_from, preprocessing)
     return augment.random_crop(image, seed, preprocessing.image_size)
 
 
+def _window_resized(window: tf.Tensor, preprocessing: Preprocessing, size: tuple[int, int]) -> tf.Tensor:
+    """A random window of an image at a size, with the filter of the model."""
+    if preprocessing.resize == "pad":  # so that training too shows no stretched shapes, and the background
+        return dataclasses.replace(preprocessing, image_size=size, crop_from=None).resized(window)
+    if preprocessing.interpolation == "area":  # big_vision averages areas in evaluation alone
+        preprocessing = dataclasses.replace(preprocessing, interpolation="bilinear")
+    return graph.resize(window, size, preprocessing)
+
+
 def _stretched(image: tf.Tensor, side: int, preprocessing: Preprocessing) -> tf.Tensor:
-    return tf.image.resize(preprocessing.to_channels(image), (side, side))
+    return graph.resize(preprocessing.to_channels(image), (side, side), preprocessing)
 
 
 def resized_once(
@@ -260,11 +265,11 @@ def resized_once(
     if epochs >= 2 and not cropped and not several_crops:
         side = recipe.crop_from
         if side is None:
-            train = _in_memory(train, preprocessing, preprocessing.fit, preprocessing.image_size)
+            train = _in_memory(train, preprocessing, preprocessing.resized, preprocessing.image_size)
         else:
             train = _in_memory(train, preprocessing, lambda image: _stretched(image, side, preprocessing), (side, side))
     if evaluations >= 2:
-        evaluation = _in_memory(evaluation, preprocessing, preprocessing.fit, preprocessing.image_size)
+        evaluation = _in_memory(evaluation, preprocessing, preprocessing.resized, preprocessing.image_size)
     return dataclasses.replace(source, train=train, evaluation=evaluation)
 
 
@@ -280,7 +285,7 @@ def _in_memory(
     @without_autograph
     def resized(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = split.read(number)
-        return tf.cast(resize(decode_image(image)), tf.float32), label
+        return tf.cast(resize(preprocessing.decode(image)), tf.float32), label
 
     calls = split.parallel_reads or tf.data.AUTOTUNE
     with tf.device("CPU"):
@@ -327,9 +332,9 @@ def evaluation_batches(
     @without_autograph
     def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            image, label = split.example(index)
+            image, label = split.example(index, preprocessing)
             target = split.target(index) if split.target else tf.one_hot(label, num_classes)
-            fitted = image if image.dtype == tf.float32 else preprocessing.fit(image)  # as in `_cropped`
+            fitted = image if image.dtype == tf.float32 else preprocessing.resized(image)  # as in `_cropped`
             return preprocessing.normalize(fitted), target, tf.constant(1.0)
 
         def padding() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -353,7 +358,7 @@ def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.Path
 
     @without_autograph
     def sample(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image, label = split.example(index)
+        image, label = split.example(index, preprocessing)
 
         def reduced() -> tf.Tensor:
             # The channels first, as a model sees them: hidden colors must not mix in.

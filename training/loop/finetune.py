@@ -63,7 +63,7 @@ def finetune(
             raise UserError("A ResNet has no dropout; leave --dropout-rate and --stochastic-depth-rate out.")
         elif recipe.layer_decay != 1.0:
             raise UserError(NO_BLOCKS)
-        return rebuilt(model, config, recipe.preprocessing(preprocessing.channels, preprocessing.value_range))
+        return rebuilt(model, config, recipe.preprocessing(preprocessing.channels, preprocessing))
 
     if options.dry_run:
         dry_run_report(options, recipe, setup, make_model, command="finetune", recipe_name=recipe_name)

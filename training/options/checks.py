@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import near_path, nearest
 from keras_vit.files.file_contents import shown
-from keras_vit.files.image_formats import format_list, is_hidden, is_picture_name
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote, to_path
+from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 from training.recipes.recipe import Recipe

@@ -10,7 +10,7 @@ import tyro
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
-from keras_vit.models.config import Resize
+from keras_vit.images.geometry import Resize
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -216,15 +216,19 @@ class InputOptions:
                 f"--crop-from {self.crop_from} is for --resize resize-small, but images are resized by {resize}; add "
                 "--resize resize-small, or leave --crop-from out."
             )
-        crop_from, side = own.crop_from if self.crop_from is None else self.crop_from, max(own.image_size)
-        if resize == "resize-small" and (crop_from is None or crop_from < side):
-            raise UserError(
-                f"--resize resize-small needs --crop-from of at least {side} pixels for the model's input of "
-                f"{own.image_size}, but it is {crop_from}; give --crop-from {round(side / 0.875)} or so."
-            )
-        crop_from = crop_from if resize == "resize-small" else None
+        side = max(own.image_size)
         changes: dict[str, Any] = {"value_range": self.value_range} if self.value_range is not None else {}
-        return dataclasses.replace(own, resize=resize, crop_from=crop_from, **changes)
+        if self.resize is None and self.crop_from is None:
+            return dataclasses.replace(own, **changes)
+        crop_from = None
+        if resize == "resize-small":
+            crop_from = self.crop_from or (own.crop_from if own.resize == resize else None)
+            if crop_from is None or (isinstance(crop_from, int) and crop_from < side):
+                raise UserError(
+                    f"--resize resize-small needs --crop-from of at least {side} pixels for the model's input of "
+                    f"{own.image_size}, but it is {crop_from}; give --crop-from {round(side / 0.875)} or so."
+                )
+        return own.with_resize(resize, crop_from, **changes)
 
     def refuse(self, names: Iterable[str], kind: str) -> None:
         """Raise UserError if one of these options is set, for a kind of model that does not support it."""

@@ -8,8 +8,8 @@ import tyro
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import is_temporary
-from keras_vit.files.image_formats import is_hidden
 from keras_vit.files.remote import is_remote, to_path
+from keras_vit.images.formats import is_hidden
 from training.options.common import DataOptions
 
 # The file of the lengths of all records, beside TFRecord files.

@@ -42,7 +42,8 @@ def open_page(classifier: Classifier, port: int, explain: Explanation | None) ->
             name = urllib.parse.unquote(self.headers.get("X-Name", "picture"))
             try:
                 with one_at_a_time:
-                    page = prediction_page(classifier.inspect([inspection.decode(data, name)], explain), {})
+                    image = inspection.decode(data, name, preprocessing=classifier.preprocessing)
+                    page = prediction_page(classifier.inspect([image], explain), {})
                 self._answer(200, page)
             except UserError as error:
                 self._answer(422, str(error))

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError
-from keras_vit.files.image_formats import format_list, image_files, is_hidden, is_picture_name, visible_files
+from keras_vit.images.formats import format_list, image_files, is_hidden, is_picture_name, visible_files
 
 
 def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:

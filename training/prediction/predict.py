@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tqdm
 
-from keras_vit import UserError, inspection, run_directory
+from keras_vit import Preprocessing, UserError, inspection, preprocessing_of, run_directory
 from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.files.atomic import atomic_write
@@ -40,6 +40,11 @@ class Classifier:
     """An image whose most likely class has a lower probability is rejected."""
     multi_label: bool = False
     """Whether an image may have several classes: those that reach the threshold, 0.5 by default."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How the model's images are made of pictures."""
+        return preprocessing_of(self.model)
 
     def inspect(
         self, images: Sequence[inspection.Image], explain: Explanation | None = None
@@ -125,7 +130,7 @@ def predict(
     predictions: list[Prediction] = []
     results: list[inspection.InspectionResult] = []
     progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
-    for batch in _batches(files):
+    for batch in _batches(files, classifier.preprocessing):
         good = [image for _, image, _ in batch if image is not None]
         classes: Iterator[tuple[tuple[tuple[str, float], ...], bool]] = iter(())
         if good:
@@ -152,19 +157,20 @@ def predict(
 
 
 def _batches(
-    files: Sequence[pathlib.Path],
+    files: Sequence[pathlib.Path], preprocessing: Preprocessing
 ) -> Iterator[list[tuple[pathlib.Path, inspection.Image | None, str | None]]]:
     for begin in range(0, len(files), _BATCH):
-        yield [(file, *_read(file)) for file in files[begin : begin + _BATCH]]
+        yield [(file, *_read(file, preprocessing)) for file in files[begin : begin + _BATCH]]
 
 
-def _read(file: pathlib.Path) -> tuple[inspection.Image | None, str | None]:
+def _read(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[inspection.Image | None, str | None]:
     if file.is_dir():
         return None, f"{file.name} is a link to a folder, which is not followed; give that folder as well."
     if not file.exists():
         return None, f"{file.name} is no file, or a link to none; repair or remove it."
     try:
-        return dataclasses.replace(inspection.read_images(file, 1)[0], name=_as_utf8(str(file))), None
+        image = inspection.read_images(file, 1, preprocessing=preprocessing)[0]
+        return dataclasses.replace(image, name=_as_utf8(str(file))), None
     except (UserError, OSError) as error:
         return None, _as_utf8(str(error))
 

@@ -61,25 +61,6 @@ class FeatureSet:
     """Directory for the report."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SquareCrop(Preprocessing):
-    """The papers' way for few-shot evaluation: stretch to a square, then cut out the center."""
-
-    side: int = 256
-    """Of the square, in pixels."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.side < max(self.image_size):
-            raise UserError(f"--crop-from must be at least both sides of {self.image_size}, but is {self.side}.")
-
-    def fit(self, image):
-        """One decoded image (h, w, C), 0..255 -> (height, width, channels) float32, 0..255."""
-        image = tf.image.resize(self.to_channels(image), (self.side, self.side))
-        top, left = ((self.side - length) // 2 for length in self.image_size)
-        return image[top : top + self.image_size[0], left : left + self.image_size[1]]
-
-
 def open_features(options: FeatureOptions, check: Callable[[Source], None] = lambda source: None) -> FeatureSet:
     """Model and data of a command, and their features, from the cache or computed.
 
@@ -184,11 +165,11 @@ def _with_fresh_weights(model: keras.Model) -> keras.Model:
 
 
 def _preprocessing(model: keras.Model, crop_from: int | None) -> Preprocessing:
+    """The model's own, or the papers' for few-shot evaluation: stretch to a square of crop_from, then a center crop."""
     own = preprocessing_of(model)
     if crop_from is None:
         return own
-    kept = {name: getattr(own, name) for name in ("image_size", "channels", "value_range", "background")}
-    return SquareCrop(**kept, side=crop_from)
+    return dataclasses.replace(own, resize="stretch", crop_from=(crop_from, crop_from))
 
 
 # The cache

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from keras_vit import UserError
 from keras_vit.errors import Applies, refuse_without_effect
-from keras_vit.models.config import scaled_crop
+from keras_vit.images.geometry import scaled_crop
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
 

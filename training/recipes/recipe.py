@@ -11,7 +11,7 @@ import tyro
 
 import keras_vit
 from keras_vit import ResNetConfig, UserError, ViTConfig
-from keras_vit.models.config import Resize
+from keras_vit.images.geometry import Resize
 from training.recipes.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -225,10 +225,17 @@ class Recipe:
                 "Of --distillation hard, --patch-sizes and --patch-dropout, a run takes one; leave one out."
             )
 
-    def preprocessing(self, channels: int, value_range=(-1.0, 1.0)) -> "keras_vit.Preprocessing":
-        """Return the preprocessing of the trained model."""
+    def preprocessing(
+        self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
+    ) -> "keras_vit.Preprocessing":
+        """Return the preprocessing of the trained model.
+
+        checkpoint: that of the model which is trained further; its value range, filter and library stay.
+        """
+        own = checkpoint or keras_vit.Preprocessing(self.image_size, channels)
         crop_from = self.crop_from if self.resize == "resize-small" else None
-        return keras_vit.Preprocessing(self.image_size, channels, self.resize, value_range, crop_from)
+        new = {"image_size": self.image_size, "channels": channels, "background": "white", "exif_orientation": True}
+        return own.with_resize(self.resize, crop_from, **new)
 
     def num_steps(self, num_examples: int) -> int:
         """Return the training steps for `num_examples` training images; an epoch has only complete batches."""

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.image_formats import is_hidden
 from keras_vit.files.labels import read_labels
+from keras_vit.images.formats import is_hidden
 from keras_vit.run_directory import LABELS
-from training.input.dataset import ImageWarnings, decode_image, decoding_problem, problems_of, summarize_problems
+from training.input.dataset import ImageWarnings, decoded, decoding_problem, problems_of, summarize_problems
 from training.options.segment import check_pairs, split_folders
 from training.segmentation.scenes import IGNORED, Scenes
 
@@ -50,7 +51,7 @@ def _scenes(pairs: Pairs, held_out: bool = False) -> Scenes:
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         mask = tf.numpy_function(_read_file, [masks[index]], tf.uint8)
-        return decode_image(tf.io.read_file(images[index])), tf.ensure_shape(mask, (None, None))
+        return decoded(tf.io.read_file(images[index])), tf.ensure_shape(mask, (None, None))
 
     return Scenes(len(pairs), read, lambda index: pairs[index][0], held_out)
 
@@ -118,7 +119,7 @@ def _checked(pairs: Pairs) -> set[int]:
     for image, mask in pairs:
         values = read_mask(mask)
         with PIL.Image.open(image) as opened:
-            width, height = opened.size
+            width, height = PIL.ImageOps.exif_transpose(opened).size
         if values.shape != (height, width):
             raise UserError(
                 f"The mask {mask} has {values.shape[0]}x{values.shape[1]} pixels, but its image {height}x{width}; "

@@ -1,20 +1,20 @@
-"""Read the image processor of transformers: how it resizes and normalizes."""
+"""The image processors of transformers: how they resize and normalize, read and written."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.huggingface.config_json import is_side, number
 from keras_vit.errors import UserError
-from keras_vit.models.config import Resize
+from keras_vit.images.geometry import Interpolation
+
+if TYPE_CHECKING:
+    from keras_vit.images.preprocessing import Preprocessing
 
 # The first has the fields of the image processor under "image_processor".
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-# The closest filters in PIL: bilinear (2) and box (4). No config.json of transformers asks for "pad".
-RESAMPLE: Mapping[Resize, int] = {"stretch": 2, "crop": 2, "resize-small": 4}
-INTERPOLATION: Mapping[Resize, str] = {"stretch": "bilinear", "crop": "bilinear", "resize-small": "box"}
-_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by their number in PIL
+# The filters of Pillow by their numbers; hamming, 5, is not supported.
+_FILTERS: tuple[Interpolation, ...] = ("nearest", "lanczos3", "bilinear", "bicubic", "box")
 # Defaults of transformers' image processors for fields missing in preprocessor_config.json.
 _SQUARE = {"height": 224, "width": 224}
 _STRETCHED: dict[str, Any] = {
@@ -32,10 +32,29 @@ _CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
 _PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED}
 _PROCESSORS |= {"DINOv3ViT": _STRETCHED | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
 _PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
-# Images are stretched to a square of this size, whose center is taken; DeiT's own code keeps their aspect.
 _PROCESSORS |= {"DeiT": _STRETCHED | {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": _SQUARE}}
-_STRETCHED_BEFORE_CROP = "stretched_before_crop"
+# The processors that the published files of a family name, for a folder without one.
+_IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+_OF_FAMILY: dict[str, dict[str, Any]] = {
+    "vit": {"image_processor_type": "ViTImageProcessor"},
+    "deit": {"image_processor_type": "DeiTImageProcessor", **_IMAGENET},
+    "vit_mae": {"image_processor_type": "ViTImageProcessor", **_IMAGENET},
+    "vit_msn": {"image_processor_type": "ViTImageProcessor", **_IMAGENET},
+    "clip": {"image_processor_type": "CLIPImageProcessor"},
+    "siglip": {"image_processor_type": "SiglipImageProcessor"},
+    "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **_IMAGENET},
+    "dinov3": {"image_processor_type": "DINOv3ViTImageProcessor"},
+    "bit": {"image_processor_type": "BitImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    "vit-hybrid": {"image_processor_type": "ViTHybridImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+}
+_DTYPE = "dtype of resized pixels"
 ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
+
+
+def processor_of_family(model_type: str | None) -> dict:
+    """The fields of the processor of a family, by model_type; empty for another one."""
+    found = [fields for name, fields in _OF_FAMILY.items() if re.match(rf"{name}(_|$)", model_type or "")]
+    return found[-1] if found else {}
 
 
 def completed_processor(fields: dict) -> dict:
@@ -49,24 +68,21 @@ def completed_processor(fields: dict) -> dict:
     # transformers takes null for false where it expects a flag.
     given = {name: False if value is None and name.startswith("do_") else value for name, value in fields.items()}
     processor = _PROCESSORS[family] | {name: value for name, value in given.items() if value is not None}
-    if family == "DeiT":
-        sides = _sides(processor["size"]) or ()
-        if len(sides) == 2 and sides[0] == sides[1] and _flag(processor, "do_center_crop"):
-            processor |= {"size": {"shortest_edge": sides[0]}, _STRETCHED_BEFORE_CROP: True}
-    elif isinstance(processor["size"], int) and (family != "ViT" or not _flag(processor, "default_to_square")):
+    square = family in ("ViT", "DeiT", "DINOv3ViT")
+    if isinstance(processor["size"], int) and not (square and _flag(processor, "default_to_square")):
         processor["size"] = {"shortest_edge": processor["size"]}
-    return processor
+    # DINOv3's own resizes the values of 0 to 1, without rounding them to bytes.
+    return processor | {_DTYPE: "float32" if family == "DINOv3ViT" else "uint8"}
 
 
-def processor_resize(processor: dict) -> tuple[Resize, int | None, tuple[int, int] | None]:
-    """(resize, crop_from, size) of Preprocessing that equals transformers' image processor but for antialiasing.
-
-    Both shrink bilinearly; "stretch" is not antialiased, as in the original code of ViT, and the processor is.
+def processor_resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
+    """(fields of Preprocessing, size of the model's images) of an image processor; the size is None where it keeps it.
 
     Raises UserError if Preprocessing has no equivalent.
     """
     if not processor:
-        return "stretch", None, None
+        return {}, None
+    fields: dict[str, Any] = {"library": "transformers", "background": None, "dtype": processor[_DTYPE]}
     for field in ("do_flip_channel_order", "do_pad"):
         if _flag(processor, field, default=False):
             raise _unsupported(field, True)
@@ -76,37 +92,74 @@ def processor_resize(processor: dict) -> tuple[Resize, int | None, tuple[int, in
     if not resizes:
         if crops:
             raise _unsupported("do_resize", False)
-        return "stretch", None, None
+        return fields, None
+    if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
+        raise _unsupported("resample", resample)
+    fields["interpolation"] = _FILTERS[resample]
     if sides is None:
         raise _unsupported("size", size)
     if crops and (crop is None or len(crop) != 2):
         raise _unsupported("crop_size", crop_size)
-    resize: Resize
-    if len(sides) == 2:
-        if crops and crop != sides:
-            raise _unsupported("crop_size", crop_size)
-        resize, crop_from, crop = "stretch", None, sides
-    elif not crops:
-        raise _unsupported("size", size)
-    elif crop == sides * 2 and resample != RESAMPLE["resize-small"]:
-        resize, crop_from = "crop", None
-    elif crop is not None and sides[0] >= max(crop):
-        resize, crop_from = "resize-small", sides[0]
-    else:
-        raise _unsupported("crop_size", crop_size)
-    if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
-        raise _unsupported("resample", resample)
+    if not crops:
+        if len(sides) != 2:
+            raise _unsupported("size", size)
+        return fields, sides
     assert crop is not None
-    return resize, crop_from, (crop[0], crop[1])
+    input_size = crop[0], crop[1]
+    if any(full < side for full, side in zip(sides * (3 - len(sides)), input_size, strict=True)):
+        raise _unsupported("crop_size", crop_size)
+    if len(sides) == 1:
+        fields |= {"resize": "resize-small", "crop_from": sides[0]}
+    elif sides != input_size:
+        fields["crop_from"] = sides
+    return fields, input_size
 
 
-def other_filter(processor: dict, resize: Resize) -> str | None:
-    """How the processor resizes, if it is not as `resize` does here."""
-    if not processor or not processor["do_resize"]:
-        return None
-    if processor.get(_STRETCHED_BEFORE_CROP):
-        return f"{_FILTERS[processor['resample']]} interpolation, stretched to a square before the center crop"
-    return None if processor["resample"] == RESAMPLE[resize] else f"{_FILTERS[processor['resample']]} interpolation"
+def preprocessor_config(preprocessing: "Preprocessing") -> dict:
+    """The content of preprocessor_config.json for transformers.
+
+    Its pixels are those of `preprocessing`, but for what only the code of JAX does (no antialiasing, no rounding to
+    bytes), and the side to which timm rounds the place of a crop. Cropping the largest centered square and resizing it
+    equals resizing the smaller side and cropping the center.
+
+    Raises UserError for a resize that no processor has.
+    """
+    height, width = preprocessing.image_size
+    crop_from = preprocessing.crop_from
+    lows, highs = preprocessing.channel_ranges()
+    std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
+    if preprocessing.resize == "pad" or (preprocessing.resize == "resize-small" and not isinstance(crop_from, int)):
+        raise UserError(
+            f"The processors of transformers for these models cannot resize by {preprocessing.resize!r} to "
+            f"{height}x{width}; adapt the model to another preprocessing, or choose another layout."
+        )
+    if preprocessing.resize == "crop" and height != width:
+        raise UserError(
+            f"A processor of transformers cannot resize by 'crop' to {height}x{width}, which is not square; adapt "
+            "the model to square images, or choose another layout."
+        )
+    size: dict[str, int] = {"height": height, "width": width}
+    if preprocessing.resize != "stretch":
+        kind, size = "Bit", {"shortest_edge": crop_from if isinstance(crop_from, int) else height}
+    elif crop_from is not None:
+        full = (crop_from, crop_from) if isinstance(crop_from, int) else crop_from
+        kind, size = "DeiT", {"height": full[0], "width": full[1]}
+    else:
+        kind = "DINOv3ViT" if preprocessing.library == "transformers" and preprocessing.dtype == "float32" else "ViT"
+    interpolation = "box" if preprocessing.interpolation == "area" else preprocessing.interpolation
+    crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}} if kind in ("Bit", "DeiT") else {}
+    return {
+        "image_processor_type": f"{kind}ImageProcessor",
+        "do_resize": True,
+        "size": size,
+        "resample": _FILTERS.index(interpolation),  # type: ignore[arg-type]
+        **crop,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
+        "image_std": std,
+    }
 
 
 def _sides(size: Any) -> tuple[int, ...] | None:

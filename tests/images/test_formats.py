@@ -4,7 +4,7 @@ import io
 
 import PIL.Image
 
-from keras_vit.files.image_formats import format_list, format_problem, image_files
+from keras_vit.images.formats import format_list, format_problem, image_files
 
 
 def encoded(kind: str) -> bytes:

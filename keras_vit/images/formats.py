@@ -1,14 +1,17 @@
 """The supported image formats, by content: the same for training, evaluation, inspection and serving.
 
-TensorFlow decodes images in training and serving, Pillow in inspection. Files that the two decode differently, or that
-TensorFlow decodes incorrectly, are refused everywhere.
+TensorFlow decodes images (`keras_vit.images.graph`), or Pillow where it is missing (`keras_vit.images.pillow`). Files
+that the two decode differently, or that TensorFlow decodes incorrectly, are refused everywhere.
 """
 
 import functools
 import importlib.metadata
+import io
 import pathlib
 import struct
 from collections.abc import Iterator
+
+import numpy as np
 
 _MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM", "GIF": b"GIF8"}
 # Formats that people have and TensorFlow does not decode: their first bytes, or the brands of an ISO media file.
@@ -29,8 +32,17 @@ _DISTRIBUTIONS = (
     "tensorflow-macos",
     "tf-nightly",
 )
+# Values of 16 bits below this are nearly black in 8 bits.
+_DARK = 4096
+SCALE_BITS = "multiply its values so that white is 65,535"
 # The EXIF tag for orientation, and its value for upright images.
 _ORIENTATION, _UPRIGHT = 0x0112, 1
+# Largest number of pixels of an image: above it Pillow warns of a decompression bomb. A JPEG counts as often as it has
+# USUAL_SCANS scans; encoders of progressive files write about ten.
+LARGEST_IMAGE = 89_478_485
+USUAL_SCANS = 32
+# Where a search in a file stops: segments of a JPEG, chunks of a PNG or WebP, steps through the blocks of a GIF.
+SEGMENTS, CHUNKS, SUB_BLOCKS = 64, 4096, 8192
 
 
 @functools.cache
@@ -116,8 +128,29 @@ def color_key(data: bytes) -> tuple[int, ...] | None:
     return next((struct.unpack_from(f">{numbers}H", part) for part in found), None)
 
 
+def highest_of_unused_bits(data: bytes) -> int | None:
+    """The highest value of a PNG of 16 bits that is less than 4,096, as of cameras of 10 or 12 bits; None otherwise.
+
+    Of 16 bits the upper 8 are taken, so such an image is nearly black.
+    """
+    if image_format(data) != "PNG" or data[24:25] != b"\x10":
+        return None
+    import PIL.Image  # imported here: few files have 16 bits
+
+    try:
+        with PIL.Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            if image.mode.startswith("I"):
+                highest = int(np.asarray(image).max())
+                return highest if 0 < highest < _DARK else None
+            # Pillow keeps the upper 8 bits of colors.
+            highest = 256 * int(np.asarray(image.convert("RGB")).max()) + 255
+            return highest if highest < _DARK else None
+    except Exception:  # a damaged file, which the decoder names
+        return None
+
+
 def orientation(data: bytes) -> int:
-    """The EXIF orientation of a file, 1 to 8, which is never applied; 1 if there is none."""
+    """The EXIF orientation of a file, 1 to 8; 1 if there is none."""
     try:
         match image_format(data):
             case "JPEG":
@@ -152,28 +185,22 @@ def _has_raw_pixels(data: bytes) -> bool:
 
 
 def _first_frame_is_full(data: bytes) -> bool:
-    """Whether the first frame of a GIF has the size of the image, and no later one is larger.
+    """Whether the first frame of a GIF, the only one that is decoded, has the size of the image.
 
-    TensorFlow uses the size of the largest frame, other decoders the size in the header. Damaged files pass.
+    Other decoders put a smaller frame on the canvas. A file that ends before its first frame passes: no decoder opens
+    it.
     """
     try:
         screen = struct.unpack_from("<HH", data, 6)
-        position, first = 13 + _table_bytes(data[10]), True
-        while position < len(data) and data[position] != 0x3B:
-            if data[position] == 0x2C:
-                left, top, width, height = struct.unpack_from("<HHHH", data, position + 1)
-                if (first and (left, top, width, height) != (0, 0, *screen)) or width > screen[0] or height > screen[1]:
-                    return False
-                first = False
-                position += 11 + _table_bytes(data[position + 9])
-            else:
-                position += 2
+        position = 13 + _table_bytes(data[10])
+        while data[position] == 0x21:  # an extension
+            position += 2
             while data[position]:
                 position += 1 + data[position]
             position += 1
+        return data[position] != 0x2C or struct.unpack_from("<HHHH", data, position + 1) == (0, 0, *screen)
     except (struct.error, IndexError):
-        pass
-    return True
+        return True
 
 
 def _table_bytes(flags: int) -> int:
@@ -193,10 +220,14 @@ def _png_chunks(data: bytes, end: bytes = b"IDAT") -> Iterator[tuple[bytes, byte
 
 
 def _jpeg_exif(data: bytes) -> bytes:
+    """The EXIF block in the APP1 segments before the first table."""
     position = 2
-    while data[position] == 0xFF and data[position + 1] != 0xDA:
+    for _ in range(SEGMENTS):
+        marker = data[position + 1]
+        if data[position] != 0xFF or not (0xE0 <= marker <= 0xEF or marker == 0xFE):
+            break
         (length,) = struct.unpack_from(">H", data, position + 2)
-        if data[position + 1] == 0xE1 and data[position + 4 : position + 10] == b"Exif\0\0":
+        if marker == 0xE1 and data[position + 4 : position + 10] == b"Exif\0\0":
             return data[position + 10 : position + 2 + length]
         position += 2 + length
     return b""
@@ -220,7 +251,8 @@ def _from_tiff(exif: bytes) -> int:
     (directory,) = struct.unpack_from(order + "I", exif, 4)
     (entries,) = struct.unpack_from(order + "H", exif, directory)
     for entry in range(entries):
-        tag, _, _, value = struct.unpack_from(order + "HHIH", exif, directory + 2 + 12 * entry)
+        tag, kind, _, digits = struct.unpack_from(order + "HHI4s", exif, directory + 2 + 12 * entry)
         if tag == _ORIENTATION:
+            (value,) = struct.unpack_from(order + ("I" if kind == 4 else "H"), digits)
             return value if 1 <= value <= 8 else _UPRIGHT
     return _UPRIGHT

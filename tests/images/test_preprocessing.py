@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
-from keras_vit.preprocessing import to_channels
+from keras_vit.images.preprocessing import to_channels
 from tests.support import TINY, TINY_IMAGE
 
 
@@ -32,7 +32,7 @@ def test_other_value_ranges_map_their_ends():
 
 def test_a_picture_of_the_right_size_stays_uint8_until_it_is_normalised():
     image = picture(6, 9, 3)
-    fitted = Preprocessing((6, 9)).fit(image)
+    fitted = Preprocessing((6, 9)).resized(image)
     assert fitted.dtype == np.uint8
     np.testing.assert_array_equal(fitted, image)
 
@@ -40,13 +40,13 @@ def test_a_picture_of_the_right_size_stays_uint8_until_it_is_normalised():
 def test_stretching_is_the_plain_bilinear_resize():
     image = picture(11, 23, 3)
     expected = tf.image.resize(image, (6, 9), method="bilinear", antialias=False)
-    np.testing.assert_array_equal(Preprocessing((6, 9)).fit(image), expected)
+    np.testing.assert_array_equal(Preprocessing((6, 9)).resized(image), expected)
 
 
 def test_cropping_keeps_the_aspect():
     image = np.zeros((30, 90, 3), np.uint8)
     image[:, 30:60] = 200  # the centred square
-    fitted = np.asarray(Preprocessing((10, 10), resize="crop").fit(image))
+    fitted = np.asarray(Preprocessing((10, 10), resize="crop").resized(image))
     np.testing.assert_allclose(fitted, 200.0, rtol=1e-6)
 
 
@@ -54,7 +54,7 @@ def test_cropping_averages_what_it_shrinks():
     """Stripes of one pixel become gray; without antialiasing they alias to black or white."""
     stripes = np.zeros((40, 90, 1), np.uint8)
     stripes[:, ::2] = 200
-    fitted = np.asarray(Preprocessing((5, 5), channels=1, resize="crop").fit(stripes))
+    fitted = np.asarray(Preprocessing((5, 5), channels=1, resize="crop").resized(stripes))
     np.testing.assert_allclose(fitted, 100.0, atol=5.0)
     window = stripes[:, 25:65].astype(np.float32)
     np.testing.assert_allclose(fitted, tf.image.resize(window, (5, 5), antialias=True), rtol=1e-5)
@@ -70,8 +70,8 @@ def test_padding_shows_the_whole_image_on_white(size):
     top, left = ((9, 11) - resized) // 2
     expected = np.full((9, 11, 3), 255.0, np.float32)
     expected[top : top + resized[0], left : left + resized[1]] = tf.image.resize(image, resized, antialias=True)
-    np.testing.assert_allclose(preprocessing.fit(image), expected, atol=1e-2)
-    graph = tf.function(preprocessing.fit, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    np.testing.assert_allclose(preprocessing.resized(image), expected, atol=1e-2)
+    graph = tf.function(preprocessing.resized, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
     np.testing.assert_allclose(graph(image), expected, atol=1e-2)
 
 
@@ -89,8 +89,8 @@ def test_the_centre_of_the_resized_picture_is_that_of_big_vision(size):
     top, left = (resized - (9, 11)) // 2
     preprocessing = Preprocessing((9, 11), resize="resize-small", crop_from=13)
     expected = areas[top : top + 9, left : left + 11]
-    np.testing.assert_allclose(preprocessing.fit(image), expected, atol=1e-2)
-    graph = tf.function(preprocessing.fit, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
+    np.testing.assert_allclose(preprocessing.resized(image), expected, atol=1e-2)
+    graph = tf.function(preprocessing.resized, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
     np.testing.assert_allclose(graph(image), expected, atol=1e-2)
 
 
@@ -138,11 +138,11 @@ def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():
 def test_channels_unknown_until_the_graph_runs_are_converted():
     @tf.function(input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
     def fit(image):
-        return Preprocessing((4, 6)).fit(image)
+        return Preprocessing((4, 6)).resized(image)
 
     for channels in (1, 3, 4):
         image = picture(8, 5, channels)
-        np.testing.assert_allclose(fit(image), Preprocessing((4, 6)).fit(image), rtol=1e-6)
+        np.testing.assert_allclose(fit(image), Preprocessing((4, 6)).resized(image), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,12 @@ def test_channels_unknown_until_the_graph_runs_are_converted():
         ({"channels": 0}, "channels must be an integer of at least 1, but is 0"),
         ({"channels": 3.0}, "channels must be an integer of at least 1, but is 3.0"),
         ({"resize": "zoom"}, "resize must be one of stretch, crop, pad"),
-        (
-            {"resize": "resize-small"},
-            "crop_from is required for resize-small only, but resize-small has crop_from None",
-        ),
-        ({"crop_from": 9}, "crop_from is required for resize-small only, but stretch has crop_from 9"),
+        ({"resize": "resize-small"}, "crop_from is required for resize-small .*, but resize-small has crop_from None"),
+        ({"resize": "crop", "crop_from": 9}, "crop_from .* does not apply to crop, but crop has crop_from 9"),
+        ({"crop_from": (9, 3)}, r"crop_from must be at least both sides of \(4, 4\), but is \(9, 3\)"),
+        ({"interpolation": "hamming"}, "interpolation must be one of nearest, bilinear"),
+        ({"library": "pillow"}, "library must be one of tensorflow, transformers, timm"),
+        ({"dtype": "int8"}, "dtype must be one of float32, uint8"),
         ({"resize": "resize-small", "crop_from": 3}, r"crop_from must be at least both sides of \(4, 4\), but is 3"),
         ({"value_range": (1.0, 1.0)}, "low below high"),
     ],
@@ -169,7 +170,7 @@ def test_impossible_preprocessing_is_refused(fields, words):
 
 def test_images_that_cannot_get_the_channels_are_refused():
     with pytest.raises(UserError, match="An image with 3 channels cannot be converted to 5"):
-        Preprocessing((4, 4), channels=5).fit(picture(4, 4, 3))
+        Preprocessing((4, 4), channels=5).resized(picture(4, 4, 3))
 
 
 @pytest.mark.parametrize(

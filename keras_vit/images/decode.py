@@ -1,0 +1,58 @@
+"""Decode one image file: in a graph of TensorFlow where that is the backend, else by Pillow."""
+
+import functools
+import importlib
+
+import numpy as np
+
+from keras_vit.errors import UserError
+from keras_vit.images import pillow
+from keras_vit.images.formats import LARGEST_IMAGE, format_problem
+from keras_vit.native_stderr import native_stderr_silenced
+
+
+def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.ndarray:
+    """The bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
+
+    Args:
+        data: the file.
+        name: what a message calls it.
+        accurate: see `keras_vit.images.graph.decode_image`. Pillow's transform is always accurate: its JPEGs differ
+            from those of the fast one by a few levels of 255, in noisy pictures by up to a dozen.
+        upright: whether the image is turned by its EXIF orientation.
+
+    Raises UserError for a file that is no whole image of a supported format, or has more than LARGEST_IMAGE pixels.
+    """
+    problem = format_problem(data)
+    if problem is None:
+        if (pixels := pillow.header_pixels(data)) > LARGEST_IMAGE:
+            raise UserError(
+                f"{name} is too large: it has {pixels:,} pixels, and at most {LARGEST_IMAGE:,} are read; make it "
+                "smaller."
+            )
+        import keras  # imported here: it takes seconds, and finding mistakes in names needs none
+
+        try:
+            if keras.backend.backend() == "tensorflow":
+                return _in_graph(data, accurate=accurate, upright=upright)
+            return pillow.decode(data, upright=upright)
+        except Exception as error:  # decoders raise many types for damaged files
+            problem = " ".join(str(getattr(error, "message", error)).split("}} ")[-1].split("\n")[0].split())
+            problem = problem.split(" [Op:")[0][:120] or type(error).__name__
+    advice = "" if ";" in problem else "; repair or remove it"  # the format may have its own: save it as PNG
+    raise UserError(f"{name} is not a readable picture: {problem}{advice}.")
+
+
+def _in_graph(data: bytes, *, accurate: bool, upright: bool) -> np.ndarray:
+    with native_stderr_silenced():  # what libjpeg prints of broken files
+        return np.asarray(_decoder(accurate, upright)(data))
+
+
+@functools.lru_cache(maxsize=4)
+def _decoder(accurate: bool, upright: bool):
+    tf, graph = importlib.import_module("tensorflow"), importlib.import_module("keras_vit.images.graph")
+    return tf.function(
+        lambda data: graph.decode_image(data, accurate=accurate, upright=upright),
+        input_signature=[tf.TensorSpec((), tf.string)],
+        autograph=False,
+    )

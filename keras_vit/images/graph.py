@@ -1,0 +1,516 @@
+"""Decode image files in a TensorFlow graph: in tf.data pipelines, evaluation and the SavedModel.
+
+A remote TPU host and a server run no Python, so the rules of `keras_vit.images.formats` stand here in TensorFlow
+operations again; `tests/images/test_graph.py` compares the two on damaged files. Every loop has a limit, and the size
+in the header is checked before memory is taken: a file of some kilobytes can declare gigabytes of pixels.
+"""
+
+import struct
+
+import tensorflow as tf
+
+from keras_vit.images.filters import SUPPORT, kernel
+from keras_vit.images.formats import CHUNKS, LARGEST_IMAGE, SEGMENTS, SUB_BLOCKS, USUAL_SCANS, format_list, formats
+
+# Sub-blocks of a GIF that are skipped in one step if they have the same length.
+_GIF_RUN = 1024
+# Header fields lie in the first bytes; shorter files are padded with zeros.
+_HEADER_BYTES = 80
+# The names of Pillow's filters in ScaleAndTranslate.
+_KERNELS = {"bilinear": "triangle", "bicubic": "keyscubic", "lanczos3": "lanczos3"}
+# Bits of Pillow's weights after the point.
+_PRECISION = 22
+# The tag of the orientation in an EXIF directory, and the bytes of an entry.
+_ORIENTATION, _ENTRY_BYTES = 0x0112, 12
+
+
+def decode_image(data: tf.Tensor, *, accurate: bool, upright: bool) -> tf.Tensor:
+    """Bytes of an image file (of a GIF the first frame) -> uint8 (h, w, C).
+
+    C is that of the file, with an alpha where it has one. A file of another format, or one that declares more than
+    LARGEST_IMAGE pixels, is INVALID_ARGUMENT.
+
+    Args:
+        data: a string scalar.
+        accurate: whether JPEGs are decoded with the accurate inverse cosine transform, as Pillow does, or the fast one.
+        upright: whether the image is turned by its EXIF orientation.
+    """
+    # Each condition costs as much as decoding a small picture, so the usual file passes few.
+    image = tf.cond(
+        tf.io.is_jpeg(data), lambda: _jpeg(data, accurate=accurate), lambda: _other(data, accurate=accurate)
+    )
+    image.set_shape((None, None, None))
+    return turned(image, orientation(data)) if upright else image
+
+
+def _jpeg(data: tf.Tensor, *, accurate: bool) -> tf.Tensor:
+    pixels = _jpeg_pixels(data)
+    with tf.control_dependencies([tf.debugging.Assert(pixels <= LARGEST_IMAGE, ["too large", pixels])]):
+        return tf.io.decode_jpeg(tf.identity(data), channels=0, dct_method=dct_method(accurate=accurate))
+
+
+def dct_method(*, accurate: bool) -> str:
+    """The inverse cosine transform of libjpeg. Both take the same time; TensorFlow's default is the fast one."""
+    return "INTEGER_ACCURATE" if accurate else ""
+
+
+def _other(data: tf.Tensor, *, accurate: bool) -> tf.Tensor:
+    pixels = header_pixels(data)
+    good = (pixels > 0) & (pixels <= LARGEST_IMAGE)
+    with tf.control_dependencies([tf.debugging.Assert(good, ["no", format_list(), "of a size that is read", pixels])]):
+        data = tf.identity(data)
+
+    def whole() -> tf.Tensor:
+        return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
+
+    def png() -> tf.Tensor:
+        return tf.cond(has_color_key(data), lambda: _with_color_key(data), whole)
+
+    def gif() -> tf.Tensor:
+        frame = tf.strings.join([tf.strings.substr(data, 0, tf.cast(_first_gif_frame(data)[1], tf.int32)), b"\x3b"])
+        return tf.io.decode_gif(frame)[0]
+
+    cases = [
+        (_is_png(data), png),
+        (begins(data, b"BM"), lambda: whole()[..., :3]),  # the fourth byte is seldom an alpha channel
+        (begins(data, b"GIF8"), gif),
+    ]
+    return tf.case(cases, default=whole)
+
+
+def _with_color_key(data: tf.Tensor) -> tf.Tensor:
+    """A PNG with a transparent color, which becomes alpha if four channels are decoded; else TensorFlow ignores it."""
+    image = tf.io.decode_png(data, channels=4)
+    # For gray of fewer than 8 bits, TensorFlow scales the alpha down, too.
+    return tf.concat([image[..., :3], tf.where(image[..., 3:] > 0, tf.constant(255, tf.uint8), 0)], axis=-1)
+
+
+def header_pixels(data: tf.Tensor) -> tf.Tensor:
+    """Number of pixels in the header of an image file, of a JPEG over all its scans; 0 for an invalid file."""
+    header = tf.cast(
+        tf.io.decode_raw(tf.strings.substr(data, 0, _HEADER_BYTES) + b"\0" * _HEADER_BYTES, tf.uint8), tf.int64
+    )
+    cases = [
+        (begins(data, b"\xff\xd8\xff"), lambda: _jpeg_pixels(data)),
+        (_is_png(data), lambda: _big_endian(header, 16) * _big_endian(header, 20)),
+        (begins(data, b"BM"), lambda: _bmp_pixels(data, header)),
+        (begins(data, b"GIF8"), lambda: _first_gif_frame(data)[0]),
+    ]
+    if "WebP" in formats():
+        is_webp = begins(data, b"RIFF") & tf.reduce_all(header[8:12] == list(b"WEBP"))
+        cases.append((is_webp, lambda: _webp_pixels(header)))
+    return tf.case(cases, default=lambda: tf.constant(0, tf.int64))
+
+
+def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    """An image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
+
+    def turn() -> tf.Tensor:
+        across = tf.cond(orientation >= 5, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
+        mirrored = tf.reduce_any(tf.equal(orientation, [2, 3, 6, 7]))
+        upside_down = tf.reduce_any(tf.equal(orientation, [3, 4, 7, 8]))
+        across = tf.cond(mirrored, lambda: across[:, ::-1], lambda: across)
+        return tf.cond(upside_down, lambda: across[::-1], lambda: across)
+
+    result = tf.cond(tf.equal(orientation, 1), lambda: image, turn)
+    result.set_shape((None, None, image.shape[-1]))
+    return result
+
+
+def orientation(data: tf.Tensor) -> tf.Tensor:
+    """The EXIF orientation of a file, 1 to 8, int32; 1 if there is none."""
+
+    def of_other() -> tf.Tensor:
+        # The search takes a hundredth of the time of decoding; nearly no file has the chunk.
+        has = tf.strings.regex_full_match(data, rb"\C*(eXIf|EXIF)\C*")
+        return tf.cond(has, lambda: _exif_orientation(_exif_chunk(data)), lambda: tf.constant(1))
+
+    return tf.cond(tf.io.is_jpeg(data), lambda: _exif_orientation(_exif_segment(data)), of_other)
+
+
+def _exif_segment(data: tf.Tensor) -> tf.Tensor:
+    """The EXIF block of a JPEG, from its APP1 segments before the first table; empty if there is none."""
+
+    def marker(position: tf.Tensor) -> tf.Tensor:
+        """The first 10 bytes of a segment, int32: 0xFF, its marker, its length, its content."""
+        return _numbers(_bytes_at(data, position, 10) + b"\0" * 10)
+
+    def is_exif(head: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_all(tf.equal(head[:2], [0xFF, 0xE1])) & tf.reduce_all(tf.equal(head[4:10], list(b"Exif\0\0")))
+
+    def goes_on(count: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+        head = marker(position)
+        application = (head[1] >= 0xE0) & (head[1] <= 0xEF) | tf.equal(head[1], 0xFE)
+        return tf.equal(head[0], 0xFF) & application & ~is_exif(head) & (count < SEGMENTS)
+
+    def step(count: tf.Tensor, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        head = marker(position)
+        return count + 1, position + 2 + 256 * head[2] + head[3]
+
+    position = tf.while_loop(goes_on, step, [tf.constant(0), tf.constant(2)])[1]
+    head = marker(position)
+    length = tf.where(is_exif(head), tf.maximum(256 * head[2] + head[3] - 8, 0), 0)
+    return _bytes_at(data, position + 10, length)
+
+
+def _exif_chunk(data: tf.Tensor) -> tf.Tensor:
+    """The EXIF block of a PNG or WebP; empty if there is none."""
+    is_png = _is_png(data)
+    end = tf.cast(tf.strings.length(data), tf.int64)
+
+    def chunk(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """(length, kind, whether it is the EXIF) of a chunk."""
+        head = _bytes_at(data, tf.cast(position, tf.int32), 8)
+        numbers = tf.cast(_numbers(head + b"\0" * 8)[:8], tf.int64)
+        big, little = [2**24, 2**16, 2**8, 1], [1, 2**8, 2**16, 2**24]
+        length = tf.where(is_png, tf.reduce_sum(numbers[:4] * big), tf.reduce_sum(numbers[4:] * little))
+        kind = tf.strings.substr(head + b"\0" * 8, tf.where(is_png, 4, 0), 4)
+        return length, kind, tf.equal(kind, tf.where(is_png, b"eXIf", b"EXIF"))
+
+    def goes_on(count: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
+        return (position + 8 <= end) & ~chunk(position)[2] & (count < CHUNKS)
+
+    def step(count: tf.Tensor, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        length = chunk(position)[0]
+        return count + 1, position + tf.where(is_png, 12 + length, 8 + length + length % 2)
+
+    start = tf.where(is_png, tf.constant(8, tf.int64), 12)
+    position = tf.while_loop(goes_on, step, [tf.constant(0), start])[1]
+    length, _, found = chunk(tf.minimum(position, end))
+    length = tf.where(found & (position + 8 <= end), tf.minimum(length, 2**16), 0)
+    block = _bytes_at(data, tf.cast(tf.minimum(position, end), tf.int32) + 8, tf.cast(length, tf.int32))
+    return tf.where(begins(block, b"Exif\0\0"), _bytes_at(block, 6, 2**16), block)
+
+
+def _exif_orientation(exif: tf.Tensor) -> tf.Tensor:
+    """The orientation in the first directory of an EXIF block, in either byte order; 1 if there is none."""
+    content = tf.cast(_numbers(exif + b"\0" * 8), tf.int64)
+    length = tf.strings.length(exif)
+    little = begins(exif, b"II")
+
+    def number(digits: tf.Tensor, count: int = 2) -> tf.Tensor:
+        """Bytes (..., count) as numbers."""
+        powers = tf.constant([256**place for place in range(count)], tf.int64)
+        return tf.reduce_sum(digits * tf.where(little, powers, powers[::-1]), axis=-1)
+
+    directory = tf.cast(tf.minimum(number(content[4:8], 4), 2**16), tf.int32)
+    known = (little | begins(exif, b"MM")) & (directory + 2 <= length)
+    start = tf.where(known, directory, 0) + 2
+    count = tf.cast(number(content[start - 2 : start]), tf.int32)
+    count = tf.where(known, tf.minimum(count, (length - start) // _ENTRY_BYTES), 0)
+    entries = tf.reshape(content[start : start + _ENTRY_BYTES * count], (-1, _ENTRY_BYTES))
+    is_long = tf.equal(number(entries[:, 2:4]), 4)
+    values = tf.where(is_long, number(entries[:, 8:12], 4), number(entries[:, 8:10]))
+    here = tf.concat([tf.equal(number(entries[:, :2]), _ORIENTATION), [True]], 0)
+    value = tf.concat([values, tf.ones(1, tf.int64)], 0)[tf.argmax(here)]
+    return tf.where((value >= 1) & (value <= 8), tf.cast(value, tf.int32), 1)
+
+
+def begins(data: tf.Tensor, magic: bytes) -> tf.Tensor:
+    """Whether a string scalar begins with these bytes."""
+    # substr of a shorter string returns the string, which differs from the magic.
+    return tf.equal(tf.strings.substr(data, 0, len(magic)), magic)
+
+
+def _is_png(data: tf.Tensor) -> tf.Tensor:
+    return begins(data, b"\x89PNG\r\n\x1a\n")
+
+
+def _may_have_color_key(data: tf.Tensor) -> tf.Tensor:
+    """Whether a PNG is gray or RGB, without alpha, and something comes before its pixels."""
+    without_alpha = tf.reduce_any(_bytes_at(data, 25, 1) == [b"\0", b"\2"])
+    return without_alpha & tf.not_equal(_bytes_at(data, 37, 4), b"IDAT")
+
+
+def _bytes_at(data: tf.Tensor, position, count) -> tf.Tensor:
+    return tf.strings.substr(data, tf.minimum(tf.strings.length(data), position), count)
+
+
+def has_color_key(data: tf.Tensor) -> tf.Tensor:
+    """Whether a PNG without alpha channel has a transparent color, which TensorFlow applies only to four channels."""
+    length = tf.strings.length(data)
+
+    def chunk(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """(length, kind) of the chunk at a position; of IDAT behind the end."""
+        inside = position + 8 <= length
+        part = tf.where(inside, tf.strings.substr(data, tf.where(inside, position, 0), 8), b"\0\0\0\0IDAT")
+        size = tf.reduce_sum(tf.cast(_numbers(tf.strings.substr(part, 0, 4)), tf.int64) * [2**24, 2**16, 2**8, 1])
+        return tf.cast(tf.minimum(size, 2**30), tf.int32), tf.strings.substr(part, 4, 4)
+
+    def is_key(position: tf.Tensor) -> tf.Tensor:
+        size, kind = chunk(position)
+        return tf.equal(kind, b"tRNS") & (tf.minimum(size, length - position - 8) >= key_bytes)
+
+    def goes_on(position: tf.Tensor) -> tf.Tensor:
+        return tf.not_equal(chunk(position)[1], b"IDAT") & ~is_key(position)
+
+    def behind(position: tf.Tensor) -> tuple[tf.Tensor]:
+        return (position + 12 + chunk(position)[0],)
+
+    def found() -> tf.Tensor:
+        # Positions may pass the length by one chunk of 2**30 at most, so they stay below 2**31 for files of a gigabyte.
+        return is_key(tf.while_loop(goes_on, behind, [tf.constant(8)])[0])
+
+    key_bytes = tf.where(tf.equal(_bytes_at(data, 25, 1), b"\0"), 2, 6)
+    return tf.cond(_is_png(data) & _may_have_color_key(data), found, lambda: tf.constant(False))
+
+
+def _numbers(data: tf.Tensor) -> tf.Tensor:
+    """Bytes as int32."""
+    return tf.cast(tf.io.decode_raw(data, tf.uint8), tf.int32)
+
+
+def _little_endian(header: tf.Tensor, position: int, size: int = 4) -> tf.Tensor:
+    return tf.reduce_sum(header[position : position + size] * [256**place for place in range(size)])
+
+
+def _big_endian(header: tf.Tensor, position: int) -> tf.Tensor:
+    """A 4-byte integer of a PNG, at most 2**31 - 1; a negative number if it is larger."""
+    value = tf.reduce_sum(header[position : position + 4] * [2**24, 2**16, 2**8, 1])
+    return tf.where(value < 2**31, value, -LARGEST_IMAGE - 1)
+
+
+def _jpeg_pixels(data: tf.Tensor) -> tf.Tensor:
+    """Width x height, multiplied for files with more scans than encoders of progressive files write."""
+    sides = tf.cast(tf.image.extract_jpeg_shape(data), tf.int64)
+    content = tf.io.decode_raw(data, tf.uint8)
+    scans = tf.math.count_nonzero((content[:-1] == 0xFF) & (content[1:] == 0xDA))  # never inside entropy-coded data
+    return sides[0] * sides[1] * tf.maximum(scans // USUAL_SCANS, 1)
+
+
+def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
+    """0 for files that TensorFlow decodes wrongly: palettes other than a gray ramp, compression, unusual masks."""
+    first_pixel, header_bytes = _little_endian(header, 10), _little_endian(header, 14)
+    bits, compression = _little_endian(header, 28, 2), _little_endian(header, 30)
+    start = tf.minimum(14 + header_bytes, tf.cast(tf.strings.length(data), tf.int64))
+    length = tf.clip_by_value(first_pixel - start, 0, 1024)
+    palette = tf.io.decode_raw(tf.strings.substr(data, start, length) + b"\0\0\0", tf.uint8)
+    palette = tf.reshape(palette[: tf.size(palette) // 4 * 4], (-1, 4))[: length // 4, :3]
+    ramp = tf.reduce_all(tf.cast(palette, tf.int32) == tf.range(tf.shape(palette)[0])[:, None])
+    usual = tf.reduce_all(header[54:66] == list(struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)))
+    color = ((bits == 24) | (bits == 32)) & ((compression == 0) | ((compression == 3) & usual))
+    supported = (header_bytes >= 40) & (color | ((bits <= 8) & (compression == 0) & ramp))
+    width, height = (
+        tf.cast(tf.bitcast(tf.cast(_little_endian(header, at), tf.uint32), tf.int32), tf.int64) for at in (18, 22)
+    )
+    return tf.where(supported, tf.abs(width * height), 0)
+
+
+def _webp_pixels(header: tf.Tensor) -> tf.Tensor:
+    """0 for an animation, because TensorFlow 2.21 overflows the buffer of its first frame."""
+
+    def is_kind(kind: bytes) -> tf.Tensor:
+        return tf.reduce_all(header[12:16] == list(kind))
+
+    def extended() -> tf.Tensor:
+        pixels = (1 + _little_endian(header, 24, 3)) * (1 + _little_endian(header, 27, 3))
+        return tf.where(tf.equal(header[20] // 2 % 2, 0), pixels, 0)
+
+    def lossless() -> tf.Tensor:
+        sides = _little_endian(header, 21)
+        return (1 + sides % 2**14) * (1 + sides // 2**14 % 2**14)
+
+    def lossy() -> tf.Tensor:
+        return (_little_endian(header, 26, 2) % 2**14) * (_little_endian(header, 28, 2) % 2**14)
+
+    kinds = [(is_kind(b"VP8X"), extended), (is_kind(b"VP8L"), lossless), (is_kind(b"VP8 "), lossy)]
+    return tf.case(kinds, default=lambda: tf.constant(0, tf.int64))
+
+
+def _first_gif_frame(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(pixels, end) of the first frame of a GIF, int64; 0 pixels if it does not cover the canvas or is not found.
+
+    Only this frame is decoded, whatever follows it. Consecutive sub-blocks of the same length, as encoders write them,
+    are one step.
+    """
+    content = tf.io.decode_raw(data, tf.uint8)
+    length = tf.size(content, out_type=tf.int64)
+
+    def at(position: tf.Tensor) -> tf.Tensor:
+        return tf.where(position < length, tf.cast(content[tf.minimum(position, length - 1)], tf.int64), 0)
+
+    def side(position: tf.Tensor) -> tf.Tensor:
+        return at(position) + 256 * at(position + 1)
+
+    def color_table(position: tf.Tensor) -> tf.Tensor:
+        """Bytes of the color table, from the flags at this position."""
+        flags = at(position)
+        return tf.where(flags >= 128, 3 * tf.bitwise.left_shift(tf.constant(2, tf.int64), flags % 8), 0)
+
+    def skip_sub_blocks(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Position behind a run of equal sub-blocks and one other sub-block; whether their terminator came, too."""
+        stride = 1 + at(position)
+        lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # static rank
+        differs = tf.cast(lengths, tf.int64) != stride - 1
+        equal = tf.where(tf.reduce_any(differs), tf.argmax(differs), tf.size(lengths, out_type=tf.int64))
+        other = position + tf.where(stride > 1, equal * stride, 0)
+        after = other + 1 + at(other)
+        ends = tf.equal(at(other), 0)
+        ends_after = ~ends & tf.equal(at(after), 0)
+        return after + tf.cast(ends_after, tf.int64), ends | ends_after
+
+    def step(position: tf.Tensor, inside: tf.Tensor, pixels: tf.Tensor, done: tf.Tensor, count: tf.Tensor):
+        """One block, or several sub-blocks; `inside` tells whether sub-blocks follow."""
+        kind = at(position)
+        frame, extension = ~inside & tf.equal(kind, 0x2C), ~inside & tf.equal(kind, 0x21)
+        after, ends = tf.cond(
+            inside,
+            lambda: skip_sub_blocks(position),
+            lambda: (tf.where(extension, position + 2, length), tf.constant(False)),
+        )
+        after = tf.where(frame, position + 11 + color_table(position + 9), after)
+        width, height = side(position + 5), side(position + 7)
+        fills = tf.equal(side(position + 1) + side(position + 3), 0) & (width == screen[0]) & (height == screen[1])
+        pixels = tf.where(frame & fills, width * height, pixels)
+        done = (frame & ~fills) | (inside & ends & (pixels > 0)) | ~(inside | frame | extension)
+        return after, frame | extension | (inside & ~ends), pixels, done, count + 1
+
+    zero = tf.constant(0, tf.int64)
+    screen = side(zero + 6), side(zero + 8)
+    walk = (13 + color_table(zero + 10), tf.constant(False), zero, tf.constant(False), zero)
+    end, _, pixels, done, _ = tf.while_loop(
+        lambda position, inside, pixels, done, count: (position < length) & ~done & (count < SUB_BLOCKS), step, walk
+    )
+    # A file that ends within its first frame is left to the decoder, which refuses it.
+    return tf.where(done | (end >= length), pixels, 0), tf.minimum(end, length)
+
+
+def preprocessed_bytes(image: tf.Tensor, preprocessing) -> tf.Tensor:
+    """`Preprocessing.resized` for bytes (..., h, w, C), of the channels of the model, that stay bytes."""
+    size, channels = preprocessing.image_size, preprocessing.channels
+    if len(image.shape) > 3:
+        result = tf.map_fn(lambda one: preprocessed_bytes(one, preprocessing), image)
+        return tf.ensure_shape(result, (*image.shape[:-3], *size, channels))
+    sides = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float64))
+    places = preprocessing.placements(sides, tf)
+    rows, columns = (type(place)(*(tf.cast(number, tf.int32) for number in place)) for place in places)
+    if preprocessing.resize == "crop":
+        image = image[rows.first : rows.first + rows.window, columns.first : columns.first + columns.window]
+    image = resize_bytes(image, (rows.resized, columns.resized), preprocessing.interpolation)
+    if preprocessing.crop_from is not None:
+        image = image[rows.begin : rows.begin + size[0], columns.begin : columns.begin + size[1]]
+    if preprocessing.resize == "pad":
+        fill = tf.constant(preprocessing.fill(), tf.float32)
+        below, right = size[0] - rows.before - tf.shape(image)[0], size[1] - columns.before - tf.shape(image)[1]
+        # Where the image is less the fill, zeros beside it are the fill.
+        paddings = [[rows.before, below], [columns.before, right], [0, 0]]
+        image = tf.cast(tf.pad(tf.cast(image, tf.float32) - fill, paddings) + fill, tf.uint8)
+    return tf.ensure_shape(image, (*size, channels))
+
+
+def resize(image: tf.Tensor, size, preprocessing) -> tf.Tensor:
+    """An image (h, w, C) -> (height, width, C), 0..255, with the filter of a model, in its `dtype`.
+
+    For augmentation: of bytes a few are a level off Pillow's, which saves a third of the time.
+
+    size: (height, width), numbers or a tensor of two.
+    """
+    if preprocessing.dtype == "uint8":
+        if image.dtype != tf.uint8:
+            image = tf.saturate_cast(tf.round(image), tf.uint8)
+        size = tuple(tf.unstack(size) if tf.is_tensor(size) else size)
+        return resize_bytes(image, size, preprocessing.interpolation, exact=False)
+    return tf.image.resize(image, size, preprocessing.interpolation, antialias=preprocessing.antialias)
+
+
+def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bool = True) -> tf.Tensor:
+    """Bytes (h, w, C) -> (height, width, C) uint8, equal to Pillow's.
+
+    ScaleAndTranslate sums over the few pixels under the filter. It is fast if the axis that it resizes is the first of
+    a matrix, so the image is transposed for its rows and transposed back for its columns.
+
+    Args:
+        image: (h, w, C) uint8; h and w may be unknown before the graph runs.
+        size: (height, width), int32 scalars or integers.
+        interpolation: a filter of Pillow.
+        exact: whether sums that are halfway between two integers round as Pillow's. Else they may be a level off: 1 %
+            of the pixels for some ratios of sides, none for most.
+    """
+    (height, width), channels = tf.unstack(tf.shape(image)[:2]), image.shape[-1]
+    if interpolation == "nearest":
+        rows, columns = (_nearest(side, length) for side, length in zip((height, width), size, strict=True))
+        return tf.gather(tf.gather(image, rows), columns, axis=1)
+    columns = tf.transpose(tf.reshape(image, (height, width * channels)))
+    columns = _resized_rows(tf.reshape(columns, (width, channels * height)), size[1], interpolation, exact=exact)
+    rows = tf.transpose(tf.reshape(columns, (size[1] * channels, height)))
+    rows = _resized_rows(tf.reshape(rows, (height, size[1] * channels)), size[0], interpolation, exact=exact)
+    return tf.reshape(rows, (size[0], size[1], channels))
+
+
+def _nearest(side: tf.Tensor, length) -> tf.Tensor:
+    """The pixel of an axis that each pixel of a resized one shows; sums as in Pillow (`Geometry.c`, scale_affine)."""
+    step = tf.cast(side, tf.float64) / tf.cast(length, tf.float64)
+    steps = tf.concat([step[None] / 2.0, tf.fill([length - 1], step)], axis=0)
+    return tf.minimum(tf.cast(tf.cumsum(steps), tf.int32), side - 1)
+
+
+def _resized_rows(matrix: tf.Tensor, length, interpolation: str, *, exact: bool) -> tf.Tensor:
+    """Bytes (side, n) -> (length, n) uint8, resized along the first axis."""
+    side, width = tf.unstack(tf.shape(matrix))
+
+    def resized() -> tf.Tensor:
+        if interpolation == "box":  # whose pixels at the edge are in or out by the last bit
+            return _box(matrix, length)
+        scale = tf.cast(tf.cast(length, tf.float64) / tf.cast(side, tf.float64), tf.float32)
+        sums = tf.raw_ops.ScaleAndTranslate(
+            images=tf.reshape(matrix, tf.stack([1, side, 1, width])),
+            size=tf.stack([length, 1]),
+            scale=tf.stack([scale, 1.0]),
+            translation=[0.0, 0.0],
+            kernel_type=_KERNELS[interpolation],
+            antialias=True,
+        )[0, :, 0]
+        # Truncation after + 0.5 rounds, for nothing is negative.
+        pixels = tf.cast(tf.clip_by_value(sums + 0.5, 0.0, 255.0), tf.uint8)
+        return _halves_as_in_pillow(pixels, sums, matrix, interpolation) if exact else pixels
+
+    return tf.cond(tf.equal(side, length), lambda: matrix, resized)
+
+
+def _box(matrix: tf.Tensor, length) -> tf.Tensor:
+    """Bytes (side, n) -> (length, n) uint8: means, in the integers of Pillow."""
+    side = tf.shape(matrix)[0]
+    first, coefficients = _pillow_coefficients(side, length, "box")
+    pixel = tf.minimum(first[:, None] + tf.range(tf.shape(coefficients)[1]), side - 1)
+    row = tf.range(length)[:, None] + tf.zeros_like(pixel)
+    sums = tf.raw_ops.SparseTensorDenseMatMul(
+        a_indices=tf.reshape(tf.cast(tf.stack([row, pixel], axis=-1), tf.int64), (-1, 2)),
+        a_values=tf.reshape(tf.cast(coefficients, tf.float64), (-1,)),
+        a_shape=tf.cast(tf.stack([length, side]), tf.int64),
+        b=tf.cast(matrix, tf.float64),
+    )
+    return tf.cast(tf.clip_by_value(tf.floor(sums * 2.0**-_PRECISION + 0.5), 0.0, 255.0), tf.uint8)
+
+
+def _halves_as_in_pillow(pixels: tf.Tensor, sums: tf.Tensor, matrix: tf.Tensor, interpolation: str) -> tf.Tensor:
+    """The pixels (length, n), of which those whose sums are close to a half are computed again in integers.
+
+    Pillow's weights are integers of 22 bits (`Resample.c`, normalize_coeffs_8bpc). Their errors decide where it rounds
+    a sum that is a half in exact arithmetic, and for simple ratios of sides many are.
+    """
+    side, width = tf.unstack(tf.shape(matrix))
+    # ScaleAndTranslate computes places of pixels in float32.
+    distance = 5e-4 + 1e-6 * tf.cast(side, tf.float32)
+    doubtful = tf.where(tf.abs(sums - tf.floor(sums) - 0.5) < distance)  # (m, 2)
+    first, coefficients = _pillow_coefficients(side, tf.shape(sums)[0], interpolation)
+    row, column = tf.cast(doubtful[:, 0], tf.int32), tf.cast(doubtful[:, 1], tf.int32)
+    rows = tf.minimum(tf.gather(first, row)[:, None] + tf.range(tf.shape(coefficients)[1]), side - 1)  # (m, taps)
+    values = tf.gather(tf.reshape(matrix, (-1,)), rows * width + column[:, None])
+    total = tf.reduce_sum(tf.cast(values, tf.int32) * tf.gather(coefficients, row), axis=1)
+    total = tf.bitwise.right_shift(total + 2 ** (_PRECISION - 1), _PRECISION)
+    return tf.tensor_scatter_nd_update(pixels, doubtful, tf.cast(tf.clip_by_value(total, 0, 255), tf.uint8))
+
+
+def _pillow_coefficients(side: tf.Tensor, length: tf.Tensor, interpolation: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """(first pixel (length,), weights (length, taps)) of the pixels of a resized axis, int32, as in Pillow."""
+    step = tf.cast(side, tf.float64) / tf.cast(length, tf.float64)
+    scale = tf.maximum(step, 1.0)
+    center = (tf.cast(tf.range(length), tf.float64) + 0.5) * step
+    support = SUPPORT[interpolation] * scale
+    first = tf.maximum(tf.cast(center - support + 0.5, tf.int32), 0)
+    last = tf.minimum(tf.cast(center + support + 0.5, tf.int32), side)
+    pixel = first[:, None] + tf.range(tf.reduce_max(last - first))
+    found = kernel(interpolation, (tf.cast(pixel, tf.float64) - center[:, None] + 0.5) / scale, tf)
+    found = tf.where(pixel < last[:, None], found, 0.0)
+    found *= 2.0**_PRECISION / tf.reduce_sum(found, axis=1, keepdims=True)
+    return first, tf.cast(tf.where(found < 0.0, found - 0.5, found + 0.5), tf.int32)

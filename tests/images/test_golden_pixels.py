@@ -1,0 +1,51 @@
+"""Pictures through the image processors of transformers and timm: the same pixels and logits here."""
+
+import json
+import pathlib
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+import keras_vit
+
+FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
+INDEX = json.loads((FOLDER / "index.json").read_text())
+
+
+@pytest.fixture(name="golden", scope="module", params=INDEX["processors"])
+def _golden(request):
+    """(model, recorded arrays) of a processor."""
+    return keras_vit.from_checkpoint(FOLDER / request.param), dict(np.load(FOLDER / f"{request.param}.npz"))
+
+
+def assert_close(pixels, expected, value_range, *, equal):
+    """No value more than two levels off, and at most 0.5 % of them more than half a level; or all equal."""
+    low, high = (np.asarray(end) for end in value_range)
+    levels = np.abs(np.asarray(pixels) - expected) * 255.0 / (high - low)
+    assert levels.max() <= (1e-3 if equal else 2.0)
+    assert np.mean(levels > 0.5) <= 0.005
+
+
+def test_a_pil_image_has_the_pixels_and_logits_of_the_original(golden):
+    model, expected = golden
+    preprocessing = keras_vit.preprocessing_of(model)
+    for name in INDEX["pictures"]:
+        with PIL.Image.open(FOLDER / "pictures" / name) as image:
+            pixels = np.asarray(preprocessing(image))
+        assert_close(pixels, expected[name], preprocessing.value_range, equal=True)
+        np.testing.assert_allclose(model(pixels[None])[0], expected[f"logits:{name}"], atol=2e-5)
+
+
+def test_a_file_in_a_graph_has_the_pixels_of_the_original(golden):
+    model, expected = golden
+    preprocessing = keras_vit.preprocessing_of(model)
+    graph = tf.function(
+        lambda data: preprocessing.normalize(preprocessing.resized(preprocessing.decode(data))),
+        input_signature=[tf.TensorSpec((), tf.string)],
+        autograph=False,
+    )
+    for name in INDEX["pictures"]:
+        pixels = graph(tf.io.read_file(str(FOLDER / "pictures" / name)))
+        assert_close(pixels, expected[name], preprocessing.value_range, equal=False)

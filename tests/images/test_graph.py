@@ -1,0 +1,155 @@
+"""The decoder in a graph and the one with Pillow: the same pixels, orientations and verdicts."""
+
+import io
+import pathlib
+import struct
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+import pytest
+import tensorflow as tf
+
+from keras_vit.images import graph, pillow
+from keras_vit.images.formats import color_key, format_problem, orientation
+from keras_vit.images.preprocessing import to_channels
+
+DAMAGED = pathlib.Path(__file__).parents[1] / "fixtures" / "damaged"
+GRAY = np.random.default_rng(0).integers(0, 256, (7, 11), np.uint8)
+
+
+def encoded(kind: str, mode: str = "L", **options) -> bytes:
+    stream = io.BytesIO()
+    PIL.Image.fromarray(GRAY).convert(mode).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+SIGNATURE = [tf.TensorSpec((), tf.string)]  # so that they are traced once
+decode = tf.function(
+    lambda data: graph.decode_image(data, accurate=True, upright=True), input_signature=SIGNATURE, autograph=False
+)
+orientation_in_graph = tf.function(graph.orientation, SIGNATURE, autograph=False)
+keyed = tf.function(graph.has_color_key, SIGNATURE, autograph=False)
+ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GRAY[::-1])]}
+FILES = {
+    "gray PNG": encoded("PNG"),
+    "gray PNG with a color key": encoded("PNG", transparency=3),
+    "PNG with a color key": encoded("PNG", "RGB", transparency=(1, 2, 3)),
+    "PNG with a palette": encoded("PNG", "P", transparency=3),
+    "PNG with alpha": encoded("PNG", "RGBA"),
+    "GIF": encoded("GIF"),
+    "animated GIF": encoded("GIF", **ANIMATION),
+    "gray BMP": encoded("BMP"),
+    "BMP": encoded("BMP", "RGB"),
+    "BMP with alpha": encoded("BMP", "RGBA"),
+    "black and white BMP": encoded("BMP", "1"),
+    "WebP": encoded("WEBP", "RGB"),
+    "animated WebP": encoded("WEBP", "RGB", **ANIMATION),
+    "gray JPEG": encoded("JPEG"),
+    "JPEG": encoded("JPEG", "RGB"),
+    "JPEG of four inks": encoded("JPEG", "CMYK"),
+    "progressive JPEG": encoded("JPEG", "RGB", progressive=True, subsampling=2),
+    "PNG with 16 bits": encoded("PNG", "I;16"),
+    "PNG with 1 bit": encoded("PNG", "1"),
+    "gray PNG with alpha": encoded("PNG", "LA"),
+    "lossless WebP with alpha": encoded("WEBP", "RGBA", lossless=True),
+    "TIFF": encoded("TIFF"),
+    "words": b"words",
+    "nothing": b"",
+}
+REFUSED = ("TIFF", "words", "nothing", "animated WebP", "black and white BMP")
+
+
+def in_graph(data: bytes) -> np.ndarray | None:
+    try:
+        return decode(tf.constant(data)).numpy()
+    except tf.errors.InvalidArgumentError:
+        return None
+
+
+def with_pillow(data: bytes) -> np.ndarray | None:
+    try:
+        return None if format_problem(data) else pillow.decode(data, upright=True)
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_whole_files_have_the_same_pixels_and_cut_ones_none(name):
+    data = FILES[name]
+    found, expected = in_graph(data), with_pillow(data)
+    assert (found is None) == (name in REFUSED)
+    assert (expected is None) == (name in REFUSED)
+    if expected is not None:
+        np.testing.assert_array_equal(*(to_channels(image, 3, "white") for image in (found, expected)))
+    if name != "animated GIF":  # whose first frame may be whole
+        for length in np.linspace(0, len(data) - 20, 5).astype(int):
+            assert in_graph(data[:length]) is None, length
+            assert with_pillow(data[:length]) is None, length
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_header_rules_are_the_same_in_damaged_files(name):
+    rng, data = np.random.default_rng(1), FILES[name]
+    for position in rng.integers(0, min(len(data), 90) or 1, 60 if data else 0):
+        file = data[:position] + rng.bytes(1) + data[position + 1 :]
+        if format_problem(file):
+            assert in_graph(file) is None, file[:90]
+        assert bool(keyed(tf.constant(file))) == (color_key(file) is not None), file[:90]
+
+
+@pytest.mark.parametrize("path", sorted(DAMAGED.iterdir()), ids=lambda path: path.name)
+def test_a_damaged_png_is_refused_by_both(path):
+    assert in_graph(path.read_bytes()) is None
+    assert with_pillow(path.read_bytes()) is None
+
+
+def test_of_an_animation_of_many_frames_the_first_is_decoded_alone():
+    frames = [PIL.Image.fromarray(np.full((7, 11), 255 - number % 200, np.uint8)) for number in range(600)]
+    stream = io.BytesIO()
+    PIL.Image.fromarray(GRAY).save(stream, "GIF", save_all=True, append_images=frames)
+    data = stream.getvalue()
+    np.testing.assert_array_equal(in_graph(data), with_pillow(data))
+    second = data.index(b"\x21\xf9", data.index(b"\x2c"))
+    np.testing.assert_array_equal(in_graph(data[:second] + b"damaged"), with_pillow(data))
+
+
+def test_a_file_that_declares_gigabytes_is_refused():
+    data = bytearray(encoded("PNG"))
+    data[16:24] = struct.pack(">II", 60_000, 60_000)
+    assert in_graph(bytes(data)) is None
+
+
+def exif(orientation: int, order: str, kind: int = 3) -> bytes:
+    """An EXIF block with other entries before and after the orientation."""
+    value = struct.pack(order + ("I" if kind == 4 else "HH"), *((orientation,) if kind == 4 else (orientation, 0)))
+    entries = struct.pack(order + "HHII", 0x010F, 4, 1, 7)
+    entries += struct.pack(order + "HHI", 0x0112, kind, 1) + value + struct.pack(order + "HHII", 0x011A, 4, 1, 9)
+    return {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "IH", 8, 3) + entries + b"\0" * 4
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_images_are_turned_as_pillow_turns_them(kind, order):
+    colors = np.random.default_rng(3).integers(0, 256, (5, 8, 3), np.uint8)
+    options = {"lossless": True} if kind == "WEBP" else {"subsampling": 0} if kind == "JPEG" else {}
+    for number in range(1, 9):
+        stream = io.BytesIO()
+        PIL.Image.fromarray(colors).save(stream, kind, exif=exif(number, order), **options)
+        data = stream.getvalue()
+        expected = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))))
+        np.testing.assert_array_equal(in_graph(data), expected)
+        np.testing.assert_array_equal(with_pillow(data), expected)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_damaged_orientations_are_read_alike_and_stay_within_bounds(order):
+    rng = np.random.default_rng(4)
+    for kind in (3, 4):
+        block = exif(6, order, kind)
+        blocks = [block, *(block[:length] for length in range(0, len(block), 3))]
+        blocks += [block[:at] + rng.bytes(1) + block[at + 1 :] for at in rng.integers(0, len(block), 80)]
+        for damaged in blocks:
+            segment = b"\xff\xe1" + struct.pack(">H", len(damaged) + 8) + b"Exif\0\0" + damaged
+            file = FILES["JPEG"][:2] + segment + FILES["JPEG"][2:]
+            assert int(orientation_in_graph(tf.constant(file))) == orientation(file), damaged
