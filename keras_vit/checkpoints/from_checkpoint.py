@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit.checkpoints.changed_graph import changed_layer, check_unchanged
 from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_unexpected_keys
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
@@ -48,6 +49,9 @@ from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, ch
 from keras_vit.preprocessing import Preprocessing
 from keras_vit.run_directory import is_keras_model, load_model
 
+# What to do where a model with a changed graph should be rebuilt.
+_CHANGE_FIRST = "adapt the model first, and change its layers then"
+_HEAD_LAYERS = tuple(head.replace("/", ".") for head in HEADS)
 _DEFAULT_SIZE = 224  # pixels, for models without position embeddings
 # Kernels whose input is the image.
 _FIRST_KERNELS = (
@@ -148,6 +152,10 @@ def from_checkpoint(
         _refuse_settings_of_keras_model({**vit_settings, **other_settings}, rates)
         model = load_model(file)
         config = config_of(model)
+        if changed_layer(model):
+            if (changes, build_options, image_size) == (Changes(), BuildOptions(), None) and not any(rates.values()):
+                return model
+            check_unchanged(model, _CHANGE_FIRST)
         if isinstance(config, ViTConfig):
             config = dataclasses.replace(config, **rates)
         elif any(rates.values()):
@@ -243,7 +251,7 @@ def adapt(
     """A new model with the weights of another one, for other images or classes; like `from_checkpoint` for files.
 
     Args:
-        model: built by `keras_vit.build`; it stays unchanged.
+        model: built by `keras_vit.build`; it stays unchanged. Its name and its frozen layers are kept.
         image_size: pixels, or (height, width). None keeps that of the model.
         num_classes: None keeps the head. A number adds a head of zeros; 0 returns the features.
         patch_size: None keeps that of the model.
@@ -251,11 +259,19 @@ def adapt(
         channel_rule: see `from_checkpoint`.
         resampler: see `from_checkpoint`.
         keep_pre_logits: see `from_checkpoint`.
+
+    Raises UserError for a model with other layers than its config says, which no new model would have.
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
+    check_unchanged(model, _CHANGE_FIRST)
     dtype = model.get_layer("spec").dtype_policy.name
-    build_options = BuildOptions(classifier_activation_of(model), None if dtype == "float32" else dtype)
-    return _adapted(model, config_of(model), image_size, changes, build_options)
+    build_options = BuildOptions(classifier_activation_of(model), None if dtype == "float32" else dtype, model.name)
+    adapted = _adapted(model, config_of(model), image_size, changes, build_options)
+    frozen = {layer.name for layer in model.layers if not layer.trainable}
+    for layer in adapted.layers:
+        if layer.name in frozen and not (num_classes is not None and f"{layer.name}.".startswith(_HEAD_LAYERS)):
+            layer.trainable = False
+    return adapted
 
 
 def _adapted(
@@ -287,12 +303,12 @@ def _value_stream(value: Any) -> io.BytesIO:
 class Changes:
     """How a new model differs from the checkpoint it is filled with; None: not at all."""
 
-    num_classes: int | None
-    patch_size: int | tuple[int, int] | None
-    channels: int | None
-    channel_rule: ChannelRule
-    resampler: Resampler | None
-    keep_pre_logits: bool
+    num_classes: int | None = None
+    patch_size: int | tuple[int, int] | None = None
+    channels: int | None = None
+    channel_rule: ChannelRule = "mean"
+    resampler: Resampler | None = None
+    keep_pre_logits: bool = False
 
     def __post_init__(self) -> None:
         convert_fields(self)

@@ -17,7 +17,7 @@ from keras_vit.checkpoints.layouts import TORCH
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.keras_weights import KERAS_WEIGHTS, open_keras_weights
 from keras_vit.files.lazy_array import check_all
-from keras_vit.models.build import config_of
+from keras_vit.models.build import classifier_head, config_of
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import TokenDense, zero_copy
 from keras_vit.models.positions import PositionEmbedding
@@ -95,15 +95,21 @@ def _prefixes(name: str, value: object) -> tuple[str, ...]:
 
 
 def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
-    """The weights of a model by their keys in the released checkpoints."""
+    """The weights of a model by their keys in the released checkpoints; those of a head of any name as of "head"."""
     flax = {"gamma": "scale", "beta": "bias"}
     weights = {}
+    head = classifier_head(model)
     for layer in model.layers:
         names = {} if layer.name.endswith(("group_norm", "batch_norm")) else flax  # BiT has TensorFlow's names
         for weight in layer.weights:
-            key = f"{layer.name.replace('.', '/')}/{names.get(weight.name, weight.name)}"
+            key = f"{_path(layer, head)}/{names.get(weight.name, weight.name)}"
             weights["cls" if key == "cls/cls" else key] = weight
     return weights
+
+
+def _path(layer: keras.layers.Layer, head: keras.layers.Layer | None) -> str:
+    is_renamed = layer is head and head.name != "resnet.head.conv2d"
+    return "head" if is_renamed else layer.name.replace(".", "/")
 
 
 def values_by_key(model: keras.Model) -> dict:
@@ -116,7 +122,7 @@ def values_by_key(model: keras.Model) -> dict:
     weights = weights_by_key(model)
     for layer in model.layers:
         if isinstance(layer, TokenDense) and layer.lora_enabled:
-            key = layer.name.replace(".", "/")
+            key = _path(layer, classifier_head(model))
             weights[f"{key}/kernel"] = layer.kernel
             del weights[f"{key}/lora_kernel_a"], weights[f"{key}/lora_kernel_b"]
     return weights
