@@ -10,7 +10,7 @@ import keras
 
 from export.source import Provenance
 from keras_vit import UserError, config_of, preprocessing_of
-from keras_vit.checkpoints.changed_graph import changed_layer
+from keras_vit.checkpoints.load import changed_layer
 from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import LABELS
 

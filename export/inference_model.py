@@ -167,7 +167,8 @@ class _TensorFlowLayers(InferenceLayers):
         # Relative positions read the query too, and scale it themselves.
         if not isinstance(layer, DotProductAttention) or f"{layer.name}.relative" in self._layers:
             return False
-        query, *between = (self._layers.get(f"{layer.name}.{name}") for name in ("query", "scaled_query", "rotated_query"))
+        parts = (f"{layer.name}.{part}" for part in ("query", "scaled_query", "rotated_query"))
+        query, *between = map(self._layers.get, parts)
         if query is None:
             return False
         linear = [query.output, *(each.output for each in between if each is not None and each.input is query.output)]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import UserError, ViTConfig, config_of, preprocessing_of
-from keras_vit.checkpoints.changed_graph import check_unchanged
+from keras_vit.checkpoints.load import check_unchanged
 from keras_vit.models.attention import DotProductAttention, split_heads
 from keras_vit.models.layers import PoolTokens, WeightedMean
 

@@ -16,7 +16,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.changed_graph import changed_layer, check_unchanged
 from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_unexpected_keys
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
@@ -28,7 +27,7 @@ from keras_vit.checkpoints.infer_config import (
 )
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
-from keras_vit.checkpoints.load import assign, match_weights, values_by_key
+from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.build import build, classifier_activation_of, config_of, preprocessing_of

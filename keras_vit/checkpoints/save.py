@@ -9,13 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.changed_graph import check_unchanged
 from keras_vit.checkpoints.huggingface.config_json import TRANSFORMERS_GELU, family_fields
 from keras_vit.checkpoints.huggingface.image_processor import RESAMPLE
 from keras_vit.checkpoints.huggingface.layouts import family_of, unused_mask_token
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.layouts import check_target, is_folder, layout_of, num_classes_of
-from keras_vit.checkpoints.load import values_by_key
+from keras_vit.checkpoints.load import check_unchanged, values_by_key
 from keras_vit.checkpoints.timm_models import timm_config
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder

@@ -229,9 +229,9 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     inside = {name for name in layers if name.startswith(f"{block}.")} - of_all | {block, "Transformer.encoder_norm"}
     first_only = {id(layers[name].output) for name in inside}
     for operation in model.operations:  # a layer of the user's may read all tokens
-        if operation.name not in (*inside, "pool", "pool_distillation"):
-            if any(id(tensor) in first_only for tensor in keras.tree.flatten(operation.input)):
-                return frozenset()
+        reads = any(id(tensor) in first_only for tensor in keras.tree.flatten(operation.input))
+        if reads and operation.name not in (*inside, "pool"):
+            return frozenset()
     return frozenset(inside)
 
 

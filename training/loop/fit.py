@@ -12,8 +12,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, preprocessing_of
-from keras_vit.checkpoints.changed_graph import check_unchanged
-from keras_vit.checkpoints.load import values_by_key, weights_by_key
+from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.models.layers import no_init_weights
 from training.devices.strategies import (
     check_equal_on_workers,
