@@ -10,6 +10,7 @@ import keras
 
 from export.source import Provenance
 from keras_vit import UserError, config_of, preprocessing_of
+from keras_vit.checkpoints.load import changed_layer
 from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import LABELS
 
@@ -20,9 +21,13 @@ _FILES = ("model-*.tflite", "model.onnx", "model.xml", "model.bin")
 
 
 def fingerprint(model: keras.Model, labels: Sequence[str], origin: Provenance) -> str:
-    """SHA-256 of all that the files depend on: weights, configuration, preprocessing, labels, and probabilities."""
-    parts = [dataclasses.asdict(config_of(model)), dataclasses.asdict(preprocessing_of(model))]
-    described = json.dumps([*parts, origin.temperature, origin.multi_label], sort_keys=True)
+    """SHA-256 of what the model is: weights, layers, preprocessing, labels, and whether images have several classes.
+
+    A new temperature is a calibration of the same model, which every file states for itself.
+    """
+    layers = model.get_config()["layers"] if changed_layer(model) else []
+    parts = [dataclasses.asdict(config_of(model)), dataclasses.asdict(preprocessing_of(model)), layers]
+    described = json.dumps([*parts, origin.multi_label], sort_keys=True, default=str)
     digest = hashlib.sha256(f"{labels_text(labels)}{described}".encode())
     for weight in model.weights:
         digest.update(weight.numpy().tobytes())

@@ -87,6 +87,8 @@ class _Layers:
     def layer(self, layer: keras.layers.Layer) -> keras.layers.Layer:
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation of keras.ops, which has neither weights nor a dtype
+        if isinstance(layer, keras.layers.Lambda):
+            return layer  # Keras makes no function from a config
         return type(layer).from_config(self.config(layer))
 
     def config(self, layer: keras.layers.Layer) -> dict:
@@ -129,7 +131,7 @@ class _OnnxLayers(InferenceLayers):
     """
 
     def layer(self, layer):
-        if isinstance(layer, keras.layers.LayerNormalization):
+        if _is_full_norm(layer):
             return _StepByStepNorm.from_config(self.config(layer))
         if isinstance(layer, TokenDense) and layer.activation is gelu_erf:
             return _ErfDense.from_config({**self.config(layer), "activation": None})
@@ -145,9 +147,9 @@ class _TensorFlowLayers(InferenceLayers):
     """
 
     def layer(self, layer):
-        if _is_norm(layer):
+        if _is_full_norm(layer) and len(layer.input.shape) == 3:
             return _OnePassNorm(epsilon=layer.epsilon, scale=False, center=False, dtype=self._dtype, name=layer.name)
-        if isinstance(layer, keras.layers.GroupNormalization):
+        if isinstance(layer, keras.layers.GroupNormalization) and _is_full_group_norm(layer):
             return _GroupNormByProducts.from_config(self.config(layer))
         if self._takes_scaled_query(layer):
             return _OneProductAttention.from_config(self.config(layer))
@@ -163,7 +165,14 @@ class _TensorFlowLayers(InferenceLayers):
 
     def _takes_scaled_query(self, layer: keras.layers.Layer | None) -> bool:
         # Relative positions read the query too, and scale it themselves.
-        return isinstance(layer, DotProductAttention) and f"{layer.name}.relative" not in self._layers
+        if not isinstance(layer, DotProductAttention) or f"{layer.name}.relative" in self._layers:
+            return False
+        parts = (f"{layer.name}.{part}" for part in ("query", "scaled_query", "rotated_query"))
+        query, *between = map(self._layers.get, parts)
+        if query is None:
+            return False
+        linear = [query.output, *(each.output for each in between if each is not None and each.input is query.output)]
+        return any(layer.input[0] is tensor for tensor in linear)
 
 
 class _ErfDense(TokenDense):
@@ -269,8 +278,16 @@ class _OneProductAttention(DotProductAttention):
         return tf.nn.softmax(logits if attention_bias is None else logits + attention_bias)
 
 
-def _is_norm(layer: keras.layers.Layer) -> bool:
-    return isinstance(layer, keras.layers.LayerNormalization) and len(layer.input.shape) == 3
+def _is_full_norm(layer: keras.layers.Layer) -> bool:
+    """Whether a layer is a LayerNorm of the channels with scale and offset, as those of `keras_vit.build`."""
+    if not isinstance(layer, keras.layers.LayerNormalization):
+        return False
+    config = layer.get_config()
+    return config["axis"] in (-1, [-1]) and config["scale"] and config["center"] and not config.get("rms_scaling")
+
+
+def _is_full_group_norm(layer: keras.layers.GroupNormalization) -> bool:
+    return layer.axis == -1 and layer.scale and layer.center and len(layer.input.shape) == 4
 
 
 def standardized(layer: StandardizedConv2D, kernel: np.ndarray) -> np.ndarray:

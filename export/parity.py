@@ -86,8 +86,13 @@ def reference(
         raise UserError("An export is verified on sample images, but there are none.")
     batches = (images for _, images in _batches(samples, preprocessing, raw_pixels))
     inputs = (preprocessing.normalize(images) if raw_pixels else images for images in batches)
-    logits = [model.predict_on_batch(np.asarray(images)) for images in inputs]
-    return Reference(samples, preprocessing, np.concatenate(logits), multi_label)
+    logits = np.concatenate([model.predict_on_batch(np.asarray(images)) for images in inputs])
+    if logits.shape[1] > 1 and logits.min() >= 0.0 and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
+        raise UserError(
+            f"The model {model.name!r} outputs probabilities, but an export takes logits and adds the softmax itself; "
+            "export the model up to its softmax, or build it with classifier_activation='softmax'."
+        )
+    return Reference(samples, preprocessing, logits, multi_label)
 
 
 @functools.lru_cache(maxsize=4)

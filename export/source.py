@@ -17,6 +17,8 @@ from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
+from keras_vit.models.build import classifier_head
+from keras_vit.models.layers import ModelSpec
 from keras_vit.run_directory import Samples, is_keras_model
 
 # Number of random images, and their sizes relative to the input of the model.
@@ -187,11 +189,29 @@ def _last_metrics(run: pathlib.Path) -> dict:
 
 
 def check_classifier(model: keras.Model) -> None:
-    """Raise UserError unless the model outputs one vector of logits per image."""
-    if not any(layer.name in ("head", "resnet.head.conv2d") for layer in model.layers):
+    """Raise UserError unless the model maps images, as its preprocessing gives them, to one vector of logits each."""
+    if len(model.outputs) != 1 or len(model.inputs) != 1:
         raise UserError(
-            f"The model ends with its features, of shape {model.output_shape}, and has no classes to serve; export "
-            "a model with a head."
+            f"The model has {len(model.inputs)} inputs and {len(model.outputs)} outputs, but an export is of one each; "
+            "export keras.Model(model.input, logits) with the output that is to be served."
+        )
+    try:
+        model.get_config()
+    except NotImplementedError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"A layer of the model cannot be copied ({reason}); write its get_config.") from error
+    preprocessing, spec = preprocessing_of(model), next(each for each in model.layers if isinstance(each, ModelSpec))
+    expected = (*preprocessing.image_size, preprocessing.channels)
+    if spec.input is not model.input or model.input_shape[1:] != expected:
+        raise UserError(
+            f"The model changes its images before its layer {spec.name!r}, which says how they are preprocessed; "
+            f"export it with {spec.name!r} as the first layer, of images {expected} in the range "
+            f"{preprocessing.value_range}."
+        )
+    if classifier_head(model) is None:
+        raise UserError(
+            f"The model ends with its features, of shape {model.output_shape}, and has no classes to serve; add a head "
+            "by keras_vit.adapt(model, num_classes=…) or a Dense layer, and train it."
         )
     if len(model.output_shape) != 2:
         raise UserError(

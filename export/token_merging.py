@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import UserError, ViTConfig, config_of, preprocessing_of
+from keras_vit.checkpoints.load import check_unchanged
 from keras_vit.models.attention import DotProductAttention, split_heads
 from keras_vit.models.layers import PoolTokens, WeightedMean
 
@@ -25,6 +26,7 @@ def check_merging(model: keras.Model, merged: int) -> None:
     It must be a ViT whose tokens keep no place after the input, and half of its patch tokens are the most.
     """
     config = config_of(model)
+    check_unchanged(model, "leave --merge-tokens out")
     if not isinstance(config, ViTConfig):
         raise UserError(f"The model {model.name!r} is a ResNet without tokens; leave --merge-tokens out.")
     reasons = {

@@ -189,15 +189,11 @@ def warn_without_config(run: str | os.PathLike) -> None:
 def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
     """Raise UserError unless the model classifies images into as many classes as there are labels."""
     shape = model.output_shape
-    if not {"head", "resnet.head.conv2d"} & {layer.name for layer in model.layers}:
-        raise UserError(
-            "The model outputs features, like models trained by masked patch prediction, and has no classification "
-            "head; add one with python -m training.finetune."
-        )
     if len(shape) != 2 or shape[1] != len(labels):
         raise UserError(
-            f"The model's output has shape {shape}, but there are {len(labels)} labels; "
-            f"{MODEL} and {LABELS} must belong to the same run."
+            f"The model's output has shape {shape}, but there are {len(labels)} labels; {MODEL} and {LABELS} must "
+            "belong to the same run. If the model ends with features, add a head with python -m training.finetune or "
+            f"keras_vit.adapt(model, num_classes={len(labels)})."
         )
 
 

@@ -27,7 +27,7 @@ from keras_vit.checkpoints.infer_config import (
 )
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
-from keras_vit.checkpoints.load import assign, match_weights, values_by_key
+from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.images.preprocessing import Preprocessing
@@ -48,6 +48,9 @@ from keras_vit.models.layers import no_init_weights
 from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, check_resampler, resize_patch_kernel
 from keras_vit.run_directory import is_keras_model, load_model
 
+# What to do where a model with a changed graph should be rebuilt.
+_CHANGE_FIRST = "adapt the model first, and change its layers then"
+_HEAD_LAYERS = tuple(head.replace("/", ".") for head in HEADS)
 _DEFAULT_SIZE = 224  # pixels, for models without position embeddings
 # Kernels whose input is the image.
 _FIRST_KERNELS = (
@@ -148,6 +151,10 @@ def from_checkpoint(
         _refuse_settings_of_keras_model({**vit_settings, **other_settings}, rates)
         model = load_model(file)
         config = config_of(model)
+        if changed_layer(model):
+            if (changes, build_options, image_size) == (Changes(), BuildOptions(), None) and not any(rates.values()):
+                return model
+            check_unchanged(model, _CHANGE_FIRST)
         if isinstance(config, ViTConfig):
             config = dataclasses.replace(config, **rates)
         elif any(rates.values()):
@@ -236,7 +243,7 @@ def adapt(
     """A new model with the weights of another one, for other images or classes; like `from_checkpoint` for files.
 
     Args:
-        model: built by `keras_vit.build`; it stays unchanged.
+        model: built by `keras_vit.build`; it stays unchanged. Its name and its frozen layers are kept.
         image_size: pixels, or (height, width). None keeps that of the model.
         num_classes: None keeps the head. A number adds a head of zeros; 0 returns the features.
         patch_size: None keeps that of the model.
@@ -244,11 +251,19 @@ def adapt(
         channel_rule: see `from_checkpoint`.
         resampler: see `from_checkpoint`.
         keep_pre_logits: see `from_checkpoint`.
+
+    Raises UserError for a model with other layers than its config says, which no new model would have.
     """
     changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
+    check_unchanged(model, _CHANGE_FIRST)
     dtype = model.get_layer("spec").dtype_policy.name
-    build_options = BuildOptions(classifier_activation_of(model), None if dtype == "float32" else dtype)
-    return _adapted(model, config_of(model), image_size, changes, build_options)
+    build_options = BuildOptions(classifier_activation_of(model), None if dtype == "float32" else dtype, model.name)
+    adapted = _adapted(model, config_of(model), image_size, changes, build_options)
+    frozen = {layer.name for layer in model.layers if not layer.trainable}
+    for layer in adapted.layers:
+        if layer.name in frozen and not (num_classes is not None and f"{layer.name}.".startswith(_HEAD_LAYERS)):
+            layer.trainable = False
+    return adapted
 
 
 def _adapted(
@@ -280,12 +295,12 @@ def _value_stream(value: Any) -> io.BytesIO:
 class Changes:
     """How a new model differs from the checkpoint it is filled with; None: not at all."""
 
-    num_classes: int | None
-    patch_size: int | tuple[int, int] | None
-    channels: int | None
-    channel_rule: ChannelRule
-    resampler: Resampler | None
-    keep_pre_logits: bool
+    num_classes: int | None = None
+    patch_size: int | tuple[int, int] | None = None
+    channels: int | None = None
+    channel_rule: ChannelRule = "mean"
+    resampler: Resampler | None = None
+    keep_pre_logits: bool = False
 
     def __post_init__(self) -> None:
         convert_fields(self)

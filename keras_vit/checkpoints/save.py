@@ -14,7 +14,7 @@ from keras_vit.checkpoints.huggingface.image_processor import preprocessor_confi
 from keras_vit.checkpoints.huggingface.layouts import family_of, unused_mask_token
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.layouts import check_target, is_folder, layout_of, num_classes_of
-from keras_vit.checkpoints.load import values_by_key
+from keras_vit.checkpoints.load import check_unchanged, values_by_key
 from keras_vit.checkpoints.timm_models import timm_config
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
@@ -30,17 +30,18 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
     """Save the weights of a model in the layout of another library.
 
     Args:
-        model: built by `keras_vit.build`.
+        model: built by `keras_vit.build`, with the layers that it gave; a Dense of another name may be the head.
         path: file, written atomically; for "huggingface" a new folder. For "timm" a .safetensors file, or a new folder
             with the config.json that `timm.create_model("local-dir:…", pretrained=True)` reads.
         layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
             For big_vision, the position embedding of the class token is added to the token.
         labels: class names, for the config.json of "huggingface" and "timm".
 
-    Raises UserError for a model that the layout cannot express.
+    Raises UserError for a model that the layout cannot express, and for one with other layers than its config says.
     """
     path, config = to_path(path), config_of(model)
     check_target(path, layout)
+    check_unchanged(model, "save it with model.save, or give the model from before the change")
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
     num_classes = num_classes_of(weights)
     if labels and len(labels) != num_classes:

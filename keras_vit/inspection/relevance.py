@@ -6,14 +6,16 @@ from keras import ops
 
 from keras_vit.errors import UserError
 from keras_vit.inspection.gradients import gradient
-from keras_vit.models.build import config_of, logits_model
+from keras_vit.models.build import classifier_head, config_of, logits_model
 from keras_vit.models.config import ResNetConfig, ViTConfig
+from keras_vit.models.layers import TokenDense
 
 
 def classifies(model: keras.Model) -> bool:
     """Whether the model outputs one vector of logits per image; the projection of CLIP, without a bias, gives none."""
-    head = next((layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d")), None)
-    return len(model.output_shape) == 2 and head is not None and head.use_bias
+    head = classifier_head(model)
+    is_projection = isinstance(head, TokenDense) and not head.use_bias
+    return len(model.output_shape) == 2 and head is not None and not is_projection
 
 
 def features_and_gradients(

@@ -123,15 +123,51 @@ def _network(config: ModelConfig, preprocessing: Preprocessing, num_classes: int
 
 def classifier_activation_of(model: keras.Model) -> str | None:
     """The `classifier_activation` of a model that `keras_vit.build` created."""
-    layer = next((layer for layer in model.layers if layer.name == _PROBABILITIES), None)
-    return None if layer is None else layer.activation.__name__
+    layer = _last_layer(model)
+    return layer.activation.__name__ if layer is not None and layer.name == _PROBABILITIES else None
 
 
 def logits_model(model: keras.Model) -> keras.Model:
-    """The model up to its logits; the model itself if it has no classifier_activation."""
-    if classifier_activation_of(model) is None:
+    """The model up to its logits; the model itself if it has no classifier_activation.
+
+    Raises UserError for a model that ends with a softmax or sigmoid of another name.
+    """
+    last = _last_layer(model)
+    if last is None:
         return model
-    return keras.Model(model.input, model.get_layer(_PROBABILITIES).input, name=model.name)
+    if last.name == _PROBABILITIES:
+        return keras.Model(model.input, last.input, name=model.name)
+    activation = getattr(getattr(last, "activation", None), "__name__", type(last).__name__).lower()
+    if activation in _ACTIVATIONS:
+        raise UserError(
+            f"The model {model.name!r} ends with the {activation} {last.name!r}, but its logits are needed, of which "
+            "probabilities are computed; give the model without it, or build it with "
+            f"classifier_activation={activation!r}."
+        )
+    return model
+
+
+def _last_layer(model: keras.Model) -> keras.Operation | None:
+    """The layer, or function of keras.ops, whose output is that of the model; None for several outputs."""
+    return None if len(model.outputs) != 1 else _maker(model, model.outputs[0])
+
+
+def _maker(model: keras.Model, tensor: keras.KerasTensor) -> keras.Operation | None:
+    return next((each for each in model.operations if each.output is tensor), None)
+
+
+def classifier_head(model: keras.Model) -> keras.layers.Layer | None:
+    """The dense layer that makes the logits (B, K), whatever its name; None for a model that ends with features.
+
+    It is the last one, with nothing but layers of one input behind it, such as a scaling.
+    """
+    layer = _last_layer(model)
+    while layer is not None and isinstance(layer.input, keras.KerasTensor) and layer.name != "pre_logits":
+        if isinstance(layer, keras.layers.Dense) and len(layer.output.shape) == 2:
+            return layer
+        layer = None if isinstance(layer, keras.layers.InputLayer) else _maker(model, layer.input)
+    # Of two heads, or with a layer that was called again, the walk ends before it.
+    return next((layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d")), None)
 
 
 def config_of(model: keras.Model) -> ModelConfig:
@@ -148,7 +184,17 @@ def _spec(model: keras.Model) -> ModelSpec:
     for layer in model.layers:
         if isinstance(layer, ModelSpec):
             return layer
-    raise UserError(f"The model {model.name!r} was not built by keras_vit: it has no ModelSpec layer.")
+    for inner in model.layers:
+        if isinstance(inner, keras.Model) and any(isinstance(layer, ModelSpec) for layer in inner.layers):
+            raise UserError(
+                f"The model {model.name!r} contains a model of keras_vit, but is none itself; give that one, "
+                f"model.get_layer({inner.name!r}), or connect your own layers to it as inner in "
+                "keras.Model(inner.input, layer(inner.output))."
+            )
+    raise UserError(
+        f"The model {model.name!r} was not built by keras_vit; take one of keras_vit.build, keras_vit.from_checkpoint "
+        "or a training run."
+    )
 
 
 def class_token_only(model: keras.Model) -> frozenset[str]:
@@ -178,8 +224,13 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
         of_all |= {attention, *(f"{attention}.{part}" for part in ("query", "scaled_query", "relative"))}
     if config.position_embedding == "rotary":
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
-    inside = {name for name in layers if name.startswith(f"{block}.")} - of_all
-    return frozenset({*inside, block, "Transformer.encoder_norm"})
+    inside = {name for name in layers if name.startswith(f"{block}.")} - of_all | {block, "Transformer.encoder_norm"}
+    first_only = {id(layers[name].output) for name in inside}
+    for operation in model.operations:  # a layer of the user's may read all tokens
+        reads = any(id(tensor) in first_only for tensor in keras.tree.flatten(operation.input))
+        if reads and operation.name not in (*inside, "pool"):
+            return frozenset()
+    return frozenset(inside)
 
 
 def calling_class_token_only(names: Collection[str]) -> Callable:
@@ -218,8 +269,10 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
     config = config_of(model)
     layers = {layer.name: layer for layer in model.layers}
     available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
-    if "head" in layers or "resnet.head.conv2d" in layers:
+    if head := classifier_head(model):
         available["logits"] = lambda: logits_model(model).output
+        if "mean_of_heads" not in layers:
+            available["pre_logits"] = lambda: head.input
     for name in names or ():
         if name not in available:
             raise UserError(

@@ -129,5 +129,5 @@ def test_invalid_options_are_one_sentence(place, monkeypatch, changes, words):
 def test_a_checkpoint_without_a_head_is_refused_before_its_labels(place):
     features = keras_vit.build(CONFIG, image_size=16, num_classes=0)
     keras_vit.save_checkpoint(randomize(features), place / "features.npz", layout="npz")
-    with pytest.raises(UserError, match="has no classes to serve; export a model with a head"):
+    with pytest.raises(UserError, match="has no classes to serve; add a head by keras_vit.adapt"):
         open_source(**arguments(place, checkpoint=str(place / "features.npz")))

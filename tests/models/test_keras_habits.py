@@ -11,6 +11,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError
 from keras_vit.models.build import logits_model
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
+from training.recipes.pretrain import RECIPES
 
 
 def tiny(**options) -> keras.Model:
@@ -237,3 +238,9 @@ def test_the_summary_tells_all_layers_apart(capsys):
     assert [row.split()[0] for row in rows] == [layer.name for layer in model.layers]
     assert len({len(row) for row in rows}) == 1
     assert total == f"birds: {model.count_params():,} parameters, {model.count_params():,} of them trainable"
+
+
+def test_the_summary_of_a_trained_resnet_does_not_call_it_a_vit(capsys):
+    recipe = dataclasses.replace(RECIPES["digits"], model=TINY_STEM)
+    keras_vit.summary(recipe.build(3))
+    assert capsys.readouterr().out.splitlines()[-1].startswith("resnet: ")

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, preprocessing_of
-from keras_vit.checkpoints.load import values_by_key, weights_by_key
+from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.models.layers import no_init_weights
 from training.devices.strategies import (
     check_equal_on_workers,
@@ -133,6 +133,7 @@ def _prepare(
     model: keras.Model, recipe: Recipe, strategy: tf.distribute.Strategy, execution: Execution, deterministic: bool
 ) -> None:
     """Add adapters, freeze layers and set the bias of the head. Raises UserError where the model has no such layers."""
+    _check_graph(model)
     with strategy.scope():
         _check_xla(execution, deterministic)
         if recipe.lora:
@@ -141,6 +142,12 @@ def _prepare(
     if recipe.head_bias:
         head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
         head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
+
+
+def _check_graph(model: keras.Model) -> None:
+    """Raise UserError for a model whose layers were changed; those of training without labels have others."""
+    if not isinstance(model.output, dict):
+        check_unchanged(model, "train it with its own fit, or give the model from before the change")
 
 
 def _make_trainer(
@@ -387,8 +394,10 @@ def rebuilt(
 ) -> keras.Model:
     """Build a new model from a config and copy the weights, with `averages` in place of the trainable ones if given.
 
-    A model that was trained on masked patches becomes one that returns features.
+    A model that was trained on masked patches becomes one that returns features. Raises UserError for a model with
+    other layers than its config says.
     """
+    _check_graph(model)
     num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
     new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
     with keras.StatelessScope(list(zip(model.trainable_variables, averages, strict=bool(averages)))):

@@ -106,7 +106,10 @@ def open_classifier(
     if names:
         run_directory.check_classes(model, names)
     if "relevance" not in inspection.available_figures(model):
-        raise UserError(f"{run} has no head that classifies images; add one with python -m training.finetune.")
+        raise UserError(
+            f"{run} ends with features of shape {model.output_shape} and has no classes; add a head with python -m "
+            "training.finetune or keras_vit.adapt(model, num_classes=…)."
+        )
     if not names and run_directory.lacks(run, LABELS):
         print(f"{run} has no {LABELS}, so classes are shown by their numbers; copy it from the run, or give --labels.")
     run_directory.warn_without_config(run)

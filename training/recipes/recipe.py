@@ -373,7 +373,8 @@ class PretrainRecipe(Recipe):
         """Build the model to train."""
         preprocessing = self.preprocessing(self.channels)
         if self.target == "classes":
-            return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name="vit")
+            name = "vit" if isinstance(self.model, ViTConfig) else "resnet"
+            return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name=name)
         from keras_vit.models.self_supervised import masked_autoencoder, masked_patch_model, self_distillation_model
 
         assert isinstance(self.model, ViTConfig)  # as __post_init__ checks

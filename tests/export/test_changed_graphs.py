@@ -1,0 +1,272 @@
+"""Models whose graph a user has changed: what is written of them computes what they do, or they are refused."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from export import fingerprint, parity
+from export.inference_model import inference_model
+from export.saved_model.export import export_saved_model
+from export.source import Provenance, Source, check_model, open_source, random_images
+from export.tflite.export import export_tflite, run_tflite
+from keras_vit import UserError
+from keras_vit.checkpoints.convert import convert
+from keras_vit.checkpoints.load import changed_layer
+from keras_vit.models.build import classifier_head, logits_model
+from keras_vit.models.layers import gelu_erf
+from keras_vit.run_directory import LABELS, MODEL, SAMPLES
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
+from training.loop.fit import rebuilt
+
+NAMES = ("ash", "birch", "cedar")
+GAP = dataclasses.replace(TINY, classifier="gap")
+
+
+def _base(config=TINY, **options) -> keras.Model:
+    return randomize(keras_vit.build(config, image_size=TINY_IMAGE, **{"num_classes": 3, **options}))
+
+
+def _behind(*layers: keras.layers.Layer) -> keras.Model:
+    """The base with more layers behind its logits."""
+    model = _base()
+    x = model.output
+    for layer in layers:
+        x = layer(x)
+    return keras.Model(model.input, x)
+
+
+def _with_pooling(pooling: Callable, config=TINY) -> keras.Model:
+    """The base with another pooling of its tokens, and a head of the usual name."""
+    model = _base(config)
+    tokens = model.get_layer("Transformer.encoder_norm").output
+    return randomize(keras.Model(model.input, keras.layers.Dense(3, name="head")(pooling(tokens))))
+
+
+def _before_head(*layers: keras.layers.Layer) -> keras.Model:
+    model = _base()
+    x = model.get_layer("pool").output
+    for layer in layers:
+        x = layer(x)
+    return keras.Model(model.input, model.get_layer("head")(x))
+
+
+def _replaced(name: str, replacement: Callable, config=TINY) -> keras.Model:
+    """A clone of the base in which one call is replaced: replacement(layer, inputs) -> outputs."""
+    model = _base(config)
+
+    def call(layer, *arguments, **options):
+        return replacement(layer, *arguments) if layer.name == name else layer(*arguments, **options)
+
+    return randomize(keras.models.clone_model(model, call_function=call))
+
+
+def _set(name: str, attribute: str, value: object, config=TINY) -> keras.Model:
+    model = _base(config)
+    setattr(model.get_layer(name), attribute, value)
+    return model
+
+
+def _own_head(**options) -> keras.Model:
+    model = _base(num_classes=0)
+    return randomize(keras.Model(model.input, keras.layers.Dense(3, **options)(model.output)))
+
+
+def _two_poolings(tokens):
+    return keras.layers.Concatenate()([tokens[:, 0], keras.layers.GlobalMaxPooling1D()(tokens)])
+
+
+BLOCK = "Transformer.encoderblock_1"
+CHANGES: dict[str, Callable[[], keras.Model]] = {
+    "own mean of all tokens": lambda: _with_pooling(keras.layers.GlobalAveragePooling1D()),
+    "own maximum of all tokens": lambda: _with_pooling(keras.layers.GlobalMaxPooling1D(), GAP),
+    "two poolings": lambda: _with_pooling(_two_poolings),
+    "an index of keras.ops": lambda: _with_pooling(lambda tokens: tokens[:, 1]),
+    "a norm before the head": lambda: _before_head(keras.layers.LayerNormalization(epsilon=1e-3)),
+    "a norm without scale before the head": lambda: _before_head(keras.layers.LayerNormalization(scale=False)),
+    "a dense layer before the head": lambda: _before_head(keras.layers.Dense(12, "relu")),
+    "a scaling behind the logits": lambda: _behind(keras.layers.Rescaling(0.1)),
+    "a division of keras.ops": lambda: _behind(lambda logits: logits / 7.0),
+    "a dense layer behind the logits": lambda: _behind(keras.layers.Dense(3, name="more")),
+    "a softmax": lambda: _behind(keras.layers.Softmax()),
+    "a softmax of keras.ops": lambda: _behind(keras.ops.softmax),
+    "a sigmoid": lambda: _behind(keras.layers.Activation("sigmoid")),
+    "a head with softmax": lambda: _own_head(name="head", activation="softmax"),
+    "a head with relu": lambda: _own_head(name="head", activation="relu"),
+    "another activation": lambda: _set(f"{BLOCK}.MlpBlock_3.Dense_0", "activation", gelu_erf),
+    "another epsilon": lambda: _set("Transformer.encoder_norm", "epsilon", 0.3),
+    "an epsilon inside": lambda: _set(f"{BLOCK}.LayerNorm_0", "epsilon", 0.3),
+    "no residual connection": lambda: _replaced(f"{BLOCK}.residual", lambda layer, inputs: inputs[1]),
+    "the tokens squared": lambda: _replaced("patches", lambda layer, x: layer(x) ** 2),
+    "the images scaled behind the spec": lambda: _replaced("spec", lambda layer, x: layer(x) * 2.0),
+    "the images scaled before the spec": lambda: _replaced("spec", lambda layer, x: layer(x / 127.5 - 1.0)),
+    "a scaled query": lambda: _replaced(
+        f"{BLOCK}.MultiHeadDotProductAttention_1.query", lambda layer, x: keras.ops.tanh(layer(x))
+    ),
+    "a shift of the last block's tokens": lambda: _replaced(
+        f"{BLOCK}.LayerNorm_2", lambda layer, x: layer(keras.ops.roll(x, 1, axis=1))
+    ),
+    "a pooling of a ResNet": lambda: _replaced(
+        "pool", lambda layer, x: keras.layers.GlobalMaxPooling2D(name="largest")(x), TINY_STEM
+    ),
+}
+# The outputs are those of the model that the config describes, so that nothing needs to be refused.
+EQUAL: dict[str, Callable[[], keras.Model]] = {
+    "a head of Keras": lambda: _own_head(name="head"),
+    "a head of another name": lambda: _own_head(name="birds"),
+    "a dropout before the head": lambda: _before_head(keras.layers.Dropout(0.5)),
+}
+
+
+REFUSED = (
+    "a softmax",
+    "a softmax of keras.ops",
+    "a sigmoid",
+    "a head with softmax",
+    "the images scaled before the spec",
+)
+# Exported whole by the fast tests too.
+EXPORTED = ("own mean of all tokens",)
+
+
+def _agree(outputs: object, model: keras.Model, images: np.ndarray) -> None:
+    np.testing.assert_allclose(outputs, model(images), rtol=1e-4, atol=1e-4)
+
+
+def _images(model: keras.Model) -> np.ndarray:
+    return np.random.default_rng(1).uniform(-1.0, 1.0, (6, *model.input_shape[1:])).astype(np.float32)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_not_adapted_nor_written_as_another_one(change, tmp_path):
+    model = CHANGES[change]()
+    with pytest.raises(UserError, match="was changed after keras_vit built it: its layer '(.*)' differs") as caught:
+        keras_vit.adapt(model)
+    assert repr(changed_layer(model)) in str(caught.value)
+    with pytest.raises(UserError, match="its layer .* differs .* save it with model.save"):
+        keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout="npz")
+    assert not (tmp_path / "model.npz").exists()
+
+
+@pytest.mark.parametrize("change", EQUAL)
+def test_a_change_that_computes_the_same_is_adapted_and_written(change, tmp_path):
+    model = EQUAL[change]()
+    images = _images(model)
+    _agree(keras_vit.adapt(model, image_size=TINY_IMAGE)(images), model, images)
+    keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout="npz")
+    config = keras_vit.config_of(model)
+    same = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3)
+    keras_vit.load_checkpoint(same, tmp_path / "model.npz")
+    _agree(same(images), model, images)
+
+
+@pytest.mark.parametrize("change", [*CHANGES, *EQUAL])
+def test_the_model_of_an_export_computes_what_the_changed_one_does(change):
+    model = (CHANGES | EQUAL)[change]()
+
+    def exported() -> keras.Model:
+        check_model(model, NAMES, pathlib.Path())
+        return inference_model(logits_model(model), for_tensorflow=True)
+
+    if change in REFUSED:
+        with pytest.raises(UserError):
+            exported()
+        return
+    images = _images(model)
+    _agree(exported()(images), model, images)
+
+
+def _check_saved_model(model: keras.Model, source: Source, output: pathlib.Path) -> None:
+    path, found = export_saved_model(source.model, source.labels, source.samples, output, origin=source.origin)
+    images = _images(model)
+    served = tf.saved_model.load(str(path)).signatures
+    _agree(served["image_tensor"](image=tf.constant(images))["logits"], model, images)
+    assert found.max_abs_diff <= found.tolerance
+    files = tf.constant([source.samples.encoded[0]])
+    assert served["features"](image_bytes=files)["features"].shape[1] == classifier_head(model).input.shape[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *EXPORTED,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CHANGES if name not in (*EXPORTED, *REFUSED)),
+    ],
+)
+def test_a_saved_model_is_of_the_changed_model_in_a_file(change, tmp_path):
+    model = CHANGES[change]()
+    model.save(tmp_path / "mine.keras")
+    (tmp_path / LABELS).write_text("\n".join(NAMES))
+    source = open_source(checkpoint=str(tmp_path / "mine.keras"), labels=str(tmp_path / LABELS))
+    _check_saved_model(model, source, tmp_path / "served")
+
+
+def test_a_saved_model_is_of_the_changed_model_in_a_run(tmp_path):
+    model = CHANGES["a norm before the head"]()
+    model.save(tmp_path / MODEL)
+    (tmp_path / LABELS).write_text("\n".join(NAMES))
+    random_images(keras_vit.preprocessing_of(model)).save(tmp_path / SAMPLES)
+    _check_saved_model(model, open_source(run=str(tmp_path)), tmp_path / "served")
+
+
+def test_a_tflite_file_is_of_the_changed_model(tmp_path):
+    model = CHANGES["own mean of all tokens"]()
+    samples = random_images(keras_vit.preprocessing_of(model))
+    path, _ = export_tflite(model, NAMES, samples, tmp_path, ["float32"])["float32"]
+    expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
+    np.testing.assert_allclose(run_tflite(path, expected), expected.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_changed_model_is_not_converted_and_loads_as_it_is(tmp_path):
+    model = CHANGES["own mean of all tokens"]()
+    model.save(tmp_path / "mine.keras")
+    images = _images(model)
+    _agree(keras_vit.from_checkpoint(tmp_path / "mine.keras")(images), model, images)
+    with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
+        keras_vit.from_checkpoint(tmp_path / "mine.keras", num_classes=5)
+    with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
+        convert(tmp_path / "mine.keras", tmp_path / "mine.npz", "npz")
+    with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
+        rebuilt(model, keras_vit.config_of(model), keras_vit.preprocessing_of(model))
+
+
+def test_probabilities_are_not_exported_as_logits(tmp_path):
+    model = CHANGES["a softmax"]()
+    samples = random_images(keras_vit.preprocessing_of(model))
+    with pytest.raises(UserError, match="ends with the softmax 'softmax.*', but its logits are needed"):
+        export_saved_model(model, NAMES, samples, tmp_path / "served")
+    hidden = _behind(keras.layers.Softmax(), keras.layers.Reshape((3,)))
+    with pytest.raises(UserError, match="outputs probabilities, but an export takes logits"):
+        export_saved_model(hidden, NAMES, samples, tmp_path / "served")
+
+
+def test_a_model_around_one_of_ours_names_the_inner_one():
+    inner = _base()
+    whole = keras.Sequential([keras.Input(inner.input_shape[1:]), keras.layers.Rescaling(2.0), inner])
+    with pytest.raises(UserError, match=r"give that one, model.get_layer\('model'\)"):
+        keras_vit.adapt(whole)
+    with pytest.raises(UserError, match="was not built by keras_vit; take one of keras_vit.build"):
+        keras_vit.adapt(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+
+
+def test_an_adapted_model_keeps_its_name_and_its_frozen_layers():
+    model = _base(name="birds")
+    model.trainable = False
+    assert not keras_vit.adapt(model, image_size=(24, 30)).trainable_weights
+    adapted = keras_vit.adapt(model, num_classes=5)
+    assert adapted.name == "birds"
+    assert {weight.path.split("/")[0] for weight in adapted.trainable_weights} == {"head"}
+
+
+def test_a_new_temperature_is_not_another_model_but_another_layer_is():
+    model = _base()
+    own = fingerprint.fingerprint(model, NAMES, Provenance())
+    assert fingerprint.fingerprint(model, NAMES, Provenance(temperature=1.7)) == own
+    assert fingerprint.fingerprint(model, NAMES, Provenance(multi_label=True)) != own
+    model.get_layer("Transformer.encoder_norm").epsilon = 0.3
+    assert fingerprint.fingerprint(model, NAMES, Provenance()) != own
