@@ -117,7 +117,7 @@ class PublishedModel:
 
 
 def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[PublishedModel]:
-    """Return the models whose name fits a shell wildcard, in any case; with `pretrained`, those with checkpoints."""
+    """Return the models whose name `fits` a wildcard or a part of a name; with `pretrained`, those with checkpoints."""
     by_model: dict[str, list[str]] = {}
     for checkpoint in official_names():
         by_model.setdefault(_model_of(checkpoint), []).append(checkpoint)
@@ -126,7 +126,7 @@ def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[Publis
     found = []
     for name in MODELS:
         checkpoints = tuple(by_model.get(name, ()))
-        if fnmatch.fnmatchcase(name.lower(), wildcard.lower()) and (checkpoints or not pretrained):
+        if fits(name, wildcard) and (checkpoints or not pretrained):
             pixels, purpose, terms = next(
                 values for pattern, values in _FAMILIES.items() if fnmatch.fnmatchcase(name, pattern)
             )
@@ -136,11 +136,17 @@ def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[Publis
     return found
 
 
+def fits(name: str, wildcard: str) -> bool:
+    """Whether a name fits a shell wildcard as a whole, or contains a text without `*`, `?` and `[`; in any case."""
+    name, wildcard = name.lower(), wildcard.lower()
+    return fnmatch.fnmatchcase(name, wildcard if {*"*?["} & {*wildcard} else f"*{wildcard}*")
+
+
 def list_models(wildcard: str = "*", *, pretrained: bool = False) -> list[str]:
     """Return the names of `keras_vit.MODELS` that fit a wildcard; `keras-vit models` prints more of each.
 
     Args:
-        wildcard: shell pattern such as "vit*_16", in upper or lower case. Default: all models.
+        wildcard: shell pattern such as "vit*_16", or a part of a name, in upper or lower case. Default: all models.
         pretrained: only models with checkpoints that `from_checkpoint` downloads by name.
 
     Returns:

@@ -740,10 +740,21 @@ def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(kind, tmp_p
     shutil.copy(tmp_path / "train" / "ant" / "1.png", tmp_path / "test" / "ant" / "0.png")
     assert open_source(DataOptions(data)).fingerprint != before
     printed = capsys.readouterr().out
-    again = f"1 of the images is there again under another label, such as {tmp_path}/train/ant/0.png and"
+    again = f"1 image also appears under another label, such as {tmp_path}/train/ant/0.png and"
     assert f"Warning: {again} {tmp_path}/train/bee/1.png; keep each under" in printed
     known = f"1 of the 4 evaluation images is also among the training images, such as {tmp_path}/test/ant/0.png and"
     assert f"Warning: {known} {tmp_path}/train/ant/1.png, so the accuracy" in printed
+
+
+def test_a_copy_under_another_label_is_not_said_to_raise_the_accuracy(tmp_path, capsys):
+    lines = []
+    for number, split in enumerate(("train", "train", "test", "test")):
+        write_image(tmp_path / f"{number}.png", number % 3)  # the first is the last
+        lines.append(f"{number}.png,{'ant' if number in (0, 2) else 'bee'},{split}")
+    open_source(csv_file(tmp_path, "path,label,split", *lines))
+    printed = capsys.readouterr().out
+    assert "1 image also appears under another label" in printed
+    assert "the accuracy" not in printed
 
 
 def test_two_images_that_changed_places_are_other_images(tmp_path):
