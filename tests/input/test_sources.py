@@ -22,6 +22,7 @@ from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
 from training.options.checks import check_classes, check_data
+from training.options.csv_file import listed_files
 from training.options.workdir import check_images, check_split, warn_of_known_images, warn_of_training_images
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
@@ -403,6 +404,46 @@ def test_a_csv_file_gives_what_the_folder_does(folder):
         assert all(np.array_equal(image, other) for image, other in zip(images, others, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("text", "encoding", "said"),
+    [
+        ("path;label\n{0};{1}\n{2};{3}\n", "utf-8", ""),
+        ("path;label;;\r\n{0};{1};;\r\n;;;\r\n{2};{3};;\r\n", "utf-8-sig", ""),  # of a spreadsheet
+        ("sep=;\nFile Name;Class\n{0};{1}\n{2};{3}\n", "cp1252", "list.csv is not in UTF-8; it is read as cp1252"),
+        ("path\tlabel\n{0}\t{1}\n{2}\t{3}\n", "utf-16", ""),
+        ("\ufeffpath\tlabel\n{0}\t{1}\n{2}\t{3}\n", "utf-16-be", ""),
+        ('"Image_Path"|"Species"\n"{0}"|"{1}"\n"{2}"|"{3}"\n', "utf-8", ""),
+        ("id, FILENAME, category\n1, {0}, {1}\n2, {2}, {3}\n", "utf-8", ""),
+        ("\n\nimage,category,species\r{0},{1},x\r{2},{3},x\r", "utf-8", "the column 'category' is taken as the label"),
+        ("label,path,class\n{1},{0},1\n{3},{2},2\n", "utf-8", ""),
+        ("{0};{1}\n{2};{3}\n", "utf-8", "names no columns; they are taken as path and label"),
+        ("Labels;Image\n{1};{0}\n{3};{2}\n", "utf-8", ""),
+        ("path,label\n.\\{0},{1}\n.\\{2},{3}\n", "utf-8", ""),
+    ],
+)
+def test_csv_files_of_other_programs_are_understood(text, encoding, said, tmp_path, capsys):
+    names = ("Bär 1.png", "Bär", "b.png", "Löwe")
+    for file in names[::2]:
+        write_image(tmp_path / file, 3)
+    (tmp_path / "list.csv").write_bytes(text.format(*names).encode(encoding))
+    found = listed_files(tmp_path / "list.csv")
+    assert found.value_of == {"": {str(tmp_path / names[0]): "Bär", str(tmp_path / names[2]): "Löwe"}}
+    assert [said in remark for remark in found.remarks] == ([True] if said else [])
+    check_data(DataOptions(f"csv:{tmp_path / 'list.csv'}"))
+
+
+def test_what_was_assumed_of_a_csv_file_is_printed_once(tmp_path, capsys):
+    lines = []
+    for number in range(4):
+        write_image(tmp_path / f"{number}.png", number)
+        lines.append(f"{number}.png;{'Bär' if number % 2 else 'Löwe'}\n")
+    (tmp_path / "list.csv").write_bytes("".join(["file;class\n", *lines]).encode("cp1252"))
+    data = DataOptions(f"csv:{tmp_path / 'list.csv'}")
+    check_data(data)
+    assert open_source(data).labels == ("Bär", "Löwe")
+    assert capsys.readouterr().out.count("is read as cp1252") == 1
+
+
 def test_a_csv_file_may_name_the_splits(tmp_path):
     for number in range(4):
         write_image(tmp_path / "all" / f"{number}.png", 10 * number)
@@ -429,8 +470,8 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
     ("lines", "words"),
     [
         (
-            ["file,class", "a.png,ant"],
-            "must name the columns path and one of label, labels and probabilities, but is 'file,class'",
+            ["name,kind", "a.png,ant"],
+            "must name the columns path and one of label, labels and probabilities, but is 'name,kind'",
         ),
         (
             ["path,label", "a.png,ant", "b.png,"],

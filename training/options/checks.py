@@ -139,12 +139,11 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
     checked = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_COUNTED))
     missing = [file for file in checked if not os.path.lexists(file)]
     if missing and (on_bad_image == "stop" or len(missing) == count):
-        advice = "write / between folders" if "\\" in missing[0] else "correct the paths"
         skip = ", or give --on-bad-image skip" if len(missing) < len(checked) else ""
         raise UserError(
             f"Of {'the first ' * (len(checked) < count)}{len(checked):,} files that {path} names, {len(missing):,} "
             f"cannot be found, first {shown(missing[0])}; a path is relative to {path.parent.absolute()}: "
-            f"{advice}{skip}."
+            f"correct the paths{skip}."
         )
 
 
@@ -230,22 +229,6 @@ def check_batch_size(batch_size: int, num_examples: int) -> None:
         )
 
 
-def check_schedule(recipe: Recipe, num_examples: int) -> None:
-    """Raise UserError for a warm-up and a cooldown that do not fit into the run."""
-    schedule, num_steps = recipe.schedule, recipe.num_steps(num_examples)
-    if schedule.warmup_steps >= num_steps:
-        raise UserError(
-            f"The warm-up of {schedule.warmup_steps} steps must be shorter than the run of {num_steps}; give fewer, "
-            f"such as --warmup-steps {num_steps // 10}, or train longer."
-        )
-    left = num_steps - schedule.warmup_steps
-    if schedule.cooldown_steps > left:
-        raise UserError(
-            f"The cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; give "
-            f"fewer, such as --cooldown-steps {left // 2}, or train longer."
-        )
-
-
 def check_loss(source: DataOptions, recipe: Recipe) -> None:
     """Raise UserError for the loss of images of several classes each, with data that always have one."""
     kind, uses_labels = source.data.partition(":")[0], getattr(recipe, "target", "classes") == "classes"
@@ -257,7 +240,7 @@ def check_loss(source: DataOptions, recipe: Recipe) -> None:
 
 
 def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:
-    """As `check_batch_size` and `check_schedule`, for files of this machine that are counted quickly.
+    """As `check_batch_size`, for files of this machine that are counted quickly.
 
     What holds for this many images holds for fewer, if some cannot be read or are kept for evaluation. With `balance`
     there are others in an epoch.
@@ -265,7 +248,6 @@ def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:
     count = None if recipe.balance else _most_training_images(source)
     if count is not None:
         check_batch_size(recipe.batch_size, count)
-        check_schedule(recipe, count)
 
 
 def _most_training_images(source: DataOptions) -> int | None:
@@ -285,7 +267,7 @@ def _most_training_images(source: DataOptions) -> int | None:
 
 def _most_listed(path: pathlib.Path) -> int:
     """How many images of a CSV file are at most for training."""
-    column, value_of, _ = listed_files(path)
+    column, value_of, *_ = listed_files(path)
     if "" not in value_of:
         return len(value_of["train"])
     count, labels = len(value_of[""]), collections.Counter(value_of[""].values())
@@ -305,7 +287,7 @@ def check_run_classes(run: str, source: DataOptions) -> None:
         splits = split_folders(to_path(rest))
         names = sorted(map(composed, directories(splits[0] if splits else to_path(rest))))
     else:
-        column, value_of, _ = listed_files(to_path(rest))
+        column, value_of, *_ = listed_files(to_path(rest))
         texts = {text for files in value_of.values() for text in files.values()}
         names = sorted(
             texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}

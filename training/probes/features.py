@@ -80,18 +80,14 @@ class SquareCrop(Preprocessing):
         return image[top : top + self.image_size[0], left : left + self.image_size[1]]
 
 
-def open_features(options: FeatureOptions, check: Callable[[Source], None] = lambda source: None) -> FeatureSet:
-    """Model and data of a command, and their features, from the cache or computed.
-
-    `check` raises UserError for data that the probe cannot use, before their features are computed.
-    """
+def open_features(options: FeatureOptions) -> FeatureSet:
+    """Model and data of a command, and their features, from the cache or computed."""
     output = report_directory(options)
     model = load_model(options.run, image_size=options.image_size, num_heads=options.num_heads)
     if options.random_weights:
         model = _with_fresh_weights(model)
     source = open_source(options.source)
     check_several_classes(source)
-    check(source)
     if source.held_out:
         counts = source.train.num_examples, source.evaluation.num_examples
         check_images(options.run, options.source, *counts, source.fingerprint)
