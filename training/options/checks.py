@@ -2,10 +2,10 @@
 
 import collections
 import dataclasses
-import glob
 import itertools
 import os
 import pathlib
+import shlex
 from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
@@ -13,7 +13,7 @@ from keras_vit.errors import near_path, nearest
 from keras_vit.files.file_contents import shown
 from keras_vit.files.image_formats import format_list, is_hidden, is_picture_name
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import is_remote, matching, to_path
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 from training.recipes.recipe import Recipe
@@ -54,14 +54,14 @@ def check_data(source: DataOptions) -> None:
     given = _kind_of(rest)
     if kind in _NOUNS and given and given != kind:
         raise UserError(
-            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data {given}:{rest}."
+            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data {shlex.quote(f'{given}:{rest}')}."
         )
     if kind == "folder":
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
         _check_listed(to_path(rest), source.on_bad_image)
     if kind == "tfrecord" and not is_remote(rest):
-        record_files(rest, glob.glob(rest))
+        record_files(rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
         raise UserError(
             f"There is no folder {source.data_dir!r}; --data-dir takes the folder of prepared data sets, or an empty "
@@ -72,7 +72,7 @@ def check_data(source: DataOptions) -> None:
 def _advice(path: str) -> str:
     """The end of a sentence on a path that was given without the kind of its source; empty if it is of neither kind."""
     kind = _kind_of(path)
-    return f"; for this {_NOUNS[kind]}, give --data {kind}:{path}" if kind else ""
+    return f"; for this {_NOUNS[kind]}, give --data {shlex.quote(f'{kind}:{path}')}" if kind else ""
 
 
 def _kind_of(path: str) -> str | None:
@@ -154,7 +154,7 @@ def record_files(pattern: str, found: Sequence[str]) -> list[str]:
     if os.path.isdir(pattern):
         raise UserError(
             f"--data tfrecord:GLOB takes files, but {pattern!r} is a folder; give "
-            f"tfrecord:{os.path.join(pattern, '*' + RECORDS)}."
+            f"{shlex.quote('tfrecord:' + os.path.join(pattern, '*' + RECORDS))}."
         )
     if found:
         raise UserError(
