@@ -375,8 +375,8 @@ def as_typed(text: str) -> str:
     names = {module.removesuffix(".__main__"): name for name, module in COMMANDS.items()}
 
     def typed(found: re.Match) -> str:
-        module, flag = found[1], sys.orig_argv.index("-m") if "-m" in sys.orig_argv else None
-        started = None if flag is None else sys.orig_argv[flag + 1]
+        module, flag = found[1], sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
+        started = "".join(sys.orig_argv[flag + 1 : flag + 2])
         if _is_script() or started == "keras_vit":
             return f"{_script() if _is_script() else shlex.join(sys.orig_argv[: flag + 2])} {names[module]}"
         return f"{shlex.join(sys.orig_argv[: flag + 1])} {module}" if started in names else found[0]
@@ -404,6 +404,9 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
     except ParityError as difference:
         print(as_typed(" ".join(str(difference).split())), file=sys.stderr)
         sys.exit(os.EX_SOFTWARE)
+    except MemoryError as error:
+        print(f"The memory of this machine does not suffice ({error}); give smaller sizes.", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise

@@ -6,7 +6,7 @@ Accuracy: `keras_vit/published_accuracy.py`. Licenses: those of the repositories
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.download import official_names
 from keras_vit.errors import UserError, nearest
@@ -117,16 +117,16 @@ class PublishedModel:
 
 
 def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[PublishedModel]:
-    """Return the models whose name `fits` a wildcard or a part of a name; with `pretrained`, those with checkpoints."""
+    """Return the models whose names fit a wildcard, see `fitting`; with `pretrained`, those with checkpoints."""
     by_model: dict[str, list[str]] = {}
     for checkpoint in official_names():
         by_model.setdefault(_model_of(checkpoint), []).append(checkpoint)
     for name, checkpoint in _HUB.items():
         by_model.setdefault(name, []).append(checkpoint)
     found = []
-    for name in MODELS:
+    for name in fitting(MODELS, wildcard):
         checkpoints = tuple(by_model.get(name, ()))
-        if fits(name, wildcard) and (checkpoints or not pretrained):
+        if checkpoints or not pretrained:
             pixels, purpose, terms = next(
                 values for pattern, values in _FAMILIES.items() if fnmatch.fnmatchcase(name, pattern)
             )
@@ -136,10 +136,11 @@ def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[Publis
     return found
 
 
-def fits(name: str, wildcard: str) -> bool:
-    """Whether a name fits a shell wildcard as a whole, or contains a text without `*`, `?` and `[`; in any case."""
-    name, wildcard = name.lower(), wildcard.lower()
-    return fnmatch.fnmatchcase(name, wildcard if {*"*?["} & {*wildcard} else f"*{wildcard}*")
+def fitting(names: Iterable[str], wildcard: str) -> list[str]:
+    """The names that fit a shell wildcard, else those that contain it as a text; in any case."""
+    names, wildcard = list(names), wildcard.lower()
+    fit = [name for name in names if fnmatch.fnmatchcase(name.lower(), wildcard)]
+    return fit or [name for name in names if wildcard in name.lower()]
 
 
 def list_models(wildcard: str = "*", *, pretrained: bool = False) -> list[str]:

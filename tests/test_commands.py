@@ -127,7 +127,9 @@ def test_what_other_programs_call_a_command_is_answered_with_the_commands_here(n
         run_command([name])
 
 
-@pytest.mark.parametrize(("kind", "part", "name"), [("models", "b_16", "ViT-B_16"), ("recipes", "SMALL", "photos-small")])
+@pytest.mark.parametrize(
+    ("kind", "part", "name"), [("models", "b_16", "ViT-B_16"), ("recipes", "SMALL", "photos-small")]
+)
 def test_a_part_of_a_name_lists_those_that_have_it(kind, part, name, capsys):
     run_command([kind, part])
     lines = capsys.readouterr().out.splitlines()

@@ -120,7 +120,7 @@ MISTAKES = {
     "keras_vit.convert gone x.npz --layout npz": NAME,
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",
     "training.segment --checkpoint augreg:B_16 --data docs --workdir docs/never": "docs/never is in docs; give one out",
-    f"{TRAIN} --data tfrecord:docs": "takes files, but 'docs' is a folder; give tfrecord:docs/*.tfrecord.",
+    f"{TRAIN} --data tfrecord:docs": "takes files, but 'docs' is a folder; give 'tfrecord:docs/*.tfrecord'.",
     f"{TRAIN} --data 'tfrecord:docs/q*'": "files that end in .tfrecord, but 'docs/q*' matches only others, such",
     f"{TRAIN} --data tfrecord:gone/*": "No file matches 'gone/*'; --data tfrecord:GLOB takes",
     "training.segment --checkpoint gone --data . --workdir never": NAME,
@@ -194,10 +194,10 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     with zipfile.ZipFile(run / "model.keras", "w"):
         pass
     (tmp_path / "list.csv").write_text("path,label\nfew/ant/0.png,ant\nfew/bee/0.png,bee\n")
-    (tmp_path / "lost.csv").write_text("path,label\nfew/ant/0.png,ant\nfew\\bee\\0.png,bee\n")
+    (tmp_path / "lost.csv").write_text("path,label\nfew/ant/0.png,ant\nfew\\bee\\0.png,bee\nfew/bee/9.png,bee\n")
     (tmp_path / "gone.csv").write_text("path,label\na/0.png,ant\nb/0.png,bee\n")
-    lost = f"Of 2 files that {tmp_path}/lost.csv names, 1 cannot be found, first {tmp_path}/few\\bee\\0.png; a path is "
-    lost += f"relative to {tmp_path}: write / between folders, or give --on-bad-image skip."
+    lost = f"Of 3 files that {tmp_path}/lost.csv names, 1 cannot be found, first {tmp_path}/few/bee/9.png; a path is "
+    lost += f"relative to {tmp_path}: correct the paths, or give --on-bad-image skip."
     gone = (
         f"Of 2 files that {tmp_path}/gone.csv names, 2 cannot be found, first {tmp_path}/a/0.png; a path is relative "
     )
@@ -382,3 +382,10 @@ def test_predict_names_a_saved_model_as_an_export_in_any_version(tmp_path):
     for folder in (tmp_path / "served", tmp_path / "served" / "12"):
         with pytest.raises(UserError, match=f"^{folder} is an export, but pictures are classified by the model itself"):
             predict.main(["--run", str(folder), "cat.jpg"])
+
+
+def test_class_folders_that_lie_one_folder_deeper_are_named(tmp_path):
+    for name in ("ant", "bee"):
+        (tmp_path / "my data" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"they are in {tmp_path}/my data; give --data 'folder:{tmp_path}/my data'"):
+        check_data(DataOptions(f"folder:{tmp_path}"))

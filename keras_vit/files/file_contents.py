@@ -59,8 +59,8 @@ class FileContents:
             first, other = map(shown, others[0])
             count = len(dict(others))
             print(
-                f"Warning: {count:,} {'image also appears' if count == 1 else 'images also appear'} under another label, "
-                f"such as {first} and {other}; keep each under its right label."
+                f"Warning: {count:,} {'image also appears' if count == 1 else 'images also appear'} under another "
+                f"label, such as {first} and {other}; keep each under its right label."
             )
         if copies:
             copy, original = map(shown, copies[0])

@@ -175,7 +175,6 @@ def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(cou
     assert len(set(labels)) == len(labels) >= 2
 
 
-
 def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkeypatch):
     def fail(*_):
         raise TypeError("Invalid shape (8, 8, 2) for image data")

@@ -24,7 +24,6 @@ from training.input.sources import DataOptions, array_split
 from training.loop import checkpoints, fit, setup
 from training.loop import pretrain as pretraining
 from training.loop import run as run_module
-from training.loop import setup
 from training.loop.run import Run
 from training.options.train import PretrainOptions
 from training.options.workdir import differences
@@ -260,7 +259,10 @@ def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
     ("fields", "words"),
     [
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
-        ({"image_size": (10**7, 10**7)}, "A step would take about .* TB of memory, with batches of 200 images of 100000"),
+        (
+            {"image_size": (10**6, 10**6)},
+            "A step would take .* TB of memory, with batches of 200 images of 1000000",
+        ),
         (
             {"schedule": Schedule(warmup_steps=2, cooldown_steps=20)},
             "cooldown of 20 steps must fit into the 19 steps after the warm-up; give fewer, such as --cooldown-steps 9",
@@ -658,4 +660,4 @@ def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, ca
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_recipe_takes_memory_that_no_machine_has(name):
-    setup._check_memory(RECIPES[name], 21843)
+    setup._check_memory(RECIPES[name])

@@ -23,22 +23,22 @@ from training.input.dataset import balanced
 from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import Source, open_source
 from training.loop.callbacks import TrainingInterrupted
-from training.loop.dry_run import describe_run, draw_learning_rate, estimate_memory
+from training.loop.dry_run import describe_run, draw_learning_rate
 from training.loop.fit import build_trainer, checked_model, train
 from training.loop.objectives import Classification, make_objective
 from training.loop.run import Run
 from training.options.common import Execution, TrainingOptions
 from training.options.workdir import locked, run_settings
 from training.recipes.advice import advice
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.recipe import Recipe
 from training.techniques.distillation import check_teacher_classes
 
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
 # Class names in the first lines of a log.
 _SHOWN_CLASSES = 10
-# Of a step, on all devices together; none of the papers' recipes takes a tenth of it.
-_MOST_BYTES = 10**15
+# Activations of a small model, and what no machine holds for a step.
+_BYTES_PER_PIXEL, _MOST_BYTES = 1000, 10**15
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
@@ -197,19 +197,17 @@ def _checked_data(recipe: AnyRecipe, setup: Setup) -> tuple[Source, AnyRecipe]:
     if recipe.teacher is not None:
         check_teacher_classes(recipe.teacher, source.labels)
     steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
-    _check_memory(recipe, len(source.labels))
+    _check_memory(recipe)
     return source, _with_fitting_warmup(recipe, recipe.num_steps(source.train.num_examples))
 
 
-def _check_memory(recipe: Recipe, num_classes: int) -> None:
+def _check_memory(recipe: Recipe) -> None:
     """Raise UserError for sizes that no machine holds, before the model is built: a digit too many in an option."""
-    needed = 1000 * recipe.batch_size * math.prod(recipe.image_size)  # activations of a small model
-    if isinstance(recipe, PretrainRecipe):
-        needed = sum(estimate_memory(recipe.model, recipe, num_classes, channels=3).values())
+    needed = _BYTES_PER_PIXEL * recipe.batch_size * math.prod(recipe.image_size)
     if needed > _MOST_BYTES:
         raise UserError(
             f"A step would take about {needed / 1e12:,.0f} TB of memory, with batches of {recipe.batch_size} images of "
-            f"{recipe.image_size[0]} by {recipe.image_size[1]} pixels; give a smaller --image-size, batch or model."
+            f"{recipe.image_size[0]} by {recipe.image_size[1]} pixels; give a smaller --image-size or --batch-size."
         )
 
 

@@ -54,7 +54,8 @@ def check_data(source: DataOptions) -> None:
     given = _kind_of(rest)
     if kind in _NOUNS and given and given != kind:
         raise UserError(
-            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data {shlex.quote(f'{given}:{rest}')}."
+            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data "
+            f"{shlex.quote(f'{given}:{rest}')}."
         )
     if kind == "folder":
         _check_folder(rest)
@@ -171,6 +172,12 @@ def few_classes(path: pathlib.Path, count: int) -> UserError:
         images = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
         return UserError(
             f"{path} holds {images}, but no class folders; move the images of each class into a folder of their own."
+        )
+    inside = [path / name for name in directories(path) if len(directories(path / name)) > 1]
+    if len(inside) == 1:
+        return UserError(
+            f"{path} should hold a folder for each of at least two classes, but they are in {inside[0]}; give --data "
+            f"{shlex.quote(f'folder:{inside[0]}')}."
         )
     return UserError(f"{path} should hold a folder for each of at least two classes, but holds {count}.")
 

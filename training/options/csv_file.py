@@ -27,7 +27,7 @@ from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
 ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
 # Meaning of a column -> its usual names, without spaces and underscores; the first of them that is there is taken.
 _NAMES = {
-    "path": ("path", "filepath", "filename", "file", "imagepath", "imagefile", "imagename", "image", "picture", "photo"),
+    "path": ("path", "filepath", "filename", "file", "imagepath", "imagefile", "imagename", "image", "photo"),
     ONE_CLASS: ("label", "classname", "labelname", "class", "category", "species"),
     SEVERAL_CLASSES: ("labels", "classes", "categories", "tags"),
     CLASS_SHARES: ("probabilities",),

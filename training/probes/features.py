@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable
 
 import keras
 import numpy as np

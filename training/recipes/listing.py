@@ -1,6 +1,6 @@
 """The recipes as lines of text, for `keras-vit recipes`."""
 
-from keras_vit.published import fits
+from keras_vit.published import fitting
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES
 from training.recipes.pretrain import RECIPES
 from training.recipes.recipe import DURATIONS, Recipe
@@ -15,7 +15,7 @@ def recipe_lines(wildcard: str) -> list[str]:
             lines[name] = _line(name, "finetune", FINETUNE_RECIPES[name])
         else:
             lines[name] = f"{name:32} finetune  size and steps follow from the data"
-    return [line for name, line in lines.items() if fits(name, wildcard)]
+    return [lines[name] for name in fitting(lines, wildcard)]
 
 
 def _line(name: str, command: str, recipe: Recipe) -> str:
