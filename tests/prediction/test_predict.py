@@ -413,3 +413,11 @@ def test_a_request_of_no_or_too_great_a_length_is_refused(place, length):
                 f"POST / HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")
             )
             assert b" 413 " in connection.recv(100)
+
+
+def test_a_pattern_in_a_folder_with_brackets_in_its_name_matches(place, tmp_path):
+    folder = tmp_path / "new [1]" / "a"
+    folder.mkdir(parents=True)
+    shutil.copy(place / "pictures" / "a.png", folder)
+    for pattern in ("new [1]/a/*.png", "new [1]/**/*.png", "new*/a/[ab].png"):
+        assert find_pictures([str(tmp_path / pattern)]) == [folder / "a.png"]
