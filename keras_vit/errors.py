@@ -46,8 +46,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     similarities = {candidate: similarity(candidate) for candidate in known}
     best = max(similarities.values(), default=0.0)
-    close = [candidate for candidate in known if similarities[candidate] >= 0.75 * best]
-    return ", ".join(sorted(close, key=lambda candidate: -similarities[candidate])[:_MOST_NAMED])
+    close = [candidate for candidate in known if similarities[candidate] >= max(0.75 * best, 0.4)]
+    near = sorted(close, key=lambda candidate: -similarities[candidate])
+    return ", ".join((near or known)[:_MOST_NAMED])
 
 
 def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path.exists) -> str:
