@@ -9,7 +9,7 @@ import tyro
 from keras_vit import run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.errors import UserError, refuse_without_effect
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import check_saved_model_path, to_path
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -104,6 +104,7 @@ class SavedModelOptions:
     """Largest share of images with another predicted class than the model, for bfloat16 and merged tokens."""
 
     def __post_init__(self) -> None:
+        check_saved_model_path(self.output)
         if self.merge_tokens is not None and self.merge_tokens < 1:
             raise UserError(
                 f"--merge-tokens is a number of tokens, such as 8, but is {self.merge_tokens}; leave it out for none."

@@ -16,6 +16,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import textwrap
@@ -47,6 +48,31 @@ _OTHER_NAMES = {
 _OTHER_VALUES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "int4": "int4-weights"}
 _TITLES = ("Unrecognized options", "Missing argument")  # of tyro's messages
 _SCRIPT = "keras-vit"  # that pip installs
+# The modules are imported by name when a command is run: `keras_vit` imports neither `training` nor `export`.
+COMMANDS = {
+    "pretrain": "training.pretrain",
+    "finetune": "training.finetune",
+    "predict": "training.predict",
+    "evaluate": "training.evaluate",
+    "verify-official": "training.verify_official",
+    "fewshot": "training.fewshot",
+    "linear-probe": "training.linear_probe",
+    "knn": "training.knn",
+    "soup": "training.soup",
+    "segment": "training.segment",
+    "study": "training.study",
+    "vtab": "training.vtab",
+    "shard": "training.shard",
+    "samples": "training.samples",
+    "launch": "training.launch",
+    "demo": "training.demo",
+    "inspect": "keras_vit.inspection.__main__",
+    "convert": "keras_vit.convert",
+    "saved-model": "export.saved_model.__main__",
+    "tflite": "export.tflite.__main__",
+    "onnx": "export.onnx.__main__",
+    "serving": "export.serving.kit",
+}
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
 
@@ -283,6 +309,11 @@ def import_keras() -> None:
     try:
         with contextlib.nullcontext() if is_verbose else native_stderr_silenced():
             importlib.import_module("keras")
+    except ValueError as error:  # of Keras, for a name that is none of its backends
+        source = "KERAS_BACKEND" if os.environ.get("KERAS_BACKEND") else "the file keras.json in KERAS_HOME or ~/.keras"
+        raise UserError(
+            f"Keras cannot be imported ({error}); {source} must name a backend: set KERAS_BACKEND to tensorflow or jax."
+        ) from error
     except ModuleNotFoundError as missing:
         if missing.name == "keras":
             raise
@@ -336,28 +367,46 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
 
 def command_line() -> str:
     """The command of this process as it is typed into a shell."""
-    return shlex.join([_SCRIPT, *sys.argv[1:]] if _is_script() else sys.orig_argv)
+    return f"{_script()} {shlex.join(sys.argv[1:])}" if _is_script() else shlex.join(sys.orig_argv)
 
 
-def as_typed(prog: str) -> str:
-    """`python -m training.predict` as its user typed it, which may be `keras-vit predict`."""
-    names = [argument for argument in sys.argv[1:] if argument != "--verbose"]
-    return re.sub(r"^python -m \S+", f"{_SCRIPT} {names[0]}", prog) if _is_script() and names else prog
+def as_typed(text: str) -> str:
+    """A text with every `python -m MODULE` as the user types it, which may be `keras-vit predict` or `python3 -m …`."""
+    names = {module.removesuffix(".__main__"): name for name, module in COMMANDS.items()}
+
+    def typed(found: re.Match) -> str:
+        module, flag = found[1], sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
+        started = "".join(sys.orig_argv[flag + 1 : flag + 2])
+        if _is_script() or started == "keras_vit":
+            return f"{_script() if _is_script() else shlex.join(sys.orig_argv[: flag + 2])} {names[module]}"
+        return f"{shlex.join(sys.orig_argv[: flag + 1])} {module}" if started in names else found[0]
+
+    return re.sub(rf"\bpython -m ({'|'.join(map(re.escape, names))})\b", typed, text)
 
 
 def _is_script() -> bool:
     return os.path.basename(sys.argv[0]) == _SCRIPT  # Python's command line has its whole path, and Python's
 
 
+def _script() -> str:
+    """The script as a shell finds it: by its name, or by its path where that is not on PATH."""
+    found = shutil.which(_SCRIPT)
+    is_elsewhere = os.path.exists(sys.argv[0]) and not (found and os.path.samefile(found, sys.argv[0]))
+    return shlex.quote(sys.argv[0]) if is_elsewhere else _SCRIPT
+
+
 def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
     try:
         command(arguments)
     except UserError as mistake:
-        print(" ".join(str(mistake).split()), file=sys.stderr)
+        print(as_typed(" ".join(str(mistake).split())), file=sys.stderr)
         sys.exit(2)
     except ParityError as difference:
-        print(" ".join(str(difference).split()), file=sys.stderr)
+        print(as_typed(" ".join(str(difference).split())), file=sys.stderr)
         sys.exit(os.EX_SOFTWARE)
+    except MemoryError as error:
+        print(f"The memory of this machine does not suffice ({error}); give smaller sizes.", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise

@@ -7,35 +7,18 @@ import importlib
 from collections.abc import Sequence
 
 from keras_vit import __version__, cli
+from keras_vit.cli import COMMANDS
 from keras_vit.errors import UserError, nearest
 from keras_vit.published import find_models
 
-# The modules are imported by name when a command is run: this package imports neither `training` nor `export`.
-COMMANDS = {
-    "pretrain": "training.pretrain",
-    "finetune": "training.finetune",
-    "predict": "training.predict",
-    "evaluate": "training.evaluate",
-    "verify-official": "training.verify_official",
-    "fewshot": "training.fewshot",
-    "linear-probe": "training.linear_probe",
-    "knn": "training.knn",
-    "soup": "training.soup",
-    "segment": "training.segment",
-    "study": "training.study",
-    "vtab": "training.vtab",
-    "shard": "training.shard",
-    "samples": "training.samples",
-    "launch": "training.launch",
-    "demo": "training.demo",
-    "inspect": "keras_vit.inspection.__main__",
-    "convert": "keras_vit.convert",
-    "saved-model": "export.saved_model.__main__",
-    "tflite": "export.tflite.__main__",
-    "onnx": "export.onnx.__main__",
-    "serving": "export.serving.kit",
-}
 _LISTS = {"models": "the named models", "recipes": "the recipes for training"}
+# What other programs call a command -> the commands here.
+_OTHER_NAMES = {
+    "train": ("pretrain", "finetune"), "fit": ("pretrain", "finetune"), "fine-tune": ("finetune",),
+    "export": ("saved-model", "tflite", "onnx"), "serve": ("serving", "saved-model", "predict --serve"),
+    "eval": ("evaluate",), "test": ("evaluate",), "validate": ("evaluate",), "classify": ("predict",),
+    "infer": ("predict",), "savedmodel": ("saved-model",), "list": ("models", "recipes"), "explain": ("inspect",),
+}  # fmt: skip
 # For bash, and for zsh through its emulation. The options are those that the help of the command names.
 _COMPLETION = """_keras_vit() {
   local word="${COMP_WORDS[COMP_CWORD]}"
@@ -64,7 +47,7 @@ def run_command(arguments: Sequence[str]) -> None:
         for command, module in COMMANDS.items():
             print(f"  {command:15} python -m {module.removesuffix('.__main__')}")
         for command, listed in _LISTS.items():
-            print(f"  {command:15} list {listed}, or those that fit a wildcard")
+            print(f"  {command:15} list {listed}, or those with a part of a name or a wildcard")
         print("\nkeras-vit --print-completion bash (or zsh) prints a script for your shell that completes all this.")
         print("keras-vit --version prints the version.")
         return
@@ -78,7 +61,8 @@ def run_command(arguments: Sequence[str]) -> None:
         _print_list(name, rest)
         return
     if name not in COMMANDS:
-        close = nearest(name, (*COMMANDS, *_LISTS))
+        meant = _OTHER_NAMES.get(name.lower().replace("_", "-"))
+        close = ", ".join(meant) if meant else nearest(name, (*COMMANDS, *_LISTS))
         raise UserError(f"There is no command {name!r}; keras-vit --help lists all, the nearest are {close}.")
     try:
         importlib.import_module(COMMANDS[name]).main(rest)
@@ -96,9 +80,9 @@ def _print_completion(shells: Sequence[str]) -> None:
 
 
 def _print_list(kind: str, arguments: Sequence[str]) -> None:
-    """Print the models or the recipes, one line each, or those that fit a wildcard."""
+    """Print the models or the recipes, one line each, or those that fit a wildcard or a part of a name."""
     if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: keras-vit {kind} [WILDCARD], such as '*16*', lists {_LISTS[kind]}")
+        print(f"usage: keras-vit {kind} [NAME], a part of a name or a wildcard such as 'vit*16', lists {_LISTS[kind]}")
         return
     if len(arguments) > 1:
         raise UserError(f"keras-vit {kind} takes one wildcard, but was given {len(arguments)}; put it in quotes.")

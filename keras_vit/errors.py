@@ -19,6 +19,8 @@ class ParityError(RuntimeError):
     """
 
 
+# Names of an error message.
+_MOST_NAMED = 3
 # Of the letters of two names in a path, how many must be alike.
 _LEAST_LIKE = 0.75
 # What other codes call the parts of a model's name.
@@ -29,7 +31,7 @@ _SYNONYMS = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known names nearest to `name`, at most five, as a comma-separated list for an error message.
+    """Return the known names nearest to `name`, at most three, as a comma-separated list for an error message.
 
     Near are names with the same parts, such as family, size and patch ("vit_base_patch16" and "ViT-B_16"), and names
     with the same letters.
@@ -45,7 +47,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     similarities = {candidate: similarity(candidate) for candidate in known}
     best = max(similarities.values(), default=0.0)
     close = [candidate for candidate in known if similarities[candidate] >= max(0.75 * best, 0.4)]
-    return ", ".join(sorted(close, key=lambda candidate: -similarities[candidate])[:5] or known)
+    near = sorted(close, key=lambda candidate: -similarities[candidate])
+    return ", ".join((near or known)[:_MOST_NAMED])
 
 
 def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path.exists) -> str:

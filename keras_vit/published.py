@@ -6,7 +6,7 @@ Accuracy: `keras_vit/published_accuracy.py`. Licenses: those of the repositories
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.download import official_names
 from keras_vit.errors import UserError, nearest
@@ -117,16 +117,16 @@ class PublishedModel:
 
 
 def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[PublishedModel]:
-    """Return the models whose name fits a shell wildcard, in any case; with `pretrained`, those with checkpoints."""
+    """Return the models whose names fit a wildcard, see `fitting`; with `pretrained`, those with checkpoints."""
     by_model: dict[str, list[str]] = {}
     for checkpoint in official_names():
         by_model.setdefault(_model_of(checkpoint), []).append(checkpoint)
     for name, checkpoint in _HUB.items():
         by_model.setdefault(name, []).append(checkpoint)
     found = []
-    for name in MODELS:
+    for name in fitting(MODELS, wildcard):
         checkpoints = tuple(by_model.get(name, ()))
-        if fnmatch.fnmatchcase(name.lower(), wildcard.lower()) and (checkpoints or not pretrained):
+        if checkpoints or not pretrained:
             pixels, purpose, terms = next(
                 values for pattern, values in _FAMILIES.items() if fnmatch.fnmatchcase(name, pattern)
             )
@@ -136,11 +136,18 @@ def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[Publis
     return found
 
 
+def fitting(names: Iterable[str], wildcard: str) -> list[str]:
+    """The names that fit a shell wildcard, else those that contain it as a text; in any case."""
+    names, wildcard = list(names), wildcard.lower()
+    fit = [name for name in names if fnmatch.fnmatchcase(name.lower(), wildcard)]
+    return fit or [name for name in names if wildcard in name.lower()]
+
+
 def list_models(wildcard: str = "*", *, pretrained: bool = False) -> list[str]:
     """Return the names of `keras_vit.MODELS` that fit a wildcard; `keras-vit models` prints more of each.
 
     Args:
-        wildcard: shell pattern such as "vit*_16", in upper or lower case. Default: all models.
+        wildcard: shell pattern such as "vit*_16", or a part of a name, in upper or lower case. Default: all models.
         pretrained: only models with checkpoints that `from_checkpoint` downloads by name.
 
     Returns:

@@ -250,6 +250,46 @@ def test_messages_and_help_name_the_command_that_was_typed(argv, monkeypatch, ca
     assert capsys.readouterr().out.startswith("usage: keras-vit pretrain RECIPE")
 
 
+@pytest.mark.parametrize(
+    ("orig_argv", "argv", "typed"),
+    [
+        (["python3", "/env/bin/keras-vit", "knn"], ["/env/bin/keras-vit", "knn"], "keras-vit inspect --run 'a b'"),
+        (["python3", "-m", "keras_vit", "knn"], ["/x/__main__.py", "knn"], "python3 -m keras_vit inspect --run 'a b'"),
+        (["a b/py", "-m", "training.knn"], ["/x/knn.py"], "'a b/py' -m keras_vit.inspection --run 'a b'"),
+        (["jupyter"], ["/x/jupyter"], "python -m keras_vit.inspection --run 'a b'"),
+    ],
+)
+def test_a_message_names_other_commands_as_this_one_was_typed(orig_argv, argv, typed, monkeypatch, capsys):
+    def refuse(_) -> None:
+        raise UserError("look at it with python -m keras_vit.inspection --run 'a b'.")
+
+    monkeypatch.setattr(sys, "orig_argv", orig_argv)
+    monkeypatch.setattr(sys, "argv", argv)
+    assert stopped(refuse, capsys, 2) == f"look at it with {typed}.\n"
+
+
+def test_a_script_that_is_not_on_the_path_is_named_by_its_path(tmp_path, monkeypatch):
+    script = tmp_path / "my env" / "keras-vit"
+    script.parent.mkdir()
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(script), "knn"])
+    assert cli.as_typed("python -m training.knn") == f"'{script}' knn"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert cli.as_typed("python -m training.knn") == "keras-vit knn"
+
+
+@pytest.mark.parametrize("where", ["environment", "keras.json"])
+def test_an_unknown_backend_of_keras_is_one_sentence(where, tmp_path):
+    (tmp_path / "keras.json").write_text('{"backend": "theano"}' if where == "keras.json" else "{}")
+    unset = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    environment = {**unset, "KERAS_HOME": str(tmp_path)} | ({"KERAS_BACKEND": "cntk"} if where == "environment" else {})
+    command = [sys.executable, "-m", "training.shard", "--data", "digits", "--output", str(tmp_path / "shards")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert ("theano" if where == "keras.json" else "cntk") in done.stderr
+    assert "KERAS_BACKEND" in done.stderr
+
+
 def test_the_sentence_is_the_same_where_frames_are_drawn_in_ascii(monkeypatch):
     for encoding in ("ascii", "utf-8"):
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
@@ -510,7 +550,7 @@ def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):
         (training.pretrain, ["--help"], ["RECIPE --data DATA", *RECIPES]),
         (training.pretrain, ["digits", "--help"], ["--learning-rate", "pixels", "(default: 32)"]),
         (training.evaluate, ["--help"], ["--run", "--data", "--output"]),
-        (training.predict, ["--help"], ["[OPTIONS] STR ...", "  STR ...              Image files, folders"]),
+        (training.predict, ["--help"], ["[OPTIONS] STR ...", "  STR ...  ", "  Image files, folders"]),
         (saved_model, ["--help"], ["--run", "--output"]),
         (tflite, ["--help"], ["--formats", "int8-dynamic"]),
     ],

@@ -113,6 +113,39 @@ def test_an_unknown_command_is_one_sentence():
         run_command(["fine-tune"])
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("train", "pretrain, finetune"),
+        ("Serve", "serving, saved-model"),
+        ("export", "saved-model, tflite, onnx"),
+        ("eval", "evaluate"),
+    ],
+)
+def test_what_other_programs_call_a_command_is_answered_with_the_commands_here(name, meant):
+    with pytest.raises(UserError, match=f"There is no command '{name}'; .* the nearest are {meant}"):
+        run_command([name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "name"), [("models", "b_16", "ViT-B_16"), ("recipes", "SMALL", "photos-small")]
+)
+def test_a_part_of_a_name_lists_those_that_have_it(kind, part, name, capsys):
+    run_command([kind, part])
+    lines = capsys.readouterr().out.splitlines()
+    assert name in [line.split()[0] for line in lines]
+    assert all(part.lower() in line.split()[0].lower() for line in lines)
+
+
+def test_a_mistyped_auto_is_answered_with_auto_and_at_most_three_names():
+    for command in (["pretrain", "autp"], ["finetune", "--recipe", "autp"]):
+        with pytest.raises(UserError) as refused:
+            run_command(command)
+        names = str(refused.value).split("nearest names are ")[1].rstrip(".").split(", ")
+        assert names[0] == "auto"
+        assert len(names) <= 3
+
+
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tyro", None)
     with pytest.raises(UserError, match=r"keras-vit convert needs the Python package tyro, .* pip install"):

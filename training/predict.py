@@ -4,22 +4,22 @@
     python -m training.predict --checkpoint hf:google/vit-base-patch16-224 new/ --output new.html --explain rollout
     python -m training.predict --run runs/pictures --serve
 
-prints the five most likely classes of each picture. A file that cannot be read is named, the others are classified, and
-the exit code is 2.
+prints the five most likely classes of each picture. `runs/pictures new/`, without an option, is the same. A file that
+cannot be read is named, and the others are classified; if none can be read, the exit code is 2.
 """
 
 import contextlib
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, run_directory
+from keras_vit import cli, run_directory
 from keras_vit.checkpoints.download import check_name
 from training.options.checks import check_finished
-from training.options.predict import PredictOptions, check_names
+from training.options.predict import PredictOptions, check_names, with_run
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME PICTURES…`"""
-    options = cli.parse(PredictOptions, arguments, prog="python -m training.predict")
+    options = cli.parse(PredictOptions, with_run(arguments), prog="python -m training.predict")
 
     from training.prediction.pictures import find_pictures
 
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str]) -> None:
             print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
-    elif not predict(classifier, files, output=options.output, explain=options.explain):
-        raise UserError("The pictures named above could not be read; any others are classified.")
+    else:
+        predict(classifier, files, output=options.output, explain=options.explain)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     if name == _AUTO and {"-h", "--help"} & {*rest}:
         print("auto chooses size, epochs and more from the data; below are those for 1,000 images of 64 pixels.\n")
     # What the recipe auto is depends on the data, so its values are not known yet.
-    named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name)
+    named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name, [_AUTO])
     options = _parse(name, rest, named)
     check_data(options.source)
     check_loss(options.source, options.recipe)

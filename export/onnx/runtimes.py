@@ -43,7 +43,7 @@ def require_packages(formats: Sequence[OnnxFormat]) -> None:
         raise UserError(
             f"An export as {' and '.join(formats)} needs {', '.join(missing)}, which "
             f"{'are' if len(missing) > 1 else 'is'} not installed; run "
-            f"`pip install -r {REQUIREMENTS}`, or without a checkout `pip install {' '.join(missing)}`."
+            f'`pip install ".[onnx]"` in a checkout, or without one `pip install {" ".join(missing)}`.'
         )
 
 

@@ -30,7 +30,7 @@ from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
-from keras_vit.files.remote import RemotePath
+from keras_vit.files.remote import RemotePath, check_saved_model_path
 from keras_vit.files.tables import short_name
 from keras_vit.models.build import logits_model
 from keras_vit.run_directory import Samples
@@ -60,6 +60,7 @@ def export_saved_model(
     other arguments are those of the command.
     """
     origin = origin or Provenance()
+    check_saved_model_path(output)
     check_model(model, labels, output)
     model = logits_model(model)
     if attention:

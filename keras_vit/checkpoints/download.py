@@ -167,7 +167,7 @@ def _address(source: str, cache: pathlib.Path) -> str:
     is_like_official = "/" not in folder and any(last == re.split("[/:]", official)[-1] for official in known)
     if "/" in source and not is_like_official and not source.startswith(begin):
         raise _no_path(source)
-    close = bare or nearest(source, known).split(", ")[:5]  # otherwise all 350
+    close = bare or [nearest(source, known)]
     raise UserError(
         f"There is no file, folder or official checkpoint {source[:200]!r}; give an existing path, an https:// or "
         f"gs:// address, the full name of an AugReg file after augreg:, or an official name like {', '.join(close)}."

@@ -36,7 +36,8 @@ class FileContents:
         return checksum
 
     def warn(self, train: Mapping[str, object], test: Mapping[str, object]) -> None:
-        """Print a sentence about files of equal content under different labels, and one about those in both splits.
+        """Print a sentence about files of equal content under different labels, and one about those of equal label in
+        both splits, which are classified too well.
 
         Args:
             train: the files to train on, each with its label.
@@ -48,13 +49,18 @@ class FileContents:
         equal = [files for files in groups.values() if len(files) > 1]
         labels = {**train, **test}
         others = [(files[0], file) for files in equal for file in files if labels[file] != labels[files[0]]]
-        copies = [(file, files[0]) for files in equal if files[0] in train for file in files if file in test]
+        copies = []
+        for files in equal:
+            known = [file for file in files if file in train]
+            for file in files:
+                alike = [other for other in known if file in test and train[other] == test[file]]
+                copies += [(file, alike[0])] if alike else []
         if others:
             first, other = map(shown, others[0])
             count = len(dict(others))
             print(
-                f"Warning: {count:,} of the images {is_or_are(count)} there again under another label, such as "
-                f"{first} and {other}; keep each under its right label."
+                f"Warning: {count:,} {'image also appears' if count == 1 else 'images also appear'} under another "
+                f"label, such as {first} and {other}; keep each under its right label."
             )
         if copies:
             copy, original = map(shown, copies[0])

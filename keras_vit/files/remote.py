@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import errno
 import fnmatch
+import glob
 import hashlib
 import io
 import os
@@ -216,8 +217,21 @@ def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:
     return pathlib.Path(path)
 
 
+def check_saved_model_path(path: str | os.PathLike) -> None:
+    """Raise UserError for the path of a SavedModel that TensorFlow takes for a pattern, so that it cannot load it."""
+    if {"[", "\\"} & {*os.fspath(path)}:
+        raise UserError(
+            f"TensorFlow cannot load a SavedModel from a path with [ or \\, but it is {os.fspath(path)!r}; give a "
+            "folder without them."
+        )
+
+
 def matching(pattern: str) -> list[str]:
-    """The paths that a pattern with * and ? matches."""
+    """The paths that a pattern with * and ? matches; of this machine also with [ ], unless a folder is called so."""
+    if not is_remote(pattern):
+        path = pathlib.Path(pattern)
+        folder = next((folder for folder in path.parents if folder.is_dir()), pathlib.Path())
+        return glob.glob(str(pathlib.Path(glob.escape(str(folder))) / path.relative_to(folder)), recursive=True)
     return ask_gfile(to_path(pattern), lambda gfile: gfile.glob(pattern))
 
 

@@ -27,7 +27,7 @@ from training import evaluate as evaluate_command
 from training.devices.strategies import StrategyOptions
 from training.evaluation import evaluate as evaluation
 from training.evaluation.classifiers import Classifier, InputOptions
-from training.evaluation.plots import draw_mistakes
+from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.input.dataset import Split
 from training.input.sources import DataOptions, Source, array_split, digits
 from training.loop.run import Run
@@ -158,6 +158,21 @@ def test_a_mistake_of_any_image_is_shown_and_one_that_cannot_be_costs_no_other(t
     gallery = tf.io.decode_png((tmp_path / "mistakes.png").read_bytes(), channels=1).numpy()
     columns = np.array_split(gallery, 6, axis=1)  # one of each image
     assert [np.mean(column < 128) > 0.2 for column in columns] == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize("counts", [(1, 3), (10, 4), (7, 1), (130, 1), (1,), (23_456, 300)])
+def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(counts, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.evaluation.plots.save_figure", lambda figure, path: figures.append(figure))
+    figures: list = []
+    rows = [{"low": n / 15, "high": (n + 1) / 15, "accuracy": 0.5, "confidence": n / 15} for n in range(len(counts))]
+    draw_reliability([{**row, "num_examples": n} for row, n in zip(rows, counts, strict=True)], 0.1, tmp_path / "r.png")
+    figures[0].draw_without_rendering()
+    axis = figures[0].axes[1].yaxis
+    bottom, top = axis.get_view_interval()
+    ticks = [tick for tick in axis.get_major_ticks() if bottom <= tick.get_loc() <= top]
+    labels = [tick.label1.get_text() for tick in ticks]
+    assert labels == [f"{tick.get_loc():,g}" for tick in ticks]
+    assert len(set(labels)) == len(labels) >= 2
 
 
 def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkeypatch):

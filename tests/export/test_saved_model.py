@@ -23,6 +23,7 @@ from tensorflow.python.tools import saved_model_cli
 import keras_vit
 from export import parity
 from export.files import directory_bytes
+from export.options import SavedModelOptions, SourceOptions
 from export.saved_model import export as saved_model_export
 from export.saved_model import image_decoding, warmup
 from export.saved_model.export import export_saved_model
@@ -665,3 +666,8 @@ def test_options_that_a_model_does_not_support_are_refused_first(samples, tmp_pa
     with pytest.raises(UserError, match=r"classifies every token, into shape \(None, 4, 7\)"):
         export_saved_model(tokens, LABELS, samples, tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused_before_the_work():
+    with pytest.raises(UserError, match=r"cannot load a SavedModel from a path with \[ or .*'served \[1\]'; give"):
+        SavedModelOptions(source=SourceOptions(run="r"), output="served [1]")

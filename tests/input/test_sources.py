@@ -22,6 +22,7 @@ from training.input import dataset as examples
 from training.input import sources
 from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
 from training.options.checks import check_classes, check_data
+from training.options.csv_file import listed_files
 from training.options.workdir import check_images, check_split, warn_of_known_images, warn_of_training_images
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
@@ -309,14 +310,14 @@ def test_the_first_frame_of_an_animation_is_taken(tmp_path):
 
     frames = [PIL.Image.fromarray(np.full((4, 5, 3), value, np.uint8)) for value in (30, 200)]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
-    image = examples.decode_image(tf.io.read_file(str(tmp_path / "x.gif"))).numpy()
+    image = examples.decoded(tf.io.read_file(str(tmp_path / "x.gif"))).numpy()
     np.testing.assert_array_equal(image, 30)
 
 
 def test_a_palette_is_expanded(tmp_path):
 
     PIL.Image.fromarray(np.full((4, 5, 3), (250, 10, 80), np.uint8)).convert("P", palette=1).save(tmp_path / "x.png")
-    image = examples.decode_image(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
+    image = examples.decoded(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
     assert image.shape == (4, 5, 3)
     assert np.abs(image[0, 0].astype(int) - (250, 10, 80)).max() < 30
 
@@ -403,6 +404,46 @@ def test_a_csv_file_gives_what_the_folder_does(folder):
         assert all(np.array_equal(image, other) for image, other in zip(images, others, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("text", "encoding", "said"),
+    [
+        ("path;label\n{0};{1}\n{2};{3}\n", "utf-8", ""),
+        ("path;label;;\r\n{0};{1};;\r\n;;;\r\n{2};{3};;\r\n", "utf-8-sig", ""),  # of a spreadsheet
+        ("sep=;\nFile Name;Class\n{0};{1}\n{2};{3}\n", "cp1252", "list.csv is not in UTF-8; it is read as cp1252"),
+        ("path\tlabel\n{0}\t{1}\n{2}\t{3}\n", "utf-16", ""),
+        ("\ufeffpath\tlabel\n{0}\t{1}\n{2}\t{3}\n", "utf-16-be", ""),
+        ('"Image_Path"|"Species"\n"{0}"|"{1}"\n"{2}"|"{3}"\n', "utf-8", ""),
+        ("id, FILENAME, category\n1, {0}, {1}\n2, {2}, {3}\n", "utf-8", ""),
+        ("\n\nimage,category,species\r{0},{1},x\r{2},{3},x\r", "utf-8", "the column 'category' is taken as the label"),
+        ("label,path,class\n{1},{0},1\n{3},{2},2\n", "utf-8", ""),
+        ("{0};{1}\n{2};{3}\n", "utf-8", "names no columns; they are taken as path and label"),
+        ("Labels;Image\n{1};{0}\n{3};{2}\n", "utf-8", ""),
+        ("path,label\n.\\{0},{1}\n.\\{2},{3}\n", "utf-8", ""),
+    ],
+)
+def test_csv_files_of_other_programs_are_understood(text, encoding, said, tmp_path, capsys):
+    names = ("Bär 1.png", "Bär", "b.png", "Löwe")
+    for file in names[::2]:
+        write_image(tmp_path / file, 3)
+    (tmp_path / "list.csv").write_bytes(text.format(*names).encode(encoding))
+    found = listed_files(tmp_path / "list.csv")
+    assert found.value_of == {"": {str(tmp_path / names[0]): "Bär", str(tmp_path / names[2]): "Löwe"}}
+    assert [said in remark for remark in found.remarks] == ([True] if said else [])
+    check_data(DataOptions(f"csv:{tmp_path / 'list.csv'}"))
+
+
+def test_what_was_assumed_of_a_csv_file_is_printed_once(tmp_path, capsys):
+    lines = []
+    for number in range(4):
+        write_image(tmp_path / f"{number}.png", number)
+        lines.append(f"{number}.png;{'Bär' if number % 2 else 'Löwe'}\n")
+    (tmp_path / "list.csv").write_bytes("".join(["file;class\n", *lines]).encode("cp1252"))
+    data = DataOptions(f"csv:{tmp_path / 'list.csv'}")
+    check_data(data)
+    assert open_source(data).labels == ("Bär", "Löwe")
+    assert capsys.readouterr().out.count("is read as cp1252") == 1
+
+
 def test_a_csv_file_may_name_the_splits(tmp_path):
     for number in range(4):
         write_image(tmp_path / "all" / f"{number}.png", 10 * number)
@@ -429,8 +470,8 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
     ("lines", "words"),
     [
         (
-            ["file,class", "a.png,ant"],
-            "must name the columns path and one of label, labels and probabilities, but is 'file,class'",
+            ["name,kind", "a.png,ant"],
+            "must name the columns path and one of label, labels and probabilities, but is 'name,kind'",
         ),
         (
             ["path,label", "a.png,ant", "b.png,"],
@@ -533,7 +574,7 @@ def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, 
 def test_a_bmp_of_grey_values_or_colors_is_read(content, folder):
     (folder / "ant" / "plain.bmp").write_bytes(content)
     open_source(DataOptions(f"folder:{folder}"))
-    image = examples.decode_image(tf.constant(content)).numpy()
+    image = examples.decoded(tf.constant(content)).numpy()
     np.testing.assert_array_equal(image[:, :, 0], np.arange(63).reshape(9, 7))
 
 
@@ -740,10 +781,21 @@ def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(kind, tmp_p
     shutil.copy(tmp_path / "train" / "ant" / "1.png", tmp_path / "test" / "ant" / "0.png")
     assert open_source(DataOptions(data)).fingerprint != before
     printed = capsys.readouterr().out
-    again = f"1 of the images is there again under another label, such as {tmp_path}/train/ant/0.png and"
+    again = f"1 image also appears under another label, such as {tmp_path}/train/ant/0.png and"
     assert f"Warning: {again} {tmp_path}/train/bee/1.png; keep each under" in printed
     known = f"1 of the 4 evaluation images is also among the training images, such as {tmp_path}/test/ant/0.png and"
     assert f"Warning: {known} {tmp_path}/train/ant/1.png, so the accuracy" in printed
+
+
+def test_a_copy_under_another_label_is_not_said_to_raise_the_accuracy(tmp_path, capsys):
+    lines = []
+    for number, split in enumerate(("train", "train", "test", "test")):
+        write_image(tmp_path / f"{number}.png", number % 3)  # the first is the last
+        lines.append(f"{number}.png,{'ant' if number in (0, 2) else 'bee'},{split}")
+    open_source(csv_file(tmp_path, "path,label,split", *lines))
+    printed = capsys.readouterr().out
+    assert "1 image also appears under another label" in printed
+    assert "the accuracy" not in printed
 
 
 def test_two_images_that_changed_places_are_other_images(tmp_path):

@@ -28,7 +28,7 @@ from keras_vit.inspection import run as work
 from keras_vit.inspection.html_report import html_report
 from keras_vit.run_directory import Samples
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
-from training.input.dataset import decode_image
+from training.input.dataset import decoded as decode_image
 from training.loop.inspect_callback import InspectEpochs
 
 
@@ -226,7 +226,7 @@ def test_every_figure_is_written_with_any_file_names(tmp_path):
     figures |= {"filters", "maps", "heads_0", "heads_1"}
     assert set(names) == {"arrays.npz", "index.html", "measures.json", *(f"{figure}.png" for figure in figures)}
     for figure in figures:
-        height, width, _ = decode_image((tmp_path / "out" / f"{figure}.png").read_bytes()).shape
+        height, width, _ = tf.io.decode_image((tmp_path / "out" / f"{figure}.png").read_bytes()).shape
         assert height > 100
         assert width > 300
     assert np.load(tmp_path / "out" / "arrays.npz")["attention_distance"].shape == (2, 3)

@@ -260,8 +260,8 @@ def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
     [
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
         (
-            {"schedule": Schedule(warmup_steps=21)},
-            "warm-up of 21 steps must be shorter than the run of 21; give fewer, such as --warmup-steps 2, or",
+            {"image_size": (10**6, 10**6)},
+            "A step would take .* TB of memory, with batches of 200 images of 1000000",
         ),
         (
             {"schedule": Schedule(warmup_steps=2, cooldown_steps=20)},
@@ -648,3 +648,16 @@ def test_on_a_terminal_a_bar_shows_the_progress(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
     assert "7/7" in capsys.readouterr().out
+
+
+def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, capsys):
+    recipe = dataclasses.replace(RECIPE, epochs=2, schedule=Schedule(warmup_steps=100))
+    pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
+    said = "The warm-up of 100 steps is not shorter than the run of 14; it takes 1 instead."
+    assert said in capsys.readouterr().out
+    assert Run(tmp_path / "run").metrics()[0]["learning_rate"] > 0.5 * recipe.learning_rate  # not in a warm-up
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_recipe_takes_memory_that_no_machine_has(name):
+    setup._check_memory(RECIPES[name])

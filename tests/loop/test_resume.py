@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -135,6 +136,15 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, monkeypatch):
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_trains_in_another_thread_and_leaves_the_signals_alone(undisturbed, tmp_path):
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    thread = threading.Thread(target=in_process, args=(tmp_path / "run",))
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert_ended_alike(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -22,7 +22,7 @@ from keras_vit import UserError, inspection
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, randomize, serving
 from training import predict as command
-from training.input.dataset import decode_image
+from training.input.dataset import decoded as decode_image
 from training.prediction import predict as prediction
 from training.prediction.page import open_page
 from training.prediction.pictures import find_pictures
@@ -67,8 +67,7 @@ def test_files_that_are_called_pictures_and_are_none_are_named(place, arguments,
     shutil.copy(place / "pictures" / "a.png", tmp_path / "a.png")
     for name in ("empty.jpg", "page.jpeg", "scan.TIF", "phone.heic", "notes.txt"):
         (tmp_path / name).write_bytes(b"<html>404" if name == "page.jpeg" else b"")
-    with pytest.raises(UserError, match="The pictures named above could not be read"):
-        command.main([*arguments, str(tmp_path)])
+    command.main([*arguments, str(tmp_path)])
     printed = capsys.readouterr().out
     assert all(f"Not classified: {tmp_path / name}" in printed for name in ("empty.jpg", "page.jpeg", "scan.TIF"))
     assert "phone.heic" in printed
@@ -102,8 +101,7 @@ def test_links_to_folders_and_to_nothing_are_named(place, arguments, tmp_path, c
     shutil.copy(place / "pictures" / "a.png", tmp_path / "a.png")
     (tmp_path / "more").symlink_to(place / "pictures" / "more")
     (tmp_path / "lost.jpg").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="The pictures named above could not be read"):
-        command.main([*arguments, str(tmp_path)])
+    command.main([*arguments, str(tmp_path)])
     printed = capsys.readouterr().out
     assert (
         f"Not classified: {tmp_path / 'more'}: a link to a folder, which is not followed; give that folder" in printed
@@ -126,8 +124,7 @@ def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, arguments
 
 
 def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
-    with pytest.raises(UserError, match="The pictures named above could not be read"):
-        command.main([*arguments, "broken.png", "pictures/*.png", "--output", "found.json"])
+    command.main([*arguments, "broken.png", "pictures/*.png", "--output", "found.json"])
     assert "Not classified: broken.png: not a readable picture: " in capsys.readouterr().out
     broken, good = json.loads((place / "found.json").read_text())
     assert broken["picture"] == "broken.png"
@@ -137,12 +134,35 @@ def test_a_broken_picture_is_named_and_the_others_are_classified(place, argument
     np.testing.assert_allclose([entry["probability"] for entry in good["classes"]], [s for _, s in wanted], atol=1e-5)
 
 
+def test_pictures_of_which_none_can_be_read_are_an_error(place, arguments, capsys):
+    with pytest.raises(UserError, match="None of the pictures could be read"):
+        command.main([*arguments, "broken.png", "--output", "none.html"])
+    assert "Not classified: broken.png" in capsys.readouterr().out
+    assert not (place / "none.html").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["model.keras", "pictures/a.png"],
+        ["--output", "found.csv", "model.keras", "pictures/a.png"],
+        ["a run", "pictures/a.png", "--threshold", "0.1"],
+        ["--model", "a run", "pictures/a.png"],
+        ["pictures/a.png", "--model=model.keras"],
+    ],
+)
+def test_a_run_or_a_model_file_among_the_pictures_is_what_classifies_them(given, place, arguments, capsys):
+    (place / "a run").mkdir(exist_ok=True)
+    shutil.copy(place / "model.keras", place / "a run" / "model.keras")
+    command.main([*given, "--labels", "names.txt"])
+    assert "| pictures/a.png |" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("form", ["csv", "json", "html"])
 def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(form, place, arguments, tmp_path, capsys):
     shutil.copy(place / "pictures" / "a.png", os.fsencode(tmp_path) + b"/good\xff.png")
     shutil.copy(place / "broken.png", os.fsencode(tmp_path) + b"/bad\xff<b>.png")
-    with pytest.raises(UserError, match="The pictures named above could not be read"):
-        command.main([*arguments, str(tmp_path), "--output", f"odd.{form}"])
+    command.main([*arguments, str(tmp_path), "--output", f"odd.{form}"])
     text = html.unescape((place / f"odd.{form}").read_text(encoding="utf-8"))
     assert "good?.png" in text
     assert "bad?<b>.png is not a readable picture" in text
@@ -393,3 +413,11 @@ def test_a_request_of_no_or_too_great_a_length_is_refused(place, length):
                 f"POST / HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")
             )
             assert b" 413 " in connection.recv(100)
+
+
+def test_a_pattern_in_a_folder_with_brackets_in_its_name_matches(place, tmp_path):
+    folder = tmp_path / "new [1]" / "a"
+    folder.mkdir(parents=True)
+    shutil.copy(place / "pictures" / "a.png", folder)
+    for pattern in ("new [1]/a/*.png", "new [1]/**/*.png", "new*/a/[ab].png"):
+        assert find_pictures([str(tmp_path / pattern)]) == [folder / "a.png"]

@@ -124,8 +124,14 @@ def test_nearest_neighbors_vote_as_scikit_learns(clusters):
         ).fit(train.values, train.labels)
         assert row["accuracy"] == pytest.approx(reference.score(evaluation.values, evaluation.labels), abs=1e-12)
     assert rows[0]["accuracy"] != rows[1]["accuracy"]
-    with pytest.raises(UserError, match="120 training images, fewer than 121 neighbors; give smaller --neighbors"):
-        nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(121,))
+
+
+def test_numbers_of_neighbors_above_that_of_the_images_are_left_out_and_named(clusters, capsys):
+    train, evaluation = clusters
+    for given, taken in (((1, 20, 121, 200), [1, 20]), ((121,), [120])):
+        rows = nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=given)
+        assert [row["neighbors"] for row in rows] == taken
+    assert "Not 121 or 200 neighbors: there are 120 training images." in capsys.readouterr().out
 
 
 def test_the_linear_probe_is_logistic_regression_on_standardised_features(clusters):
@@ -244,12 +250,6 @@ def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "open_source", lambda arguments: one)
     with pytest.raises(UserError, match="The data have one class, 'zero'; at least two are needed"):
         least_squares.fewshot(_options(run, tmp_path))
-
-
-def test_too_many_neighbors_are_refused_before_the_features_are_computed(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(features, "features_of", lambda *_, **__: pytest.fail("features were computed"))
-    with pytest.raises(UserError, match="There are 1437 training images, fewer than 1438 neighbors; give smaller"):
-        nearest_neighbors.knn(_options(run, tmp_path), neighbors=(1, 1438))
 
 
 def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path, monkeypatch):

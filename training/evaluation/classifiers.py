@@ -17,7 +17,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.files import tflite_metadata
-from keras_vit.files.remote import is_remote, is_web, local_copy, to_path
+from keras_vit.files.remote import check_saved_model_path, is_remote, is_web, local_copy, to_path
 from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
 from training.devices.strategies import open_strategy
@@ -219,6 +219,7 @@ def _tensor_specs(path: pathlib.Path, names) -> dict[str, tuple[dict[str, tf.Ten
 
 def _saved_model(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     """By the signature that takes encoded images, unless there is only one that takes numbers."""
+    check_saved_model_path(path)
     try:
         loaded = tf.saved_model.load(str(path))
     except (OSError, ValueError, KeyError, RuntimeError, tf.errors.OpError) as error:

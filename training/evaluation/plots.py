@@ -59,7 +59,11 @@ def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> No
     above.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy", title=f"Reliability: ECE {ece:.4f}")
     counts = [row["num_examples"] for row in bins]
     below.bar(middles, counts, 0.9 / BINS, color="tab:gray")
-    below.set(xlabel="confidence", ylabel="images", yscale="log" if max(counts) > 100 * min(counts) else "linear")
+    below.set(xlabel="confidence", ylabel="images")
+    if max(counts) > 100 * min(counts):
+        below.set(yscale="log", ylim=(0.5, None))  # no fractions of an image
+    else:
+        below.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator("auto", integer=True))
     below.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
     below.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     figure.legend(loc="outside lower center", ncols=2, fontsize="small")

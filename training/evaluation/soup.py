@@ -7,13 +7,14 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
 
 import keras_vit
-from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit import UserError, cli, preprocessing_of, run_directory
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.remote import to_path
 from training.evaluation.classifiers import outputs
@@ -76,7 +77,8 @@ def cook(runs: Sequence[str], output: str, *, greedy: bool = False) -> Run:
                 (target.path / name).write_bytes((ingredients[0].run.path / name).read_bytes())
         target.write_metrics(records)
         target.save_model(model)
-    print(f"See {target.path}; measure it with python -m training.evaluate --run {output}.")
+    measure = cli.as_typed(f"python -m training.evaluate --run {shlex.quote(output)}")
+    print(f"See {target.path}; measure it with {measure}.")
     return target
 
 

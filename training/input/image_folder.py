@@ -110,7 +110,9 @@ def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | Non
     What the file holds says `training.options.csv_file`. Without a column split a tenth of each class is kept for
     evaluation, as `_held_out` says.
     """
-    column, value_of, not_used = listed_files(path)
+    column, value_of, not_used, remarks = listed_files(path)
+    for remark in remarks:
+        print(remark)
     for split, count in not_used.items():
         print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
     check = _FileCheck(on_bad_image)

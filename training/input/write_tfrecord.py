@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import sys
 
 import numpy as np
@@ -47,7 +48,8 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
         (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
     print(
         f"{dataset.train.num_examples:,} images to train on and {dataset.evaluation.num_examples:,} to evaluate on, of "
-        f"{len(dataset.labels)} classes, in {shards} files each: --data 'tfrecord:{directory}/*.tfrecord'."
+        f"{len(dataset.labels)} classes, in {shards} files each: --data "
+        + f"{shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
     )
 
 

@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -124,8 +125,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         """On SIGTERM or Ctrl-C finish the step, save and raise TrainingInterrupted; a second Ctrl-C stops at once.
 
         After `on_complete` there is no step to stop after, and what is left takes seconds, so the first signal changes
-        nothing.
+        nothing. In another thread than the main one, where Python has no handlers, signals stay the caller's.
         """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
 
         def handler(number, _) -> None:
             self._stop_requested = True  # only this: the signal may interrupt TensorFlow anywhere

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,6 @@ from training.loop.dry_run import describe_run, draw_learning_rate
 from training.loop.fit import build_trainer, checked_model, train
 from training.loop.objectives import Classification, make_objective
 from training.loop.run import Run
-from training.options.checks import check_schedule
 from training.options.common import Execution, TrainingOptions
 from training.options.workdir import locked, run_settings
 from training.recipes.advice import advice
@@ -37,6 +37,8 @@ from training.techniques.distillation import check_teacher_classes
 _CALIBRATION_IMAGES = 512
 # Class names in the first lines of a log.
 _SHOWN_CLASSES = 10
+# Activations of a small model, and what no machine holds for a step.
+_BYTES_PER_PIXEL, _MOST_BYTES = 1000, 10**15
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
@@ -129,7 +131,8 @@ def _train_locked(
     callbacks: Sequence[keras.callbacks.Callback],
     weights: dict | None,
 ) -> Run:
-    (source, num_steps), strategy = _checked_data(recipe, setup), setup.strategy
+    (source, recipe), strategy = _checked_data(recipe, setup), setup.strategy
+    num_steps = recipe.num_steps(source.train.num_examples)
     check_equal_on_workers(
         strategy,
         {
@@ -184,20 +187,46 @@ def _train_locked(
     return run
 
 
-def _checked_data(recipe: Recipe, setup: Setup) -> tuple[Source, int]:
-    """The source with the training examples of a recipe, and its steps. Raises UserError if they do not fit."""
+def _checked_data(recipe: AnyRecipe, setup: Setup) -> tuple[Source, AnyRecipe]:
+    """The source with the training examples of a recipe, and the recipe with a warm-up that fits into the run.
+
+    Raises UserError if data and recipe do not fit.
+    """
     source = dataclasses.replace(setup.source, train=balanced(setup.source.train)) if recipe.balance else setup.source
     _check_batch(recipe, setup.strategy)
     if recipe.teacher is not None:
         check_teacher_classes(recipe.teacher, source.labels)
-    return source, _total_steps(recipe, source)
-
-
-def _total_steps(recipe: Recipe, source: Source) -> int:
-    """Return the training steps of the run. Raises UserError if the data are too few for the recipe."""
     steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
-    check_schedule(recipe, source.train.num_examples)
-    return recipe.num_steps(source.train.num_examples)
+    _check_memory(recipe)
+    return source, _with_fitting_warmup(recipe, recipe.num_steps(source.train.num_examples))
+
+
+def _check_memory(recipe: Recipe) -> None:
+    """Raise UserError for sizes that no machine holds, before the model is built: a digit too many in an option."""
+    needed = _BYTES_PER_PIXEL * recipe.batch_size * math.prod(recipe.image_size)
+    if needed > _MOST_BYTES:
+        raise UserError(
+            f"A step would take about {needed / 1e12:,.0f} TB of memory, with batches of {recipe.batch_size} images of "
+            f"{recipe.image_size[0]} by {recipe.image_size[1]} pixels; give a smaller --image-size or --batch-size."
+        )
+
+
+def _with_fitting_warmup(recipe: AnyRecipe, num_steps: int) -> AnyRecipe:
+    """The recipe, with a tenth of the steps as its warm-up if it is not shorter than the run, which is printed."""
+    schedule = recipe.schedule
+    if schedule.warmup_steps >= num_steps:
+        print(
+            f"The warm-up of {schedule.warmup_steps:,} steps is not shorter than the run of {num_steps:,}; it takes "
+            f"{num_steps // 10:,} instead."
+        )
+        schedule = dataclasses.replace(schedule, warmup_steps=num_steps // 10)
+    left = num_steps - schedule.warmup_steps
+    if schedule.cooldown_steps > left:
+        raise UserError(
+            f"The cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; give "
+            f"fewer, such as --cooldown-steps {left // 2}, or train longer."
+        )
+    return dataclasses.replace(recipe, schedule=schedule)
 
 
 def _check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
@@ -224,7 +253,8 @@ def dry_run_report(
 
     Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
-    source, num_steps = _checked_data(recipe, setup)
+    source, recipe = _checked_data(recipe, setup)
+    num_steps = recipe.num_steps(source.train.num_examples)
     _check_reached(options.execution, recipe, source, num_steps)
     workdir = to_path(options.workdir)
     stored = _settings(options, command, recipe_name, setup.source)

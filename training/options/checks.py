@@ -2,17 +2,17 @@
 
 import collections
 import dataclasses
-import glob
 import itertools
 import os
 import pathlib
+import shlex
 from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.errors import near_path, nearest
 from keras_vit.files.file_contents import shown
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
@@ -54,14 +54,15 @@ def check_data(source: DataOptions) -> None:
     given = _kind_of(rest)
     if kind in _NOUNS and given and given != kind:
         raise UserError(
-            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data {given}:{rest}."
+            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data "
+            f"{shlex.quote(f'{given}:{rest}')}."
         )
     if kind == "folder":
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
         _check_listed(to_path(rest), source.on_bad_image)
     if kind == "tfrecord" and not is_remote(rest):
-        record_files(rest, glob.glob(rest))
+        record_files(rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
         raise UserError(
             f"There is no folder {source.data_dir!r}; --data-dir takes the folder of prepared data sets, or an empty "
@@ -72,7 +73,7 @@ def check_data(source: DataOptions) -> None:
 def _advice(path: str) -> str:
     """The end of a sentence on a path that was given without the kind of its source; empty if it is of neither kind."""
     kind = _kind_of(path)
-    return f"; for this {_NOUNS[kind]}, give --data {kind}:{path}" if kind else ""
+    return f"; for this {_NOUNS[kind]}, give --data {shlex.quote(f'{kind}:{path}')}" if kind else ""
 
 
 def _kind_of(path: str) -> str | None:
@@ -139,12 +140,11 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
     checked = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_COUNTED))
     missing = [file for file in checked if not os.path.lexists(file)]
     if missing and (on_bad_image == "stop" or len(missing) == count):
-        advice = "write / between folders" if "\\" in missing[0] else "correct the paths"
         skip = ", or give --on-bad-image skip" if len(missing) < len(checked) else ""
         raise UserError(
             f"Of {'the first ' * (len(checked) < count)}{len(checked):,} files that {path} names, {len(missing):,} "
             f"cannot be found, first {shown(missing[0])}; a path is relative to {path.parent.absolute()}: "
-            f"{advice}{skip}."
+            f"correct the paths{skip}."
         )
 
 
@@ -155,7 +155,7 @@ def record_files(pattern: str, found: Sequence[str]) -> list[str]:
     if os.path.isdir(pattern):
         raise UserError(
             f"--data tfrecord:GLOB takes files, but {pattern!r} is a folder; give "
-            f"tfrecord:{os.path.join(pattern, '*' + RECORDS)}."
+            f"{shlex.quote('tfrecord:' + os.path.join(pattern, '*' + RECORDS))}."
         )
     if found:
         raise UserError(
@@ -172,6 +172,12 @@ def few_classes(path: pathlib.Path, count: int) -> UserError:
         images = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
         return UserError(
             f"{path} holds {images}, but no class folders; move the images of each class into a folder of their own."
+        )
+    inside = [path / name for name in directories(path) if len(directories(path / name)) > 1]
+    if len(inside) == 1:
+        return UserError(
+            f"{path} should hold a folder for each of at least two classes, but they are in {inside[0]}; give --data "
+            f"{shlex.quote(f'folder:{inside[0]}')}."
         )
     return UserError(f"{path} should hold a folder for each of at least two classes, but holds {count}.")
 
@@ -230,22 +236,6 @@ def check_batch_size(batch_size: int, num_examples: int) -> None:
         )
 
 
-def check_schedule(recipe: Recipe, num_examples: int) -> None:
-    """Raise UserError for a warm-up and a cooldown that do not fit into the run."""
-    schedule, num_steps = recipe.schedule, recipe.num_steps(num_examples)
-    if schedule.warmup_steps >= num_steps:
-        raise UserError(
-            f"The warm-up of {schedule.warmup_steps} steps must be shorter than the run of {num_steps}; give fewer, "
-            f"such as --warmup-steps {num_steps // 10}, or train longer."
-        )
-    left = num_steps - schedule.warmup_steps
-    if schedule.cooldown_steps > left:
-        raise UserError(
-            f"The cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; give "
-            f"fewer, such as --cooldown-steps {left // 2}, or train longer."
-        )
-
-
 def check_loss(source: DataOptions, recipe: Recipe) -> None:
     """Raise UserError for the loss of images of several classes each, with data that always have one."""
     kind, uses_labels = source.data.partition(":")[0], getattr(recipe, "target", "classes") == "classes"
@@ -257,7 +247,7 @@ def check_loss(source: DataOptions, recipe: Recipe) -> None:
 
 
 def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:
-    """As `check_batch_size` and `check_schedule`, for files of this machine that are counted quickly.
+    """As `check_batch_size`, for files of this machine that are counted quickly.
 
     What holds for this many images holds for fewer, if some cannot be read or are kept for evaluation. With `balance`
     there are others in an epoch.
@@ -265,7 +255,6 @@ def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:
     count = None if recipe.balance else _most_training_images(source)
     if count is not None:
         check_batch_size(recipe.batch_size, count)
-        check_schedule(recipe, count)
 
 
 def _most_training_images(source: DataOptions) -> int | None:
@@ -285,7 +274,7 @@ def _most_training_images(source: DataOptions) -> int | None:
 
 def _most_listed(path: pathlib.Path) -> int:
     """How many images of a CSV file are at most for training."""
-    column, value_of, _ = listed_files(path)
+    column, value_of, *_ = listed_files(path)
     if "" not in value_of:
         return len(value_of["train"])
     count, labels = len(value_of[""]), collections.Counter(value_of[""].values())
@@ -305,7 +294,7 @@ def check_run_classes(run: str, source: DataOptions) -> None:
         splits = split_folders(to_path(rest))
         names = sorted(map(composed, directories(splits[0] if splits else to_path(rest))))
     else:
-        column, value_of, _ = listed_files(to_path(rest))
+        column, value_of, *_ = listed_files(to_path(rest))
         texts = {text for files in value_of.values() for text in files.values()}
         names = sorted(
             texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}

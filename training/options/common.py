@@ -156,7 +156,7 @@ class TrainingOptions:
 class FeatureOptions:
     """Options of all commands that extract features."""
 
-    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
+    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint", "--model"))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     source: Annotated[DataOptions, tyro.conf.arg(name="")]
     features: FeatureKind = "pre_logits"

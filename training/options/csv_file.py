@@ -4,23 +4,36 @@ The column path names the files, relative to the folder of the CSV file. One of 
 number of classes such as "cat|dog", or none) and probabilities (shares that sum to 1, such as "cat=0.7|dog=0.3") says
 what they show. A further column split says train (or training), or test (testing, val, valid, validation); as in a
 folder, the images of test are evaluated on where there are others beside them. Other columns are ignored.
+
+Columns may have other usual names, in any case (`_NAMES`), and may be separated by commas, semicolons, tabs or bars, as
+the first line says. The text is UTF-8, UTF-16 with its byte order mark, or else Windows' cp1252, as Excel writes it.
 """
 
+import codecs
 import csv
 import io
 import math
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from keras_vit.errors import UserError, near_path
+from keras_vit.images.formats import is_picture_name
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
 
 # Columns for one class, for any number of classes, and for a share of each class.
 ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
-# What some programs write between two values, with its name in a sentence.
-_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
+# Meaning of a column -> its usual names, without spaces and underscores; the first of them that is there is taken.
+_NAMES = {
+    "path": ("path", "filepath", "filename", "file", "imagepath", "imagefile", "imagename", "image", "photo"),
+    ONE_CLASS: ("label", "classname", "labelname", "class", "category", "species"),
+    SEVERAL_CLASSES: ("labels", "classes", "categories", "tags"),
+    CLASS_SHARES: ("probabilities",),
+    "split": ("split",),
+}
+_SEPARATORS = ",;\t|"
 # How far from 1 the sum of an image's shares may be; they are then divided by it.
 _ROUNDING = 0.02
 
@@ -34,6 +47,8 @@ class ListedFiles(NamedTuple):
     """Split ("train" and "test", or "" alone) -> file -> what the column says of it."""
     not_used: dict[str, int]
     """The further evaluation splits, and their numbers of images."""
+    remarks: tuple[str, ...]
+    """A sentence on each thing that was assumed of the file."""
 
 
 def listed_files(path: pathlib.Path) -> ListedFiles:
@@ -42,27 +57,40 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
         advice = near_path(path, os.path.isfile) or "; --data csv:FILE takes one with the columns path and label."
         raise UserError(f"There is no file {str(path)!r}{advice}")
     try:
-        content = path.read_bytes().decode("utf-8-sig")
-        _check_separator(path, content)
+        content, encoding = _decoded(path.read_bytes())
+        content = re.sub(r"\Asep=.(?=[\r\n])", "", content)  # Excel's first line
+        separator = _separator(content)
         # Line breaks stay, since those in quotes belong to a value.
-        rows = csv.DictReader(io.StringIO(content, newline=""), strict=True)
-        rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or []]
-        table = [(rows.line_num, row) for row in rows]
+        lines = csv.reader(io.StringIO(content, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
+        table = [(lines.line_num, row) for row in lines if any(map(str.strip, row))]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file in UTF-8 ({str(error)[:100]}); write it again.") from error
-    of_classes = [name for name in columns if name in (ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES)]
-    if columns.count("path") != 1 or columns.count("split") > 1 or len(of_classes) != 1:
+        raise UserError(f"{path} is no CSV file ({str(error)[:100]}); write it again.") from error
+    remarks = [f"{path} is not in UTF-8; it is read as {encoding}, of Windows."] if encoding == "cp1252" else []
+    header = [name.strip() for name in table[0][1]] if table else []
+    if len(header) == 2 and is_picture_name(header[0]):
+        remarks.append(f"The first line of {path} names no columns; they are taken as path and label.")
+        header = ["path", ONE_CLASS]
+    else:
+        table = table[1:]
+    place_of = _places(header)
+    of_classes = [name for name in (ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES) if name in place_of]
+    of_classes = [name for name in of_classes if name in map(_plain, header)] or of_classes
+    if "path" not in place_of or len(of_classes) != 1:
         raise UserError(
             f"The first line of {path} must name the columns path and one of label, labels and probabilities, but is "
-            f"{','.join(columns)!r}."
+            f"{separator.join(header)[:200]!r}."
         )
     [column] = of_classes
-    splits = (*TRAINING_NAMES, *EVALUATION_NAMES) if "split" in columns else ("",)
+    for meaning in ("path", column):
+        if len({_plain(name) for name in header} & {*_NAMES[meaning]}) > 1 and meaning not in map(_plain, header):
+            remarks.append(f"{path}: the column {header[place_of[meaning]]!r} is taken as the {meaning}.")
+    splits = (*TRAINING_NAMES, *EVALUATION_NAMES) if "split" in place_of else ("",)
     found: dict[str, dict[str, str]] = {split: {} for split in splits}
     seen: dict[str, tuple[int, str, str]] = {}
     for number, row in table:
-        image, label = row["path"] or "", composed((row[column] or "").strip())
-        if None in row:
+        value_of = {name: row[place].strip() for name, place in place_of.items() if place < len(row)}
+        image, label = value_of.get("path", ""), composed(value_of.get(column, ""))
+        if any(map(str.strip, row[len(header) :])):
             raise UserError(
                 f"Line {number} of {path} has more values than there are columns; put a value with commas in quotes, "
                 "and | between several classes."
@@ -72,12 +100,14 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
                 f"Line {number} of {path} needs a path and a value of printable characters in the column {column}; "
                 "complete it."
             )
-        split = (row.get("split") or "").strip().lower()
+        split = value_of.get("split", "").lower()
         if split not in found:
             raise UserError(
                 f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
             )
         file = str(path.parent / image)
+        if "\\" in image and not os.path.lexists(file):  # as Windows writes paths
+            file = str(path.parent / image.replace("\\", "/"))
         if file in seen:
             first, known_label, known_split = seen[file]
             advice = _same_image(column, known_label, known_split, label, split)
@@ -93,7 +123,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     if column == SEVERAL_CLASSES:
         _check_labels(path, names)
     if splits == ("",):
-        return ListedFiles(column, found, {})
+        return ListedFiles(column, found, {}, tuple(remarks))
     for names_of_split, purpose in ((TRAINING_NAMES, "train"), (EVALUATION_NAMES, "evaluate")):
         if not any(found[name] for name in names_of_split):
             words = ", ".join(name for name in splits if found[name])
@@ -104,7 +134,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     evaluation, *others = [name for name in EVALUATION_NAMES if found[name]]
     train = {file: label for name in TRAINING_NAMES for file, label in found[name].items()}
     used = {"train": train, "test": found[evaluation]}
-    return ListedFiles(column, used, {name: len(found[name]) for name in others})
+    return ListedFiles(column, used, {name: len(found[name]) for name in others}, tuple(remarks))
 
 
 def _same_image(column: str, label: str, split: str, other_label: str, other_split: str) -> str:
@@ -124,16 +154,39 @@ def _check_labels(path: pathlib.Path, names: set[str]) -> None:
             raise UserError(f"{path} has the labels {name!r}, which are {len(parts)} classes; put | between them.")
 
 
-def _check_separator(path: pathlib.Path, content: str) -> None:
-    """Raise UserError if the first line names the column path between other separators than commas."""
-    first = next(iter(content.splitlines()), "")
-    for separator, name in _OTHER_SEPARATORS.items():
-        columns = [column.strip(' "') for column in first.split(separator)]
-        if "path" in columns and len(columns) > 1:
-            raise UserError(
-                f"{path} must have commas between its values, but its first line has {name} between the columns "
-                f"{' and '.join(columns[:2])}; write it with commas."
-            )
+def _decoded(content: bytes) -> tuple[str, str]:
+    """The text of a file and its encoding. Raises UnicodeDecodeError if it has none of the usual ones."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16"), "utf-16"
+    try:
+        return content.decode("utf-8-sig"), "utf-8"
+    except UnicodeDecodeError:
+        return content.decode("cp1252"), "cp1252"
+
+
+def _separator(content: str) -> str:
+    """What separates the values: what makes columns of the first line that can be used, else a comma.
+
+    Python's `csv.Sniffer` counts characters, and takes a letter or a bar between classes for it.
+    """
+    first = next(filter(str.strip, content.splitlines()), "")
+    for separator in _SEPARATORS:
+        columns = next(csv.reader([first], delimiter=separator, skipinitialspace=True))
+        if "path" in _places(columns) or (len(columns) == 2 and is_picture_name(columns[0])):
+            return separator
+    return _SEPARATORS[0]
+
+
+def _places(header: Sequence[str]) -> dict[str, int]:
+    """Meaning -> the number of the column with the first of its usual names; without what is there twice."""
+    names = [_plain(name) for name in header]
+    usual = {meaning: next((name for name in known if name in names), "") for meaning, known in _NAMES.items()}
+    return {meaning: names.index(name) for meaning, name in usual.items() if names.count(name) == 1}
+
+
+def _plain(column: str) -> str:
+    """The name of a column as in `_NAMES`."""
+    return re.sub("[^a-z]", "", column.lower())
 
 
 def class_shares(text: str, column: str, where: str = "") -> dict[str, float]:

@@ -16,7 +16,7 @@ from training.options.common import DataOptions, InputOptions, StrategyOptions
 class EvaluateOptions:
     """Measure a model on the evaluation images of a data set."""
 
-    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
+    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint", "--model"))]
     """Run directory, .keras file, checkpoint file or folder, address, official name, SavedModel directory or .tflite
     file."""
     source: Annotated[DataOptions, tyro.conf.arg(name="")]

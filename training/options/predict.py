@@ -4,6 +4,7 @@ import dataclasses
 import http.server
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import tyro
@@ -11,9 +12,12 @@ import tyro
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.labels import read_labels
+from keras_vit.run_directory import CONFIG, MODEL
 
 Explanation = Literal["rollout", "relevance"]
 HOST = "127.0.0.1"
+# How the file of a model is called, and no picture.
+_MODEL_FILES = (".keras", ".npz", ".safetensors")
 OUTPUTS = (".csv", ".json", ".html")
 # Files of a SavedModel, in its directory or in that of its versions, which TF Serving takes.
 _EXPORTED = ("saved_model.pb", "[0-9]*/saved_model.pb")
@@ -25,7 +29,7 @@ class PredictOptions:
 
     pictures: tyro.conf.Positional[tuple[str, ...]] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
-    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint",))]
+    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint", "--model"))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     labels: str | None = None
     """Text file with one class name per line; default the run's labels.txt or the names in a config.json, else class
@@ -76,6 +80,18 @@ class PredictOptions:
             http.server.HTTPServer((HOST, self.port), http.server.BaseHTTPRequestHandler).server_close()
         except OSError as error:
             raise port_in_use(self.port, error) from error
+
+
+def with_run(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with `--run` before a run directory or the file of a model among them if none is given by name."""
+    if {"--run", "--checkpoint", "--model"} & {argument.partition("=")[0] for argument in arguments}:
+        return [*arguments]
+    runs = [argument for argument in arguments if _is_model(pathlib.Path(argument))][:1]
+    return [*(["--run", *runs] if runs else []), *(argument for argument in arguments if argument not in runs)]
+
+
+def _is_model(path: pathlib.Path) -> bool:
+    return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()
 
 
 def port_in_use(port: int, error: OSError) -> UserError:

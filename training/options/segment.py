@@ -9,7 +9,7 @@ import tyro
 
 from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.download import check_name
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import check_saved_model_path, is_remote, to_path
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, check_seed
 from training.options.workdir import check_outside, check_workdir
 
@@ -48,6 +48,7 @@ class SegmentOptions:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_saved_model_path(self.workdir)  # which will hold one
         for field in ("steps", "batch_size"):
             if getattr(self, field) < 1:
                 raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")

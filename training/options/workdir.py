@@ -332,7 +332,7 @@ def warn_of_training_images(run: str, digests: np.ndarray | None, name: Callable
         print(
             f"Warning: {len(seen):,} of the {len(digests):,} evaluation images {is_or_are(len(seen))} among the "
             f"training images of {run}, such as "
-            f"{name(int(seen[0]))}, so the accuracy will be too high; evaluate on other images."
+            f"{name(int(seen[0]))}, so the accuracy is not that on new images; evaluate on others."
         )
     return True
 

@@ -1,10 +1,10 @@
 """Find image files by the names of files and folders and by patterns. Imports neither TensorFlow nor Keras."""
 
-import glob
 import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError
+from keras_vit.files.remote import matching
 from keras_vit.images.formats import format_list, image_files, is_hidden, is_picture_name, visible_files
 
 
@@ -37,7 +37,7 @@ def _files(name: str) -> list[pathlib.Path]:
         # A file that is called like a picture and is none is named in the results.
         pictures = {*image_files(path), *(file for file in visible_files(path) if is_picture_name(file.name))}
         return sorted(pictures | {link for link in path.rglob("*") if link.is_symlink() and _is_lost(link, path)})
-    return sorted(pathlib.Path(match) for match in glob.glob(name, recursive=True) if pathlib.Path(match).is_file())
+    return sorted(pathlib.Path(match) for match in matching(name) if pathlib.Path(match).is_file())
 
 
 def _is_lost(link: pathlib.Path, folder: pathlib.Path) -> bool:

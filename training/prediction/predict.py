@@ -125,10 +125,11 @@ def check_explanation(classifier: Classifier, explain: Explanation | None) -> No
 
 def predict(
     classifier: Classifier, files: Sequence[pathlib.Path], *, output: str | None, explain: Explanation | None
-) -> bool:
-    """Classify files, print a table, and write `output`. Return whether every file could be read.
+) -> None:
+    """Classify files, print a table, and write `output`.
 
-    A file that cannot be read is named in the results, and the others are classified.
+    A file that cannot be read is named in the results, and the others are classified. Raises UserError if none can be
+    read.
     """
     predictions: list[Prediction] = []
     results: list[inspection.InspectionResult] = []
@@ -154,9 +155,10 @@ def predict(
         if prediction.problem:
             why = prediction.problem.removeprefix(f"{pathlib.Path(prediction.file).name} is ")
             print(f"Not classified: {prediction.file}: {why}")
-    if output is not None:
+    if output is not None and (results or not output.endswith(".html")):
         _write(pathlib.Path(output), predictions, results)
-    return not any(prediction.problem for prediction in predictions)
+    if all(prediction.problem for prediction in predictions):
+        raise UserError("None of the pictures could be read; convert them, or give others.")
 
 
 def _batches(
@@ -244,8 +246,6 @@ def _write(
                 for prediction in predictions
             ]
             temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        elif not results:
-            raise UserError("No picture could be read, so there is no page to write.")
         else:
             problems = {prediction.file: prediction.problem for prediction in predictions if prediction.problem}
             temporary.write_text(prediction_page(_joined(results), problems), encoding="utf-8")

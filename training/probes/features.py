@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -61,18 +60,14 @@ class FeatureSet:
     """Directory for the report."""
 
 
-def open_features(options: FeatureOptions, check: Callable[[Source], None] = lambda source: None) -> FeatureSet:
-    """Model and data of a command, and their features, from the cache or computed.
-
-    `check` raises UserError for data that the probe cannot use, before their features are computed.
-    """
+def open_features(options: FeatureOptions) -> FeatureSet:
+    """Model and data of a command, and their features, from the cache or computed."""
     output = report_directory(options)
     model = load_model(options.run, image_size=options.image_size, num_heads=options.num_heads)
     if options.random_weights:
         model = _with_fresh_weights(model)
     source = open_source(options.source)
     check_several_classes(source)
-    check(source)
     if source.held_out:
         counts = source.train.num_examples, source.evaluation.num_examples
         check_images(options.run, options.source, *counts, source.fingerprint)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import sklearn.neighbors
 
-from keras_vit import UserError
 from training.options.common import FeatureOptions
 from training.options.probes import check_votes
 from training.probes.features import Features, open_features
@@ -20,8 +19,11 @@ def nearest_neighbors(
     neighbors: Sequence[int] = (1, 10, 20, 100),
     temperature: float = 0.07,
 ) -> list[dict]:
-    """Accuracy on the evaluation features for each number of neighbors: `neighbors`, `accuracy`."""
-    _check_number(neighbors, len(train.labels))
+    """Accuracy on the evaluation features for each number of neighbors: `neighbors`, `accuracy`.
+
+    Numbers above that of the training images are left out, which is printed; if all are, their number is taken.
+    """
+    neighbors = _neighbors_that_fit(neighbors, len(train.labels))
     index = sklearn.neighbors.NearestNeighbors(n_neighbors=max(neighbors), metric="cosine").fit(train.values)
     distances, rows = index.kneighbors(evaluation.values)  # (n, most neighbors), the nearest first
     # The nearest has weight 1: exp(1 / temperature) itself may overflow.
@@ -34,13 +36,12 @@ def nearest_neighbors(
     return found
 
 
-def _check_number(neighbors: Sequence[int], num_examples: int) -> None:
-    """Raise UserError for more neighbors than there are training images."""
-    if max(neighbors) > num_examples:
-        raise UserError(
-            f"There are {num_examples} training images, fewer than {max(neighbors)} neighbors; give smaller "
-            "--neighbors."
-        )
+def _neighbors_that_fit(neighbors: Sequence[int], num_examples: int) -> list[int]:
+    """The numbers of neighbors up to that of the training images; print those that are left out."""
+    left_out = [str(number) for number in neighbors if number > num_examples]
+    if left_out:
+        print(f"Not {' or '.join(left_out)} neighbors: there are {num_examples:,} training images.")
+    return [number for number in neighbors if number <= num_examples] or [num_examples]
 
 
 def knn(
@@ -48,7 +49,7 @@ def knn(
 ) -> list[dict]:
     """Evaluate, write knn.json and knn.md, and return the rows. See `KnnOptions` for the arguments."""
     check_votes(neighbors, temperature)
-    features = open_features(options, lambda source: _check_number(neighbors, source.train.num_examples))
+    features = open_features(options)
     rows = nearest_neighbors(
         features.train,
         features.evaluation,

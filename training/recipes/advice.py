@@ -3,6 +3,8 @@
 import statistics
 from collections.abc import Sequence
 
+from keras_vit import cli
+
 # A model from scratch learns fewer images of a class than this by heart (in the median class).
 FEW_PER_CLASS = 500
 # Times as many images in the largest class as in the smallest, from which on the accuracy hides the small classes.
@@ -26,8 +28,8 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
     sentences = [f"Training images per class: {least:,} at least, {median:,.0f} in the median class, {most:,} at most."]
     if few:
         sentences.append(
-            "They are few for a model from scratch; fine-tuning is usually far better: python -m training.finetune "
-            f"--checkpoint {CHECKPOINT}, with the same --data."
+            "They are few for a model from scratch; fine-tuning is usually far better: "
+            + cli.as_typed(f"python -m training.finetune --checkpoint {CHECKPOINT}, with the same --data.")
         )
     if uneven:
         sentences.append(

@@ -6,7 +6,7 @@ Words" (arXiv 2010.11929). The learning rate was compared on 704 drawn images of
 
 import dataclasses
 
-from keras_vit import ResNetConfig
+from keras_vit import ResNetConfig, cli
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
@@ -92,7 +92,7 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
     if changes:
         listed = " and ".join([", ".join(changes[:-1]), changes[-1]]) if changes[1:] else changes[0]
         reasons.append(f"Augmentation: {listed}.")
-    return [*reasons, "Checkpoint: none; python -m training.finetune --recipe auto starts from one."]
+    return [*reasons, cli.as_typed("Checkpoint: none; python -m training.finetune --recipe auto starts from one.")]
 
 
 def _largest_side(facts: DataFacts) -> int:

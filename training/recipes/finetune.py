@@ -142,5 +142,7 @@ def find_finetune_recipe(name: str, num_examples: int, image_size: tuple[int, in
     if name in _HYPERRULES:
         return bit_hyperrule(_HYPERRULES[name], num_examples, image_size)
     if name not in FINETUNE_RECIPES:
-        raise UserError(f"There is no recipe named {name!r}; the nearest names are {nearest(name, FINETUNE_NAMES)}.")
+        raise UserError(
+            f"There is no recipe named {name!r}; the nearest names are {nearest(name, ('auto', *FINETUNE_NAMES))}."
+        )
     return FINETUNE_RECIPES[name]

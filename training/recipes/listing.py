@@ -1,14 +1,13 @@
 """The recipes as lines of text, for `keras-vit recipes`."""
 
-import fnmatch
-
+from keras_vit.published import fitting
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES
 from training.recipes.pretrain import RECIPES
 from training.recipes.recipe import DURATIONS, Recipe
 
 
 def recipe_lines(wildcard: str) -> list[str]:
-    """Return a line for each recipe whose name fits a shell wildcard, in any case: command, size, duration, batch."""
+    """Return a line for each recipe whose name fits a wildcard or a part of a name: command, size, duration, batch."""
     lines = {"auto": f"{'auto':32} pretrain, finetune  model, size, epochs and augmentation follow from the data"}
     lines |= {name: _line(name, "pretrain", recipe) for name, recipe in RECIPES.items()}
     for name in FINETUNE_NAMES:
@@ -16,7 +15,7 @@ def recipe_lines(wildcard: str) -> list[str]:
             lines[name] = _line(name, "finetune", FINETUNE_RECIPES[name])
         else:
             lines[name] = f"{name:32} finetune  size and steps follow from the data"
-    return [line for name, line in lines.items() if fnmatch.fnmatchcase(name.lower(), wildcard.lower())]
+    return [lines[name] for name in fitting(lines, wildcard)]
 
 
 def _line(name: str, command: str, recipe: Recipe) -> str:

@@ -9,6 +9,7 @@ and facebookresearch/deit `README_revenge.md`.
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, ViTConfig
 from keras_vit.errors import nearest
@@ -349,10 +350,10 @@ RECIPES: dict[str, PretrainRecipe] = {
 }
 
 
-def find_recipe(name: str) -> PretrainRecipe:
+def find_recipe(name: str, others: Sequence[str] = ()) -> PretrainRecipe:
     """Return a recipe by name; for any AugReg setting, a name such as augreg-b16-i21k-medium2-reg-wd0.03.
 
-    Raises UserError with the nearest names.
+    Raises UserError with the nearest names, also among `others`, which the caller knows.
     """
     if name in RECIPES:
         return RECIPES[name]
@@ -364,4 +365,4 @@ def find_recipe(name: str) -> PretrainRecipe:
             regularized=bool(match["regularized"]),
             weight_decay=0.03 if match["weak"] else 0.1,
         )
-    raise UserError(f"There is no recipe named {name!r}; the nearest names are {nearest(name, RECIPES)}.")
+    raise UserError(f"There is no recipe named {name!r}; the nearest names are {nearest(name, (*RECIPES, *others))}.")
