@@ -79,10 +79,13 @@ def resample(image, rows, columns, *, round_bytes: bool, ops: Any):
 
     With `round_bytes` the results are the whole numbers 0..255 to which Pillow rounds, after each axis.
     """
-    rounded = (lambda x: ops.clip(ops.floor(x + 0.5), 0.0, 255.0)) if round_bytes else (lambda x: x)
-    planes = ops.moveaxis(ops.cast(image, "float32"), -1, -3)  # (..., C, height, width)
-    planes = rounded(ops.matmul(planes, ops.transpose(columns)))  # (..., C, height, w)
-    return ops.moveaxis(rounded(ops.matmul(rows, planes)), -3, -1)
+    planes, columns = ops.moveaxis(ops.cast(image, "float32"), -1, -3), ops.transpose(columns)
+    if round_bytes:
+        planes = ops.clip(ops.floor(ops.matmul(planes, columns) + 0.5), 0.0, 255.0)  # (..., C, height, w)
+        planes = ops.clip(ops.floor(ops.matmul(rows, planes) + 0.5), 0.0, 255.0)  # (..., C, h, w)
+    else:
+        planes = ops.matmul(ops.matmul(rows, planes), columns)
+    return ops.moveaxis(planes, -3, -1)
 
 
 def resize_with_pillow(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
