@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import threading
 
@@ -22,12 +23,12 @@ import tensorflow as tf
 from PIL import Image, PngImagePlugin
 
 import keras_vit
-from export import parity
 from export.onnx import __main__ as onnx
 from export.onnx import export as onnx_export
 from export.onnx import runtimes, web_page
 from export.source import Provenance, random_images
 from keras_vit import Preprocessing, UserError, preprocessing_of
+from keras_vit.images import pillow
 from tests.browser import Page, find_browser, open_browser
 from tests.support import TINY, randomize
 
@@ -41,6 +42,8 @@ RULES = (
     Preprocessing(SIZE, resize="resize-small", crop_from=28, value_range=(0.0, 1.0)),
     Preprocessing(SIZE, 1),
     Preprocessing(SIZE, 1, resize="crop"),
+    Preprocessing(SIZE, interpolation="bicubic", library="transformers", background=None),
+    Preprocessing(SIZE, resize="resize-small", crop_from=28, library="timm", background=None, exif_orientation=False),
 )
 _PICTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
 # Rules beside those of the processors of transformers and timm.
@@ -102,7 +105,7 @@ def pictures() -> dict[str, bytes]:
 
 def expected(model: keras.Model, preprocessing: Preprocessing, picture: bytes) -> np.ndarray:
     """Probabilities (7,) of the Keras model."""
-    image = preprocessing.normalize(parity.decode(tf.constant(picture), preprocessing))
+    image = preprocessing(preprocessing.decode(tf.constant(picture)).numpy())
     return tf.nn.softmax(model.predict_on_batch(np.asarray(image)[None])[0] / 2.0).numpy()
 
 
@@ -176,12 +179,11 @@ def test_the_page_makes_the_pixels_of_the_model(name):
             image.thumbnail((333, 333))
             images.append(np.asarray(rule.to_channels(np.asarray(image.convert("RGB")))))
     images += [images[0][:7, :5], images[0][:150, :30]]
-    given = [
-        {"sides": image.shape[:2], "bytes": base64.b64encode(image.tobytes()).decode()} for image in images
-    ]
+    given = [{"sides": image.shape[:2], "bytes": base64.b64encode(image.tobytes()).decode()} for image in images]
+    about = json.dumps(dataclasses.asdict(rule))
     found = run_script(
         f"{json.dumps(given)}.map(({{ sides, bytes }}) => Array.from("
-        f"resize(Uint8Array.from(atob(bytes), text => text.charCodeAt(0)), sides, {json.dumps(dataclasses.asdict(rule))})))"
+        f"resize(Uint8Array.from(atob(bytes), text => text.charCodeAt(0)), sides, {about})))"
     )
     for image, pixels in zip(images, found, strict=True):
         wanted = np.asarray(rule.resized(image), np.float32)
@@ -189,6 +191,29 @@ def test_the_page_makes_the_pixels_of_the_model(name):
         if rule.dtype == "uint8" and PIL.__version__ < "13":  # which resizes rows first, whatever the shape
             tolerance = 3
         np.testing.assert_allclose(np.reshape(pixels, wanted.shape), wanted, atol=tolerance)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+def test_the_page_turns_a_picture_by_its_exif_orientation(kind, order):
+    for orientation in (*range(1, 9), 9):
+        mark, stream = {"<": b"II", ">": b"MM"}[order], io.BytesIO()
+        exif = b"Exif\0\0" + struct.pack(f"{order}2sHIHHHIHHI", mark, 42, 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+        image = Image.fromarray(np.arange(18, dtype=np.uint8).reshape(2, 3, 3))
+        image.save(stream, kind, exif=exif)
+        stored = f"{{ pixels: {np.asarray(image).flatten().tolist()}, width: 3, height: 2 }}"
+        found = run_script(
+            f"[Uint8Array.from({list(stream.getvalue())})].map(bytes => "
+            f"[takeOrientation(bytes), takeOrientation(bytes), turn({stored}, 3, {orientation})])[0]"
+        )
+        wanted = orientation if orientation <= 8 else 1
+        assert found[:2] == [wanted, wanted if kind == "webp" else 1]
+        if orientation <= 8:
+            turned = pillow.turned(np.asarray(image), orientation)
+            assert [found[2]["height"], found[2]["width"]] == list(turned.shape[:2])
+            assert list(found[2]["pixels"].values()) == turned.flatten().tolist()
+    for damaged in (b"", b"\xff", stream.getvalue()[:40], stream.getvalue()[:30]):
+        assert run_script(f"takeOrientation(Uint8Array.from({list(damaged)}))") == 1
 
 
 def test_the_page_normalizes_as_the_model():
