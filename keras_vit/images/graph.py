@@ -25,8 +25,8 @@ _PRECISION = 22
 _ORIENTATION, _ENTRY_BYTES = 0x0112, 12
 
 
-# A function of its own in the graph. Inlined, each of its hundreds of operations takes time in every file that takes the
-# other branch of a condition: as long as decoding it, in all.
+# A function of its own in the graph. Inlined, its hundreds of operations take time in every file that takes the other
+# branch of a condition: as long as decoding it, in all.
 _rare = functools.partial(tf.function, autograph=False, experimental_attributes={"_noinline": True})
 
 
