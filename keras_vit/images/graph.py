@@ -10,7 +10,7 @@ import struct
 
 import tensorflow as tf
 
-from keras_vit.images.filters import SUPPORT, kernel
+from keras_vit.images.filters import SUPPORT, columns_first, kernel
 from keras_vit.images.formats import CHUNKS, LARGEST_IMAGE, SEGMENTS, SUB_BLOCKS, USUAL_SCANS, format_list, formats
 
 # Sub-blocks of a GIF that are skipped in one step if they have the same length.
@@ -43,7 +43,7 @@ def decode_image(data: tf.Tensor, *, accurate: bool, upright: bool) -> tf.Tensor
     """
     image = tf.cond(tf.io.is_jpeg(data), lambda: _jpeg(data, 0, accurate=accurate), lambda: _other(data))
     image.set_shape((None, None, None))
-    return turned(image, orientation(data)) if upright else image
+    return _upright(image, data) if upright else image
 
 
 def decode_to_channels(data: tf.Tensor, preprocessing) -> tf.Tensor:
@@ -58,7 +58,13 @@ def decode_to_channels(data: tf.Tensor, preprocessing) -> tf.Tensor:
 
     image = tf.cond(tf.io.is_jpeg(data), jpeg, lambda: preprocessing.to_channels(_other(data)))
     image.set_shape((None, None, channels))
-    return turned(image, orientation(data)) if preprocessing.exif_orientation else image
+    return _upright(image, data) if preprocessing.exif_orientation else image
+
+
+def _upright(image: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
+    # After decoding: if that fails, a search that is cancelled beside it could be reported in its place.
+    with tf.control_dependencies([image]):
+        return turned(image, orientation(tf.identity(data)))
 
 
 def _jpeg(data: tf.Tensor, channels: int, *, accurate: bool) -> tf.Tensor:
@@ -466,11 +472,20 @@ def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bo
     if interpolation == "nearest":
         rows, columns = (_nearest(side, length) for side, length in zip((height, width), size, strict=True))
         return tf.gather(tf.gather(image, rows), columns, axis=1)
-    columns = tf.transpose(tf.reshape(image, (height, width * channels)))
+    # Pillow 13 resizes the columns of tall images first (`Resample.c`, ImagingResample).
+    tall = columns_first((height, width), size)
+
+    def across(pixels: tf.Tensor) -> tf.Tensor:
+        return tf.cond(tall, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels)
+
+    (height, width), size = (
+        tf.where(tall, sides[::-1], sides) for sides in (tf.stack([height, width]), tf.stack(size))
+    )
+    columns = tf.transpose(tf.reshape(across(image), (height, width * channels)))
     columns = _resized_rows(tf.reshape(columns, (width, channels * height)), size[1], interpolation, exact=exact)
     rows = tf.transpose(tf.reshape(columns, (size[1] * channels, height)))
     rows = _resized_rows(tf.reshape(rows, (height, size[1] * channels)), size[0], interpolation, exact=exact)
-    return tf.reshape(rows, (size[0], size[1], channels))
+    return across(tf.reshape(rows, (size[0], size[1], channels)))
 
 
 def _nearest(side: tf.Tensor, length) -> tf.Tensor:
