@@ -473,13 +473,13 @@ def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bo
         rows, columns = (_nearest(side, length) for side, length in zip((height, width), size, strict=True))
         return tf.gather(tf.gather(image, rows), columns, axis=1)
     # Pillow 13 resizes the columns of tall images first (`Resample.c`, ImagingResample).
-    tall = columns_first((height, width), size)
+    tall = columns_first((height, width), [tf.cast(length, tf.int32) for length in size])
 
     def across(pixels: tf.Tensor) -> tf.Tensor:
         return tf.cond(tall, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels)
 
     (height, width), size = (
-        tf.where(tall, sides[::-1], sides) for sides in (tf.stack([height, width]), tf.stack(size))
+        tf.unstack(tf.where(tall, sides[::-1], sides)) for sides in (tf.shape(image)[:2], tf.stack(size))
     )
     columns = tf.transpose(tf.reshape(across(image), (height, width * channels)))
     columns = _resized_rows(tf.reshape(columns, (width, channels * height)), size[1], interpolation, exact=exact)

@@ -61,4 +61,4 @@ def test_the_filters_in_a_graph_are_pillows_for_tall_wide_and_tiny_images(interp
             found = graph.resize_bytes(tf.constant(image), size, interpolation).numpy()
             expected = filters.resize_with_pillow(image, size, interpolation)
             assert np.abs(found.astype(int) - expected).max() <= 1
-            assert np.mean(found != expected) <= 0.001
+            assert np.mean(found != expected) <= 0.005
