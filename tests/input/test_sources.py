@@ -240,7 +240,7 @@ def test_a_folder_gives_its_classes_by_name_and_every_tenth_image_for_evaluation
 
 
 def odd_images() -> dict[str, bytes]:
-    """An image with an EXIF orientation, ones of one color on white, and ones with nothing to warn of."""
+    """A nearly black image of 16 bits, ones of one color on white, and ones with nothing to warn of."""
     rng = np.random.default_rng(2)
     colors, clear = rng.integers(0, 256, (9, 7, 4), dtype=np.uint8), rng.integers(0, 256, (9, 7, 4), dtype=np.uint8)
     clear[..., 3] = 0
@@ -249,7 +249,7 @@ def odd_images() -> dict[str, bytes]:
     files = {}
     for name, image, form, options in (
         ("turned.jpg", colors[..., :3], "JPEG", {"exif": exif}),
-        ("turned.png", colors, "PNG", {"exif": exif}),
+        ("dark.png", rng.integers(0, 1024, (9, 7)).astype(np.uint16), "PNG", {}),
         ("clear.png", clear, "PNG", {}),
         ("one color.png", np.full((9, 7), 40, np.uint8), "PNG", {}),
         ("seen.png", colors, "PNG", {}),
@@ -273,20 +273,21 @@ def _odd_folder(tmp_path) -> pathlib.Path:
 
 def assert_warned_of_oddities(printed: str) -> None:
     """Of training and evaluation images, each split by itself."""
-    turned = [line for line in printed.splitlines() if "EXIF orientation, which is not applied" in line]
+    dark = [line for line in printed.splitlines() if "of 16 bits and nearly black" in line]
     uniform = [line for line in printed.splitlines() if "of one color throughout" in line]
-    assert (len(turned), len(uniform)) == (2, 2)
-    for line in (*turned, *uniform):
-        assert line.startswith("Warning: 4 of 12 images")
-        assert not re.search("seen|upright", line)
+    assert (len(dark), len(uniform)) == (2, 2)
+    assert all(line.startswith("Warning: 2 of 12 images") for line in dark)
+    assert all(line.startswith("Warning: 4 of 12 images") for line in uniform)
+    for line in (*dark, *uniform):
+        assert not re.search("seen|upright|turned", line)
 
 
-def test_turned_images_and_images_of_one_color_are_counted_and_named(odd_folder, capsys):
+def test_dark_images_and_images_of_one_color_are_counted_and_named(odd_folder, capsys):
     open_source(DataOptions(f"folder:{odd_folder}"))
     printed = capsys.readouterr().out
     assert_warned_of_oddities(printed)
     for kind in ("train", "test"):
-        for name in ("turned.jpg", "turned.png", "clear.png", "one color.png"):
+        for name in ("dark.png (1", "clear.png", "one color.png"):
             assert str(odd_folder / kind / "ant" / name) in printed
 
 
