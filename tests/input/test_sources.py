@@ -527,16 +527,37 @@ def test_a_missing_csv_file_is_refused(tmp_path):
 def test_every_bad_image_is_named_and_stops(folder, capfd):
     (folder / "zebra" / "broken.jpg").write_bytes((folder / "zebra" / "1.jpg").read_bytes()[:300])
     (folder / "zebra" / "words.png").write_text("no image")
-    (folder / "ant" / "notes.txt").write_text("no image either")
+    (folder / "ant" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0")
     (folder / "ant" / "empty.png").write_bytes(b"")
     with pytest.raises(UserError, match="^4 of 16 files in .* are no readable images: ") as caught:
         open_source(DataOptions(f"folder:{folder}"))
-    for name in ("broken.jpg", "words.png", "notes.txt", "empty.png"):
+    for name in ("broken.jpg", "words.png", "photo.heic", "empty.png"):
         assert name in str(caught.value)
     assert f"words.png (not {format_list()})" in str(caught.value)
+    assert "photo.heic (not JPEG" in str(caught.value)
+    assert "but a HEIC file; convert the folder by keras-vit prepare IN OUT)" in str(caught.value)
     assert "{{" not in str(caught.value)
     assert "give --on-bad-image skip" in str(caught.value)
     assert capfd.readouterr().err == ""
+
+
+def test_files_that_are_no_pictures_are_counted_in_a_line_and_ignored(folder, capsys):
+    for name in ("ant/notes.txt", "ant/call.ogg", "zebra/CALL.OGG", "zebra/labels.csv", "zebra/README", "zebra/x.json"):
+        (folder / name).write_text("BM and GIF8 are no pictures, and neither is this")
+    (folder / "zebra" / "no_ending").write_bytes((folder / "zebra" / "1.jpg").read_bytes())
+    (folder / "zebra" / "lost.txt").symlink_to(folder / "nowhere")
+    source = open_source(DataOptions(f"folder:{folder}"))
+    assert source.train.num_examples + source.evaluation.num_examples == 13
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no pictures" in line]
+    assert line.startswith(f"Ignored, since no pictures: 7 files in {folder} (2 .")
+    assert all(kind in line for kind in ("2 .txt", "2 .ogg", "1 .csv", "1 .json", "1 without an ending"))
+
+
+def test_a_picture_without_an_ending_in_a_format_that_is_not_read_stops(folder):
+    (folder / "ant" / "photo").write_bytes(b"\0\0\0\x18ftypheic\0\0")
+    (folder / "ant" / "raw.nef").write_bytes(b"II*\0" + bytes(8))
+    with pytest.raises(UserError, match="^1 of 13 files .*photo .*a HEIC file; convert"):
+        open_source(DataOptions(f"folder:{folder}"))
 
 
 def test_bad_images_are_skipped_and_counted_on_request(folder, capsys):
@@ -567,7 +588,9 @@ COLORS = np.random.default_rng(0).permutation(RAMP).tolist()
 )
 def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
     (folder / "ant" / "indexed.bmp").write_bytes(content)
-    with pytest.raises(UserError, match=r"indexed.bmp \(a BMP with a palette or compression, .* save it as PNG\)"):
+    with pytest.raises(
+        UserError, match=r"indexed.bmp \(a BMP with a palette or compression, .* keras-vit prepare IN OUT\)"
+    ):
         open_source(DataOptions(f"folder:{folder}"))
 
 
