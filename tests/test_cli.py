@@ -486,7 +486,6 @@ def test_all_commands_are_found_and_all_but_these_require_tensorflow():
         "keras_vit.convert",
         "keras_vit.inspection",
         "training.launch",
-        "training.prepare",
     }
 
 

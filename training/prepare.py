@@ -18,6 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     """`IN OUT`"""
     options = cli.parse(PrepareOptions, arguments, prog="python -m training.prepare")
     options.check_folders()
+    cli.require_tensorflow()
 
     from training.input.prepare import prepare
 

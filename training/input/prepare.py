@@ -1,6 +1,7 @@
 """A clean copy of a folder of pictures, by Pillow: upright, RGB(A) or gray, JPEG or PNG, no broken files and no copies.
 
-Only the files in work are in memory, and a digest of each.
+What stays as it is was also decoded as training does, since Pillow shows what is left of some damaged files. Only the
+files in work are in memory, and a digest of each.
 """
 
 import collections
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import PIL.Image
+import tensorflow as tf
 import tqdm
 
 from keras_vit import UserError
@@ -38,6 +40,7 @@ from keras_vit.images.formats import (
 )
 from keras_vit.images.pillow import check_png, turned
 from keras_vit.native_stderr import native_stderr_silenced
+from training.input.dataset import decoding_problem
 
 # What was done to each picture, in the new folder.
 TABLE = "prepared.csv"
@@ -201,6 +204,8 @@ def _outcome(file: pathlib.Path, temporary: pathlib.Path) -> _Outcome:
     except Exception as error:  # Pillow raises many types for damaged files
         return _Outcome("broken", " ".join(str(error).split())[:120] or type(error).__name__)
     if image is None:
+        if problem := decoding_problem(tf.constant(data)):
+            return _Outcome("broken", problem)
         temporary.write_bytes(data)
     else:
         profile = image.info.get("icc_profile")
