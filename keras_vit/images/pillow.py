@@ -19,7 +19,7 @@ def decode(data: bytes, *, upright: bool) -> np.ndarray:
     import PIL.Image  # imported here: scripts that pass arrays do not need Pillow
 
     if image_format(data) == "PNG":
-        _check_png(data)
+        check_png(data)
     with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
         pixels = np.atleast_3d(_as_bytes(image, data))
     return turned(pixels, orientation(data)) if upright else pixels
@@ -51,7 +51,7 @@ def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(pixels[::-1] if orientation in (3, 4, 7, 8) else pixels)
 
 
-def _check_png(data: bytes) -> None:
+def check_png(data: bytes) -> None:
     """Raise ValueError for a PNG with a damaged chunk or an end cut off, of which Pillow shows what is left."""
     position, kind = 8, b""
     while position + 12 <= len(data) and kind != b"IEND":
