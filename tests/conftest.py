@@ -4,9 +4,9 @@ import atexit
 import dataclasses
 import gc
 import pathlib
+import random
 import sys
 
-import keras
 import numpy as np
 import pytest
 
@@ -25,7 +25,9 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    keras.utils.set_random_seed(7)
+    # Not keras.utils.set_random_seed: with TensorFlow's seed, every function is optimized again.
+    random.seed(7)
+    np.random.seed(7)
 
 
 @pytest.fixture(autouse=True)
