@@ -105,7 +105,7 @@ def dct_method(*, accurate: bool) -> str:
 @_rare
 def _other(data: tf.Tensor) -> tf.Tensor:
     """A file that is no JPEG."""
-    pixels = header_pixels(data)
+    pixels, end = header_pixels(data)
     good = (pixels > 0) & (pixels <= LARGEST_IMAGE)
     with tf.control_dependencies([tf.debugging.Assert(good, ["no", format_list(), "of a size that is read", pixels])]):
         data = tf.identity(data)
@@ -117,7 +117,7 @@ def _other(data: tf.Tensor) -> tf.Tensor:
         return tf.cond(has_color_key(data), lambda: _with_color_key(data), whole)
 
     def gif() -> tf.Tensor:
-        frame = tf.strings.join([tf.strings.substr(data, 0, tf.cast(_first_gif_frame(data)[1], tf.int32)), b"\x3b"])
+        frame = tf.strings.join([tf.strings.substr(data, 0, tf.cast(end, tf.int32)), b"\x3b"])
         return tf.io.decode_gif(frame)[0]
 
     cases = [
@@ -137,21 +137,22 @@ def _with_color_key(data: tf.Tensor) -> tf.Tensor:
     return tf.concat([image[..., :3], tf.where(image[..., 3:] > 0, tf.constant(255, tf.uint8), 0)], axis=-1)
 
 
-def header_pixels(data: tf.Tensor) -> tf.Tensor:
-    """Number of pixels in the header of an image file, of a JPEG over all its scans; 0 for an invalid file."""
+def header_pixels(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(pixels in the header of a PNG, BMP, WebP or GIF, 0 for an invalid file; end of the first frame of a GIF)."""
     header = tf.cast(
         tf.io.decode_raw(tf.strings.substr(data, 0, _HEADER_BYTES) + b"\0" * _HEADER_BYTES, tf.uint8), tf.int64
     )
     cases = [
-        (begins(data, b"\xff\xd8\xff"), lambda: _jpeg_pixels(data)),
         (_is_png(data), lambda: _big_endian(header, 16) * _big_endian(header, 20)),
         (begins(data, b"BM"), lambda: _bmp_pixels(data, header)),
-        (begins(data, b"GIF8"), lambda: _first_gif_frame(data)[0]),
     ]
     if "WebP" in formats():
         is_webp = begins(data, b"RIFF") & tf.reduce_all(header[8:12] == list(b"WEBP"))
         cases.append((is_webp, lambda: _webp_pixels(header)))
-    return tf.case(cases, default=lambda: tf.constant(0, tf.int64))
+    nothing = tf.constant(0, tf.int64)
+    no_gif = [(kind, lambda pixels=pixels: (pixels(), nothing)) for kind, pixels in cases]
+    gif = begins(data, b"GIF8"), lambda: _first_gif_frame(data)
+    return tf.case([*no_gif, gif], default=lambda: (nothing, nothing))
 
 
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:

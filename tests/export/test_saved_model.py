@@ -558,13 +558,13 @@ def test_a_picture_of_a_hundred_megapixels_costs_no_memory(served):
     assert peak_memory() - before < 50_000
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF", "WebP", "lossless WebP", "WebP with alpha"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "WebP", "lossless WebP", "WebP with alpha"])
 def test_the_size_is_read_from_the_header(kind):
     options = {"lossless": "lossless" in kind} if "WebP" in kind else {}
     picture = np.random.default_rng(0).integers(0, 256, (7, 11, 4 if "alpha" in kind else 3), dtype=np.uint8)
     data = encoded(picture, "WEBP" if "WebP" in kind else kind, **options)
     refused = "WebP" in kind and "WebP" not in formats()
-    assert int(graph.header_pixels(tf.constant(data))) == (0 if refused else 77)
+    assert int(graph.header_pixels(tf.constant(data))[0]) == (0 if refused else 77)
 
 
 def test_header_checks_of_the_graph_are_those_of_training_and_inspection():
@@ -576,7 +576,7 @@ def test_header_checks_of_the_graph_are_those_of_training_and_inspection():
     files = [bytes(small), encoded(gray, "GIF"), ramp, ramp[:58] + b"\7" + ramp[59:], bytes(bitmap), ramp[:20]]
     files += [encoded(gray > 99, "BMP"), encoded(gray, "TIFF"), GARBAGE["animated WebP"], encoded(gray, "WEBP"), b"BM"]
     for data in files:
-        in_graph = int(graph.header_pixels(tf.constant(data))) > 0
+        in_graph = int(graph.header_pixels(tf.constant(data))[0]) > 0
         assert in_graph == (format_problem(data) is None) or len(data) < 54, data[:60]
 
 
@@ -594,11 +594,11 @@ def test_the_walk_through_the_blocks_of_a_gif_is_bounded(monkeypatch, blocks):
     comment = b"\x21\xfe" + blocks * 60 + b"\0"
     frame = gray.index(b"\x2c")
     file = tf.constant(gray[:frame] + comment + gray[frame:])
-    assert int(graph.header_pixels(file)) == 25
+    assert int(graph.header_pixels(file)[0]) == 25
     monkeypatch.setattr(graph, "_GIF_RUN", 4)
     monkeypatch.setattr(graph, "SUB_BLOCKS", 12)
-    assert int(graph.header_pixels(tf.constant(gray))) == 25
-    assert int(graph.header_pixels(file)) == 0
+    assert int(graph.header_pixels(tf.constant(gray))[0]) == 25
+    assert int(graph.header_pixels(file)[0]) == 0
 
 
 def fuzzed(rng: np.random.Generator, files: list[bytes]) -> bytes:
