@@ -28,7 +28,7 @@ from keras_vit.checkpoints.huggingface.image_processor import (
     value_range_of,
 )
 from keras_vit.checkpoints.key_mapping import Weight
-from keras_vit.checkpoints.timm_models import components_of, has_attention_pooling, is_gated, layer_scale_of, timm_model
+from keras_vit.checkpoints.timm_models import components_of, default_pooling, is_gated, layer_scale_of, timm_model
 from keras_vit.errors import UserError
 from keras_vit.files.safetensors import read_json, stored_image_size
 from keras_vit.images.geometry import Resize, scaled_crop
@@ -341,7 +341,7 @@ def _timm(config: dict) -> FileConfig:
     size, scale = pair(arguments, "img_size"), {"init_values": layer_scale_of(name)} | arguments
     pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
     return FileConfig(
-        classifier=pools.get(pool, "map" if has_attention_pooling(name) else None),
+        classifier=pools.get(pool, default_pooling(name)),
         num_heads=number(arguments, "num_heads") or model.num_heads,
         gelu=model.gelu,
         layer_norm_epsilon=model.layer_norm_epsilon,

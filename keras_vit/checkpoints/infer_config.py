@@ -10,7 +10,7 @@ from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.hf_config import FileConfig, refuse_contradictions, refuse_other_widths
 from keras_vit.checkpoints.huggingface.image_processor import ValueRange
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in
-from keras_vit.checkpoints.layouts import TORCH, TORCH_STAGES
+from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH, TORCH_STAGES
 from keras_vit.errors import UserError
 from keras_vit.models.config import (
     Classifier,
@@ -22,6 +22,7 @@ from keras_vit.models.config import (
     ViTConfig,
 )
 from keras_vit.models.named_models import MODELS
+from keras_vit.models.resizing import Resampler
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
@@ -55,15 +56,18 @@ _IMAGENET_RANGE = (
 def ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:
     """Settings that neither the arrays nor a config.json determine, because several timm models have the same arrays.
 
-    OpenAI's CLIP has another GELU than OpenCLIP. Without a class token, timm's models with a norm before pooling differ
+    OpenAI's CLIP has another GELU than OpenCLIP, and timm's Perception Encoders have the arrays of CLIP beside rotary
+    positions. Without a class token, timm's models with a norm before pooling differ
     in GELU and in the number of heads. Those with a norm after pooling have either ordinary blocks or blocks that
     normalize after each branch.
     """
     if not isinstance(config, ViTConfig) or checkpoint.layout_name not in ("timm", "huggingface"):
         return ()
-    if config.pre_norm and checkpoint.file_config.gelu is None:
-        return ("gelu",)
-    if checkpoint.layout_name != "timm" or checkpoint.file_config.names_model or config.classifier == "token":
+    in_timm = checkpoint.layout_name == "timm" and not checkpoint.file_config.names_model
+    if config.pre_norm:
+        gelu = ("gelu",) if checkpoint.file_config.gelu is None else ()
+        return (*gelu, "position_embedding") if in_timm else gelu
+    if not in_timm or config.classifier == "token":
         return ()
     if config.norm_after_pooling:
         return ("block",)
@@ -124,7 +128,13 @@ def infer_config(
             refuse_contradictions(vit.stem, file_config.resnet_sizes)
         config = vit
     else:
-        resnet = _infer_resnet(checkpoint, file_config, preactivation="resnet/group_norm/gamma" in weights)
+        preactivation = "resnet/group_norm/gamma" in weights
+        if checkpoint.layout_name == "huggingface" and not (preactivation or file_config.resnet_sizes):
+            raise UserError(
+                "The arrays of a Bit of layer_type 'bottleneck' do not tell its global_padding, which changes the "
+                "outputs; put its config.json beside them."
+            )
+        resnet = _infer_resnet(checkpoint, file_config, preactivation)
         refuse_contradictions(resnet, file_config.resnet_sizes)
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
@@ -160,6 +170,13 @@ def _infer_vit(
     in_weights = layout.settings.get("classifier", in_weights)
     if in_weights and classifier not in (None, in_weights):
         raise UserError(f"The file has the weights of classifier={in_weights!r}, but {classifier!r} was given.")
+    norm = weights.get("Transformer/encoder_norm/scale")
+    norm_after_pooling = norm is not None and norm.source.key == "fc_norm.weight"
+    if in_weights == "token" and (norm_after_pooling or file_config.classifier == "gap"):
+        raise UserError(
+            "The model averages the patches beside a class token (timm's global_pool='avg'), which is not supported; "
+            "give a checkpoint of a model that classifies by its class token."
+        )
     classifier = in_weights or classifier or "gap"
     if file_config.classifier not in (None, classifier):
         raise UserError(
@@ -173,7 +190,6 @@ def _infer_vit(
         raise UserError(
             f"config.json is of a model with the {missing[0]}, which the arrays lack; use the complete file."
         )
-    norm = weights.get("Transformer/encoder_norm/scale")
     key_bias = f"{first}MultiHeadDotProductAttention_1/key/bias" in weights
     registers = _shape(weights, "registers/tokens", 3)[1] if "registers/tokens" in weights else 0
     has_scale = f"{first}LayerScale_0/scale" in weights
@@ -195,7 +211,7 @@ def _infer_vit(
         or layout.settings.get("position_embedding")
         or ("sincos-2d" if checkpoint.layout_name == "big_vision" else "none"),
         qkv_bias=f"{_FIRST_QUERY}/bias" in weights,
-        norm_after_pooling=norm is not None and norm.source.key == "fc_norm.weight",
+        norm_after_pooling=norm_after_pooling,
         key_bias=key_bias or f"{_FIRST_QUERY}/bias" not in weights,
         patch_bias="embedding/bias" in weights,
         head_bias="head/bias" in weights or "head/kernel" not in weights,
@@ -343,7 +359,7 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
         root_channels=_shape(weights, root, 4)[3],
         stage_channels=tuple(_shape(weights, key, 4)[3] for key in stages),
         preactivation=preactivation,
-        num_groups=file_config.num_groups or 32,
+        num_groups=file_config.num_groups or NUM_GROUPS,
         group_norm_epsilon=layout.group_norm_epsilon,
         variance_epsilon=layout.variance_epsilon,
         deviation_epsilon=layout.deviation_epsilon,
@@ -382,6 +398,23 @@ def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
             f"{config.patch}; replace it by the one that belongs to them."
         )
     return None
+
+
+def resampler_of(checkpoint: Checkpoint, config: ModelConfig) -> Resampler:
+    """How the code that wrote the file resizes its position embeddings."""
+    file_config = checkpoint.file_config
+    if file_config.resampler is not None:
+        return file_config.resampler
+    # Of timm's models, FlexiViT alone is so.
+    is_flexivit = (
+        isinstance(config, ViTConfig)
+        and checkpoint.layout_name == "timm"
+        and not file_config.names_model
+        and config.classifier == "token"
+        and not (config.prefix_positions or config.layer_scale or config.num_registers)
+        and config.distillation == "none"
+    )
+    return "bilinear" if is_flexivit else checkpoint.layout.resampler
 
 
 def known_image_size(

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.infer_config import file_config_grid
+from keras_vit.checkpoints.infer_config import file_config_grid, resampler_of
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, heads_in
 from keras_vit.checkpoints.layouts import TORCH, num_classes_of
 from keras_vit.errors import UserError, check_integers
@@ -181,7 +181,7 @@ def match_weights(
     if POSITIONS in matched:
         layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
         stored_grid = stored_grid or file_config_grid(checkpoint, config)
-        resampler = resampler or checkpoint.file_config.resampler or checkpoint.layout.resampler
+        resampler = resampler or resampler_of(checkpoint, config)
         fitted = _fit_positions(checkpoint, layer, resampler, stored_grid)
         resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
         matched[POSITIONS] = fitted
