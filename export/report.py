@@ -1,6 +1,7 @@
 """Reports of the verification of an export: report.json, report.md and report.png, and measurements for them."""
 
 import collections
+import dataclasses
 import json
 import pathlib
 import platform
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from export import parity
+from export.preprocessing_code import preprocessing_section
 from export.source import Provenance
 from keras_vit.files.tables import markdown_table
 
@@ -101,6 +103,7 @@ def write(
     facts: Mapping[str, Any],
     tables: Sequence[Table] = (),
     panels: Mapping[str, Mapping[str, float]] | None = None,
+    section: Sequence[str] = (),
 ) -> None:
     """Write report.json, report.md and report.png.
 
@@ -110,6 +113,7 @@ def write(
         facts: content of report.json. Its "notes" become sentences of report.md, its "operators" folded tables.
         tables: of report.md: heading, column names, and rows. Default: one table of the facts.
         panels: of report.png: bars by name. Default: the latency and the most frequent operators.
+        section: lines of report.md after its notes.
     """
     facts = {**facts, "versions": versions()}
     (directory / "report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -128,6 +132,7 @@ def write(
         lines += [_table(columns, rows), ""]
     for sentence in facts.get("notes", ()):
         lines += [sentence, ""]
+    lines += section
     for name, operators in _operators(facts).items():
         lines += [f"<details><summary>{name}: {sum(operators.values()):,}</summary>", ""]
         lines += [_table(("operator", "number"), list(operators.items())), "", "</details>", ""]
@@ -150,8 +155,9 @@ def write_formats(
     columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
     tables: Sequence[Table] = (),
     panels: Mapping[str, Mapping[str, float]] | None = None,
+    raw_pixels: bool = False,
 ) -> None:
-    """Write the report of an export in several formats.
+    """Write the report of an export in several formats, and what its caller does to a picture.
 
     Args:
         directory: for the files of `write`.
@@ -164,6 +170,7 @@ def write_formats(
         columns: further columns of the table of formats, each with a function from measurements to a cell.
         tables: further tables.
         panels: further panels.
+        raw_pixels: whether the files take pixels 0..255, uint8.
     """
     header = (
         "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
@@ -183,6 +190,7 @@ def write_formats(
         "images_from": origin.images,
         "num_images": len(expected.logits),
         "keras_accuracy": expected.accuracy,
+        "preprocessing": dataclasses.asdict(expected.preprocessing),
         "formats": formats,
     }
     bars = {
@@ -191,7 +199,9 @@ def write_formats(
         },
         "megabytes": {kind: row["bytes"] / 1e6 for kind, row in formats.items()},
     }
-    write(directory, title, {**common, **facts}, [(heading, header, rows), *tables], {**bars, **(panels or {})})
+    section = preprocessing_section(expected.preprocessing, raw_pixels=raw_pixels)
+    tables = [(heading, header, rows), *tables]
+    write(directory, title, {**common, **facts}, tables, {**bars, **(panels or {})}, section)
 
 
 def measurements(

@@ -63,6 +63,7 @@ COMMANDS = {
     "study": "training.study",
     "vtab": "training.vtab",
     "shard": "training.shard",
+    "prepare": "training.prepare",
     "samples": "training.samples",
     "launch": "training.launch",
     "demo": "training.demo",

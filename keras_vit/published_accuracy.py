@@ -1,8 +1,4 @@
-"""Published top-1 accuracies on ImageNet's validation images, and the preprocessing that they were measured with.
-
-Figures that were measured with bicubic resizing, as those of timm, are not in the table: `Preprocessing` has no bicubic
-resizing, so a small difference would say nothing about the model.
-"""
+"""Published top-1 accuracies on ImageNet's validation images, and the preprocessing that they were measured with."""
 
 import dataclasses
 import types
@@ -21,7 +17,8 @@ class PublishedAccuracy:
     """Where the figure stands."""
     pixels: int
     """Height and width of the model's input."""
-    resize: Resize = "stretch"
+    resize: Resize | None = "stretch"
+    """None: as the checkpoint's own files say, which timm measures with."""
     crop_from: int | None = None
     """Pixels of the smaller side before the center crop, for resize-small."""
 
@@ -37,6 +34,47 @@ def _augreg(top1: float, file: str) -> dict[str, PublishedAccuracy]:
     model, upstream, rate = file.split()
     name = f"augreg:{model}-i21k-300ep-lr_0.001-{upstream}--imagenet2012-steps_20k-lr_{rate}-res_384"
     return {name: PublishedAccuracy(top1, _AUGREG, 384)}
+
+
+# timm's results/results-imagenet.csv: the image size and the top-1 accuracy of each model.
+_TIMM = """
+vit_tiny_patch16_224.augreg_in21k_ft_in1k 224 75.452
+vit_tiny_patch16_384.augreg_in21k_ft_in1k 384 78.438
+vit_small_patch32_224.augreg_in21k_ft_in1k 224 76.010
+vit_small_patch32_384.augreg_in21k_ft_in1k 384 80.476
+vit_small_patch16_224.augreg_in21k_ft_in1k 224 81.402
+vit_small_patch16_384.augreg_in21k_ft_in1k 384 83.814
+vit_base_patch32_224.augreg_in21k_ft_in1k 224 80.732
+vit_base_patch32_384.augreg_in21k_ft_in1k 384 83.358
+vit_base_patch16_224.augreg_in21k_ft_in1k 224 84.534
+vit_base_patch16_384.augreg_in21k_ft_in1k 384 86.010
+vit_base_patch8_224.augreg_in21k_ft_in1k 224 85.838
+vit_large_patch16_224.augreg_in21k_ft_in1k 224 85.856
+vit_large_patch16_384.augreg_in21k_ft_in1k 384 87.096
+vit_small_r26_s32_224.augreg_in21k_ft_in1k 224 81.856
+vit_small_r26_s32_384.augreg_in21k_ft_in1k 384 84.066
+vit_large_r50_s32_224.augreg_in21k_ft_in1k 224 84.434
+vit_large_r50_s32_384.augreg_in21k_ft_in1k 384 86.188
+vit_base_patch16_224.orig_in21k_ft_in1k 224 81.782
+vit_base_patch16_384.orig_in21k_ft_in1k 384 84.212
+vit_small_patch16_224.augreg_in1k 224 78.842
+vit_small_patch16_384.augreg_in1k 384 81.130
+vit_base_patch32_224.augreg_in1k 224 74.908
+vit_base_patch32_384.augreg_in1k 384 78.750
+vit_base_patch16_224.augreg_in1k 224 79.154
+vit_base_patch16_384.augreg_in1k 384 81.102
+resnetv2_50x1_bit.goog_in21k_ft_in1k 448 80.386
+resnetv2_101x1_bit.goog_in21k_ft_in1k 448 82.332
+resnetv2_50x1_bit.goog_distilled_in1k 224 82.820
+"""
+
+
+def _of_timm() -> dict[str, PublishedAccuracy]:
+    rows = (line.split() for line in _TIMM.split("\n") if line)
+    return {
+        f"hf:timm/{name}": PublishedAccuracy(float(top1), "results-imagenet.csv of timm", int(pixels), None)
+        for name, pixels, top1 in rows
+    }
 
 
 ACCURACY: Mapping[str, PublishedAccuracy] = types.MappingProxyType(
@@ -64,4 +102,5 @@ ACCURACY: Mapping[str, PublishedAccuracy] = types.MappingProxyType(
     | _augreg(83.59, "B_32 aug_light1-wd_0.1-do_0.0-sd_0.0 0.01")
     | _augreg(79.58, "S_32 aug_none-wd_0.1-do_0.0-sd_0.0 0.01")
     | _augreg(75.40, "R_Ti_16 aug_none-wd_0.03-do_0.0-sd_0.0 0.03")
+    | _of_timm()
 )

@@ -20,8 +20,7 @@ def decode_batch(image_bytes: tf.Tensor, preprocessing: Preprocessing) -> tf.Ten
 
     @tf.autograph.experimental.do_not_convert  # the rewriting takes longer than the tracing
     def decode(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        pixels = preprocessing.resized(preprocessing.decode(image_bytes[index]))
-        return index, tf.ensure_shape(tf.cast(pixels, tf.float32), shape)
+        return index, tf.ensure_shape(tf.cast(preprocessing.read(image_bytes[index]), tf.float32), shape)
 
     images = tf.data.Dataset.range(count).map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     images = images.ignore_errors()

@@ -146,7 +146,7 @@ def export_tflite(
             (stage / name).write_text(text, encoding="utf-8")
         pathlib.Path(temporary).rmdir()
         notes = fingerprint.note_on_earlier(output, stage)
-        _report(stage, origin, expected, rows, errors, scaled, steps, in_eight_bits, notes)
+        _report(stage, origin, expected, rows, errors, scaled, steps, in_eight_bits, notes, uint8_input)
     return written
 
 
@@ -261,6 +261,7 @@ def _report(
     steps: Mapping[TFLiteFormat, Sequence[quantize.Step]],
     in_eight_bits: Sequence[DenseLayers],
     notes: Sequence[str],
+    raw_pixels: bool,
 ) -> None:
     listed = {kind: dict(list(found.items())[:_LISTED]) for kind, found in errors.items()}
     recommendation = recommend(rows, expected.accuracy)
@@ -302,6 +303,7 @@ def _report(
             "agreement with the Keras model": {kind: row["agreement"] for kind, row in rows.items()},
             **{f"{kind}: noise / signal": found for kind, found in errors.items()},
         },
+        raw_pixels=raw_pixels,
     )
 
 

@@ -82,7 +82,8 @@ def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pix
         for word in (name, description, terms, "image", "logits", run_directory.LABELS, _PARSER)
     }
     values = "pixels 0..255" if raw_pixels else f"pixels 0..255 normalized to {preprocessing.value_range}"
-    about_input = builder.CreateString(f"{values}{preprocessing_text(preprocessing.resizing())}")
+    fields = {**preprocessing.resizing(), "value_range": preprocessing.value_range}
+    about_input = builder.CreateString(f"{values}{preprocessing_text(fields)}")
     about_output = builder.CreateString("one logit per class, in the order of the labels")
     labels = _table(builder, {0: text[run_directory.LABELS]}, {2: _AXIS_LABELS})
     image_info = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})

@@ -19,6 +19,7 @@ from keras_vit.checkpoints.infer_config import original_preprocessing
 from keras_vit.checkpoints.layouts import HEADS, check_new, num_classes_of
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.save import save_checkpoint, settings_to_set
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import Gelu
 from keras_vit.run_directory import is_keras_model
@@ -117,8 +118,11 @@ def _report_preprocessing(model: keras.Model, written: Checkpoint) -> None:
     """Print how the model's images are resized and normalized where the file is read with something else."""
     own = preprocessing_of(model)
     read = original_preprocessing(written, own.image_size, own.channels)
-    for field in dataclasses.fields(own):
-        value, other = getattr(own, field.name), getattr(read, field.name)
-        same = own.channel_ranges() == read.channel_ranges() if field.name == "value_range" else value == other
-        if not same:
-            print(f"{field.name}: {value} in this model, but the file is read with {other}; set it there.")
+    if own.summary() != dataclasses.replace(read, value_range=_as_stored(read, own)).summary():
+        print(f"Images of this model: {own.summary()}.")
+        print(f"Images as the file is read: {read.summary()}; set it there.")
+
+
+def _as_stored(read: Preprocessing, own: Preprocessing) -> tuple:
+    """The value range that is read, in the model's own numbers where it is the same."""
+    return own.value_range if np.allclose(read.channel_ranges(), own.channel_ranges(), atol=1e-6) else read.value_range

@@ -230,13 +230,16 @@ def _transformers(fields: dict, processor: dict, layout: str, model_types: tuple
     if not given and size is not None and common["image_size"] not in (None, size):
         # The processor of the family, at the size of this model.
         if (crop_from := common["preprocessing"].get("crop_from")) is not None:
-            sides = crop_from if isinstance(crop_from, tuple) else (crop_from,)
-            scaled = tuple(map(scaled_crop, sides, size, common["image_size"]))
-            common["preprocessing"]["crop_from"] = scaled if isinstance(crop_from, tuple) else scaled[0]
+            new = common["image_size"]
+            common["preprocessing"]["crop_from"] = (
+                tuple(map(scaled_crop, crop_from, size, new))
+                if isinstance(crop_from, tuple)
+                else scaled_crop(crop_from, max(size), max(new))
+            )
         size = common["image_size"]
     common["processed_size"] = size
     if kind == "bit":  # the model accepts any size
-        common["image_size"] = common["image_size"] or size
+        common["image_size"] = common["image_size"] or (size if given else None)
         return FileConfig(**common)
     act = config.get("hidden_act")
     if act is not None and (not isinstance(act, str) or act not in _GELU):

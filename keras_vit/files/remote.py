@@ -137,6 +137,13 @@ class RemotePath(pathlib.PosixPath):
 
         return ask_gfile(self, read)
 
+    def first_bytes(self, count: int) -> bytes:
+        def read(gfile) -> bytes:
+            with gfile.GFile(str(self), "rb") as stream:
+                return stream.read(count)
+
+        return ask_gfile(self, read)
+
     def read_text(self, encoding=None, errors=None, **_) -> str:
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
@@ -215,6 +222,14 @@ def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:
     if is_remote(path):
         raise UserError(f"--{option} takes a directory of this machine, but is {path}; give one such as runs/mine.")
     return pathlib.Path(path)
+
+
+def first_bytes(path: pathlib.Path, count: int) -> bytes:
+    """The first bytes of a file, at most `count`; the rest is not read."""
+    if isinstance(path, RemotePath):
+        return path.first_bytes(count)
+    with path.open("rb") as stream:
+        return stream.read(count)
 
 
 def check_saved_model_path(path: str | os.PathLike) -> None:

@@ -39,7 +39,8 @@ class TFLiteMetadata:
     value_range: ValueRange | None
     """Values of the pixels 0 and 255, one for all channels or one for each; None if the file does not say them."""
     preprocessing: dict[str, Any]
-    """How images are resized: fields of `Preprocessing`; empty if the file does not say it."""
+    """How images are resized: fields of `Preprocessing`, `value_range` too, which of raw pixels says the color of the
+    padding; empty if the file does not say it."""
     multi_label: bool | None
     """Whether an image may have several classes; None in a file of another code, which does not say it."""
     temperature: float | None
@@ -99,7 +100,7 @@ def _preprocessing(description: bytes) -> dict[str, Any]:
     if match := _RESIZE.search(description):  # of an earlier version, which never turned images
         resize, crop_from = match.groups()
         fields = {"resize": resize.decode(), "crop_from": int(crop_from) if crop_from else None}
-        return {**fields, "exif_orientation": False}
+        return {**fields, "interpolation": None, "antialias": None, "exif_orientation": False}
     return {}
 
 

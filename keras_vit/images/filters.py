@@ -74,15 +74,29 @@ def _sinc(x, ops):
     return ops.sin(angle) / angle
 
 
+def columns_first(sides, size):
+    """Whether Pillow 13 resizes the columns first: (height, width) -> (height, width), numbers or tensors."""
+    return (sides[0] > size[0]) & (sides[0] - size[0] > 2 * (sides[1] - size[1]))
+
+
 def resample(image, rows, columns, *, round_bytes: bool, ops: Any):
     """Images (..., height, width, C), weights (h, height) of rows and (w, width) of columns -> (..., h, w, C) float32.
 
     With `round_bytes` the results are the whole numbers 0..255 to which Pillow rounds, after each axis.
     """
-    rounded = (lambda x: ops.clip(ops.floor(x + 0.5), 0.0, 255.0)) if round_bytes else (lambda x: x)
-    planes = ops.moveaxis(ops.cast(image, "float32"), -1, -3)  # (..., C, height, width)
-    planes = rounded(ops.matmul(planes, ops.transpose(columns)))  # (..., C, height, w)
-    return ops.moveaxis(rounded(ops.matmul(rows, planes)), -3, -1)
+    planes, columns = ops.moveaxis(ops.cast(image, "float32"), -1, -3), ops.transpose(columns)
+    if not round_bytes:
+        return ops.moveaxis(ops.matmul(ops.matmul(rows, planes), columns), -3, -1)
+
+    def rounded(products):
+        return ops.clip(ops.floor(products + 0.5), 0.0, 255.0)
+
+    # Pillow takes static sides: a graph of TensorFlow has its own form.
+    if columns_first(planes.shape[-2:], (rows.shape[0], columns.shape[1])):
+        planes = rounded(ops.matmul(rounded(ops.matmul(rows, planes)), columns))
+    else:
+        planes = rounded(ops.matmul(rows, rounded(ops.matmul(planes, columns))))
+    return ops.moveaxis(planes, -3, -1)
 
 
 def resize_with_pillow(image: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:

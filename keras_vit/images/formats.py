@@ -4,22 +4,31 @@ TensorFlow decodes images (`keras_vit.images.graph`), or Pillow where it is miss
 that the two decode differently, or that TensorFlow decodes incorrectly, are refused everywhere.
 """
 
+import collections
 import functools
 import importlib.metadata
 import io
 import pathlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from keras_vit.files.remote import first_bytes
+
 _MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM", "GIF": b"GIF8"}
-# Formats that people have and TensorFlow does not decode: their first bytes, or the brands of an ISO media file.
-_UNSUPPORTED = {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"%PDF": "PDF", b"8BPS": "Photoshop"}
-_UNSUPPORTED_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"avif": "AVIF"}
+# Formats that people have and TensorFlow does not decode, by their first bytes; `keras-vit prepare` reads the latter.
+_UNSUPPORTED = {b"%PDF": "PDF", b"8BPS": "Photoshop"}
+_CONVERTIBLE = {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"\0\0\0\x0cjP  ": "JPEG 2000"}
+_CONVERTIBLE |= {b"P%d" % kind + space: "PPM" for kind in range(1, 7) for space in (b"\n", b" ", b"\r", b"\t")}
+# The brands of an ISO media file at byte 8; Pillow reads HEIC with the package pillow-heif.
+_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF", b"avis": "AVIF"}
+_CONVERT = "convert the folder by keras-vit prepare IN OUT"
 # Endings of the names of pictures, in formats that are not supported too.
 _ENDINGS: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp")
-_ENDINGS += (".tif", ".tiff", ".heic", ".heif", ".avif")
+_ENDINGS += (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
+# Of files that are no pictures, how many endings a line names.
+_ENDINGS_NAMED = 5
 # Files and folders that Windows, macOS and Synology disks put among pictures, in lower case.
 _OF_THE_SYSTEM = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")
 # The first TensorFlow version that decodes WebP, and the names of its distributions.
@@ -73,6 +82,12 @@ def image_format(data: bytes) -> str | None:
     return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
 
 
+def convertible_format(data: bytes) -> str | None:
+    """The format of a file that `keras-vit prepare` converts and nothing else reads, from its first 12 bytes."""
+    brand = _BRANDS.get(data[8:12]) if data[4:8] == b"ftyp" else None
+    return brand or next((name for magic, name in _CONVERTIBLE.items() if data.startswith(magic)), None)
+
+
 def is_hidden(name: str) -> bool:
     """Whether a file or folder of this name is not the user's data: it is hidden, or the system has put it there."""
     return name.startswith(".") or name.lower() in _OF_THE_SYSTEM
@@ -83,14 +98,50 @@ def is_picture_name(name: str) -> bool:
     return name.lower().endswith(_ENDINGS)
 
 
+def is_picture(path: pathlib.Path) -> bool:
+    """Whether a file is called like a picture, or holds one by its first bytes, whatever it is called.
+
+    A file without an ending may also hold a format that is not supported. So may a file that cannot be read, and a link
+    to nothing: a command that reads pictures names these.
+    """
+    if is_picture_name(path.name) or path.is_dir():
+        return True
+    if not path.is_file():
+        return path.is_symlink() and not path.suffix
+    try:
+        start = first_bytes(path, 12)
+    except OSError:
+        return not path.suffix
+    return _holds_image(start) or (not path.suffix and convertible_format(start) is not None)
+
+
+def others_line(others: Sequence[str], where: str) -> str:
+    """A line on files that are no pictures, from their names: how many, and of which endings."""
+    endings = collections.Counter(pathlib.PurePath(name).suffix.lower() or "without an ending" for name in others)
+    kinds = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(_ENDINGS_NAMED))
+    files = "1 file" if len(others) == 1 else f"{len(others):,} files"
+    return f"Ignored, since no pictures: {files} in {where} ({kinds}{', …' if len(endings) > _ENDINGS_NAMED else ''})."
+
+
 def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The supported image files of a folder and its subfolders, by content, in alphabetical order; no hidden ones."""
 
     def is_image(path: pathlib.Path) -> bool:
-        with path.open("rb") as stream:
-            return image_format(stream.read(12)) is not None
+        start = first_bytes(path, 12)
+        return image_format(start) is not None if is_picture_name(path.name) else _holds_image(start)
 
     return [path for path in visible_files(folder) if is_image(path)]
+
+
+def _holds_image(start: bytes) -> bool:
+    """Whether a file is a supported image by its first 12 bytes; a text that begins with BM or GIF8 is none."""
+    match image_format(start):
+        case "BMP":
+            return start[6:10] == bytes(4)  # reserved
+        case "GIF":
+            return start[:6] in (b"GIF87a", b"GIF89a")
+        case found:
+            return found is not None
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -103,16 +154,17 @@ def format_problem(data: bytes) -> str | None:
     """Why an image file is not supported, from its header alone; None if it is."""
     match image_format(data):
         case None:
-            brand = _UNSUPPORTED_BRANDS.get(data[8:12]) if data[4:8] == b"ftyp" else None
-            known = brand or _UNSUPPORTED.get(data[:4])
+            if known := convertible_format(data):
+                return f"not {format_list()}, but a {known} file; {_CONVERT}"
+            known = _UNSUPPORTED.get(data[:4])
             return f"not {format_list()}, but a {known} file; save it as JPEG" if known else f"not {format_list()}"
         case "BMP" if not _has_raw_pixels(data):
-            return "a BMP with a palette or compression, which would be decoded incorrectly; save it as PNG"
+            return f"a BMP with a palette or compression, which would be decoded incorrectly; {_CONVERT}"
         case "GIF" if not _first_frame_is_full(data):
-            return "a GIF whose first frame does not fill it; save it as PNG"
+            return f"a GIF whose first frame does not fill it; {_CONVERT}"
         case "WebP" if data[12:16] == b"VP8X" and data[20:21] and data[20] & 0x02:
             # TensorFlow 2.21 writes all frames into the memory of one.
-            return "an animated WebP; save a frame of it"
+            return f"an animated WebP; {_CONVERT}"
     return None
 
 

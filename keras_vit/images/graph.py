@@ -5,11 +5,12 @@ operations again; `tests/images/test_graph.py` compares the two on damaged files
 in the header is checked before memory is taken: a file of some kilobytes can declare gigabytes of pixels.
 """
 
+import functools
 import struct
 
 import tensorflow as tf
 
-from keras_vit.images.filters import SUPPORT, kernel
+from keras_vit.images.filters import SUPPORT, columns_first, kernel
 from keras_vit.images.formats import CHUNKS, LARGEST_IMAGE, SEGMENTS, SUB_BLOCKS, USUAL_SCANS, format_list, formats
 
 # Sub-blocks of a GIF that are skipped in one step if they have the same length.
@@ -24,6 +25,11 @@ _PRECISION = 22
 _ORIENTATION, _ENTRY_BYTES = 0x0112, 12
 
 
+# A function of its own in the graph. Inlined, its hundreds of operations take time in every file that takes the other
+# branch of a condition: as long as decoding it, in all.
+_rare = functools.partial(tf.function, autograph=False, experimental_attributes={"_noinline": True})
+
+
 def decode_image(data: tf.Tensor, *, accurate: bool, upright: bool) -> tf.Tensor:
     """Bytes of an image file (of a GIF the first frame) -> uint8 (h, w, C).
 
@@ -35,18 +41,36 @@ def decode_image(data: tf.Tensor, *, accurate: bool, upright: bool) -> tf.Tensor
         accurate: whether JPEGs are decoded with the accurate inverse cosine transform, as Pillow does, or the fast one.
         upright: whether the image is turned by its EXIF orientation.
     """
-    # Each condition costs as much as decoding a small picture, so the usual file passes few.
-    image = tf.cond(
-        tf.io.is_jpeg(data), lambda: _jpeg(data, accurate=accurate), lambda: _other(data, accurate=accurate)
-    )
+    image = tf.cond(tf.io.is_jpeg(data), lambda: _jpeg(data, 0, accurate=accurate), lambda: _other(data))
     image.set_shape((None, None, None))
-    return turned(image, orientation(data)) if upright else image
+    return _upright(image, data) if upright else image
 
 
-def _jpeg(data: tf.Tensor, *, accurate: bool) -> tf.Tensor:
+def decode_to_channels(data: tf.Tensor, preprocessing) -> tf.Tensor:
+    """Bytes of an image file -> uint8 (h, w, channels) of a model, as its `Preprocessing` says; see `decode_image`."""
+    accurate, channels = preprocessing.library != "tensorflow", preprocessing.channels
+
+    def jpeg() -> tf.Tensor:
+        # libjpeg repeats gray as we do, at no cost; its gray of colors is not quite ours.
+        if channels == 3:
+            return _jpeg(data, 3, accurate=accurate)
+        return preprocessing.to_channels(_jpeg(data, 0, accurate=accurate))
+
+    image = tf.cond(tf.io.is_jpeg(data), jpeg, lambda: preprocessing.to_channels(_other(data)))
+    image.set_shape((None, None, channels))
+    return _upright(image, data) if preprocessing.exif_orientation else image
+
+
+def _upright(image: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
+    # After decoding: if that fails, a search that is cancelled beside it could be reported in its place.
+    with tf.control_dependencies([image]):
+        return turned(image, orientation(tf.identity(data)))
+
+
+def _jpeg(data: tf.Tensor, channels: int, *, accurate: bool) -> tf.Tensor:
     pixels = _jpeg_pixels(data)
     with tf.control_dependencies([tf.debugging.Assert(pixels <= LARGEST_IMAGE, ["too large", pixels])]):
-        return tf.io.decode_jpeg(tf.identity(data), channels=0, dct_method=dct_method(accurate=accurate))
+        return tf.io.decode_jpeg(tf.identity(data), channels=channels, dct_method=dct_method(accurate=accurate))
 
 
 def dct_method(*, accurate: bool) -> str:
@@ -54,7 +78,9 @@ def dct_method(*, accurate: bool) -> str:
     return "INTEGER_ACCURATE" if accurate else ""
 
 
-def _other(data: tf.Tensor, *, accurate: bool) -> tf.Tensor:
+@_rare
+def _other(data: tf.Tensor) -> tf.Tensor:
+    """A file that is no JPEG."""
     pixels = header_pixels(data)
     good = (pixels > 0) & (pixels <= LARGEST_IMAGE)
     with tf.control_dependencies([tf.debugging.Assert(good, ["no", format_list(), "of a size that is read", pixels])]):
@@ -75,7 +101,9 @@ def _other(data: tf.Tensor, *, accurate: bool) -> tf.Tensor:
         (begins(data, b"BM"), lambda: whole()[..., :3]),  # the fourth byte is seldom an alpha channel
         (begins(data, b"GIF8"), gif),
     ]
-    return tf.case(cases, default=whole)
+    image = tf.case(cases, default=whole)
+    image.set_shape((None, None, None))
+    return image
 
 
 def _with_color_key(data: tf.Tensor) -> tf.Tensor:
@@ -105,6 +133,7 @@ def header_pixels(data: tf.Tensor) -> tf.Tensor:
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """An image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
 
+    @_rare
     def turn() -> tf.Tensor:
         across = tf.cond(orientation >= 5, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
         mirrored = tf.reduce_any(tf.equal(orientation, [2, 3, 6, 7]))
@@ -119,13 +148,27 @@ def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 
 def orientation(data: tf.Tensor) -> tf.Tensor:
     """The EXIF orientation of a file, 1 to 8, int32; 1 if there is none."""
+    is_jpeg = tf.io.is_jpeg(data)
+    # Of most JPEGs the first segment is JFIF's, and no other one of an application follows.
+    first = _numbers(_bytes_at(data, 2, 4) + b"\0" * 4)
+    second = _numbers(_bytes_at(data, 4 + 256 * first[2] + first[3], 2) + b"\0" * 2)
+    plain = is_jpeg & tf.not_equal(first[1], 0xE1) & ~_is_application(second[1])
+    return tf.cond(plain, lambda: tf.constant(1), lambda: _searched_orientation(data))
 
-    def of_other() -> tf.Tensor:
+
+@_rare
+def _searched_orientation(data: tf.Tensor) -> tf.Tensor:
+    def of_chunk() -> tf.Tensor:
         # The search takes a hundredth of the time of decoding; nearly no file has the chunk.
         has = tf.strings.regex_full_match(data, rb"\C*(eXIf|EXIF)\C*")
-        return tf.cond(has, lambda: _exif_orientation(_exif_chunk(data)), lambda: tf.constant(1))
+        return tf.cond(has, lambda: _exif_chunk(data), lambda: tf.constant(b""))
 
-    return tf.cond(tf.io.is_jpeg(data), lambda: _exif_orientation(_exif_segment(data)), of_other)
+    return _exif_orientation(tf.cond(tf.io.is_jpeg(data), lambda: _exif_segment(data), of_chunk))
+
+
+def _is_application(marker: tf.Tensor) -> tf.Tensor:
+    """Whether a marker is that of an application segment or a comment."""
+    return (marker >= 0xE0) & (marker <= 0xEF) | tf.equal(marker, 0xFE)
 
 
 def _exif_segment(data: tf.Tensor) -> tf.Tensor:
@@ -140,8 +183,7 @@ def _exif_segment(data: tf.Tensor) -> tf.Tensor:
 
     def goes_on(count: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
         head = marker(position)
-        application = (head[1] >= 0xE0) & (head[1] <= 0xEF) | tf.equal(head[1], 0xFE)
-        return tf.equal(head[0], 0xFF) & application & ~is_exif(head) & (count < SEGMENTS)
+        return tf.equal(head[0], 0xFF) & _is_application(head[1]) & ~is_exif(head) & (count < SEGMENTS)
 
     def step(count: tf.Tensor, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         head = marker(position)
@@ -430,11 +472,20 @@ def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bo
     if interpolation == "nearest":
         rows, columns = (_nearest(side, length) for side, length in zip((height, width), size, strict=True))
         return tf.gather(tf.gather(image, rows), columns, axis=1)
-    columns = tf.transpose(tf.reshape(image, (height, width * channels)))
+    # Pillow 13 resizes the columns of tall images first (`Resample.c`, ImagingResample).
+    tall = columns_first((height, width), [tf.cast(length, tf.int32) for length in size])
+
+    def across(pixels: tf.Tensor) -> tf.Tensor:
+        return tf.cond(tall, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels)
+
+    (height, width), size = (
+        tf.unstack(tf.where(tall, sides[::-1], sides)) for sides in (tf.shape(image)[:2], tf.stack(size))
+    )
+    columns = tf.transpose(tf.reshape(across(image), (height, width * channels)))
     columns = _resized_rows(tf.reshape(columns, (width, channels * height)), size[1], interpolation, exact=exact)
     rows = tf.transpose(tf.reshape(columns, (size[1] * channels, height)))
     rows = _resized_rows(tf.reshape(rows, (height, size[1] * channels)), size[0], interpolation, exact=exact)
-    return tf.reshape(rows, (size[0], size[1], channels))
+    return across(tf.reshape(rows, (size[0], size[1], channels)))
 
 
 def _nearest(side: tf.Tensor, length) -> tf.Tensor:
@@ -446,25 +497,22 @@ def _nearest(side: tf.Tensor, length) -> tf.Tensor:
 
 def _resized_rows(matrix: tf.Tensor, length, interpolation: str, *, exact: bool) -> tf.Tensor:
     """Bytes (side, n) -> (length, n) uint8, resized along the first axis."""
+    if interpolation == "box":  # whose pixels at the edge are in or out by the last bit
+        return _box(matrix, length)
     side, width = tf.unstack(tf.shape(matrix))
-
-    def resized() -> tf.Tensor:
-        if interpolation == "box":  # whose pixels at the edge are in or out by the last bit
-            return _box(matrix, length)
-        scale = tf.cast(tf.cast(length, tf.float64) / tf.cast(side, tf.float64), tf.float32)
-        sums = tf.raw_ops.ScaleAndTranslate(
-            images=tf.reshape(matrix, tf.stack([1, side, 1, width])),
-            size=tf.stack([length, 1]),
-            scale=tf.stack([scale, 1.0]),
-            translation=[0.0, 0.0],
-            kernel_type=_KERNELS[interpolation],
-            antialias=True,
-        )[0, :, 0]
-        # Truncation after + 0.5 rounds, for nothing is negative.
-        pixels = tf.cast(tf.clip_by_value(sums + 0.5, 0.0, 255.0), tf.uint8)
-        return _halves_as_in_pillow(pixels, sums, matrix, interpolation) if exact else pixels
-
-    return tf.cond(tf.equal(side, length), lambda: matrix, resized)
+    scale = tf.cast(tf.cast(length, tf.float64) / tf.cast(side, tf.float64), tf.float32)
+    sums = tf.raw_ops.ScaleAndTranslate(
+        images=tf.reshape(matrix, tf.stack([1, side, 1, width])),
+        size=tf.stack([length, 1]),
+        scale=tf.stack([scale, 1.0]),
+        translation=[0.0, 0.0],
+        kernel_type=_KERNELS[interpolation],
+        antialias=True,
+    )
+    # Truncation after + 0.5 rounds, for nothing is negative.
+    raised = tf.clip_by_value(tf.reshape(sums, (length, width)) + 0.5, 0.0, 255.0)
+    pixels = tf.cast(raised, tf.uint8)
+    return _halves_as_in_pillow(pixels, raised, matrix, interpolation) if exact else pixels
 
 
 def _box(matrix: tf.Tensor, length) -> tf.Tensor:
@@ -482,8 +530,10 @@ def _box(matrix: tf.Tensor, length) -> tf.Tensor:
     return tf.cast(tf.clip_by_value(tf.floor(sums * 2.0**-_PRECISION + 0.5), 0.0, 255.0), tf.uint8)
 
 
-def _halves_as_in_pillow(pixels: tf.Tensor, sums: tf.Tensor, matrix: tf.Tensor, interpolation: str) -> tf.Tensor:
+def _halves_as_in_pillow(pixels: tf.Tensor, raised: tf.Tensor, matrix: tf.Tensor, interpolation: str) -> tf.Tensor:
     """The pixels (length, n), of which those whose sums are close to a half are computed again in integers.
+
+    raised: the sums + 0.5, of which the pixels are the whole part.
 
     Pillow's weights are integers of 22 bits (`Resample.c`, normalize_coeffs_8bpc). Their errors decide where it rounds
     a sum that is a half in exact arithmetic, and for simple ratios of sides many are.
@@ -491,14 +541,17 @@ def _halves_as_in_pillow(pixels: tf.Tensor, sums: tf.Tensor, matrix: tf.Tensor, 
     side, width = tf.unstack(tf.shape(matrix))
     # ScaleAndTranslate computes places of pixels in float32.
     distance = 5e-4 + 1e-6 * tf.cast(side, tf.float32)
-    doubtful = tf.where(tf.abs(sums - tf.floor(sums) - 0.5) < distance)  # (m, 2)
-    first, coefficients = _pillow_coefficients(side, tf.shape(sums)[0], interpolation)
-    row, column = tf.cast(doubtful[:, 0], tf.int32), tf.cast(doubtful[:, 1], tf.int32)
+    fraction = tf.abs(raised - tf.cast(pixels, tf.float32) - 0.5)
+    doubtful = tf.where(tf.reshape(fraction, (-1,)) > 0.5 - distance)  # (m, 1)
+    first, coefficients = _pillow_coefficients(side, tf.shape(raised)[0], interpolation)
+    place = tf.cast(doubtful[:, 0], tf.int32)
+    row, column = place // width, place % width
     rows = tf.minimum(tf.gather(first, row)[:, None] + tf.range(tf.shape(coefficients)[1]), side - 1)  # (m, taps)
     values = tf.gather(tf.reshape(matrix, (-1,)), rows * width + column[:, None])
     total = tf.reduce_sum(tf.cast(values, tf.int32) * tf.gather(coefficients, row), axis=1)
     total = tf.bitwise.right_shift(total + 2 ** (_PRECISION - 1), _PRECISION)
-    return tf.tensor_scatter_nd_update(pixels, doubtful, tf.cast(tf.clip_by_value(total, 0, 255), tf.uint8))
+    exact = tf.cast(tf.clip_by_value(total, 0, 255), tf.uint8)
+    return tf.reshape(tf.tensor_scatter_nd_update(tf.reshape(pixels, (-1,)), doubtful, exact), tf.shape(pixels))
 
 
 def _pillow_coefficients(side: tf.Tensor, length: tf.Tensor, interpolation: str) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,12 +1,14 @@
 """Decode image files with Pillow, where TensorFlow is missing: the rules and pixels of `keras_vit.images.graph`."""
 
 import io
+import re
 import struct
+import warnings
 import zlib
 
 import numpy as np
 
-from keras_vit.images.formats import color_key, image_format, orientation
+from keras_vit.images.formats import LARGEST_IMAGE, color_key, image_format, orientation
 
 
 def decode(data: bytes, *, upright: bool) -> np.ndarray:
@@ -17,7 +19,7 @@ def decode(data: bytes, *, upright: bool) -> np.ndarray:
     import PIL.Image  # imported here: scripts that pass arrays do not need Pillow
 
     if image_format(data) == "PNG":
-        _check_png(data)
+        check_png(data)
     with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
         pixels = np.atleast_3d(_as_bytes(image, data))
     return turned(pixels, orientation(data)) if upright else pixels
@@ -27,9 +29,15 @@ def header_pixels(data: bytes) -> int:
     """Number of pixels in the header of an image file; 0 if it cannot be read."""
     import PIL.Image
 
+    bombs = PIL.Image.DecompressionBombWarning, PIL.Image.DecompressionBombError
     try:
-        with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
-            return image.width * image.height
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", bombs[0])
+            with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
+                return image.width * image.height
+    except bombs as error:
+        found = re.search(r"\d+", str(error))  # Pillow says the number of pixels in its message alone
+        return int(found[0]) if found else LARGEST_IMAGE + 1
     except Exception:  # a damaged header, which the decoder names
         return 0
 
@@ -43,7 +51,7 @@ def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(pixels[::-1] if orientation in (3, 4, 7, 8) else pixels)
 
 
-def _check_png(data: bytes) -> None:
+def check_png(data: bytes) -> None:
     """Raise ValueError for a PNG with a damaged chunk or an end cut off, of which Pillow shows what is left."""
     position, kind = 8, b""
     while position + 12 <= len(data) and kind != b"IEND":

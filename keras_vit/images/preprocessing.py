@@ -291,6 +291,13 @@ class Preprocessing:
         """
         return _graph().decode_image(data, accurate=self.library != "tensorflow", upright=self.exif_orientation)
 
+    def read(self, data):
+        """An image file, a string tensor of TensorFlow -> (height, width, channels), 0..255, decoded and resized.
+
+        `resized(decode(data))` in less time.
+        """
+        return self.resized(_graph().decode_to_channels(data, self))
+
     def to_channels(self, image):
         """Decoded images (..., h, w, C), 1 to 4 channels -> (..., h, w, channels) of the same dtype, without alpha."""
         return to_channels(image, self.channels, self.background)

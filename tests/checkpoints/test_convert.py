@@ -17,10 +17,14 @@ def test_every_key_is_reported_and_the_written_file_is_verified(tmp_path, capsys
     lines = capsys.readouterr().out.splitlines()
     query = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
     assert f"{query}  ->  blocks.0.attn.qkv.weight  (144, 48)" in lines
-    assert len(lines) == 56 + 2
-    assert lines[-2].startswith("56 weights, 67,447 parameters, in")
-    assert lines[-2].endswith("verified, all are equal bit for bit.")
-    assert lines[-1] == "GELU: tanh in this model, erf in the code of timm files; set it there."
+    assert len(lines) == 56 + 4
+    assert lines[-4].startswith("56 weights, 67,447 parameters, in")
+    assert lines[-4].endswith("verified, all are equal bit for bit.")
+    assert lines[-3] == "GELU: tanh in this model, erf in the code of timm files; set it there."
+    assert lines[-2].startswith(
+        "Images of this model: RGB, turned upright by the EXIF orientation, stretched to 32 x 32"
+    )
+    assert "center crop to 32 x 32 (bicubic, antialiased, rounded to bytes" in lines[-1]
     again = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
     expected = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz").get_weights()
     for one, other in zip(again.get_weights(), expected, strict=True):
@@ -83,12 +87,19 @@ def test_preprocessing_that_a_file_cannot_hold_is_reported(tmp_path, capsys):
     randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=3)).save(tmp_path / "model.keras")
     convert.main([str(tmp_path / "model.keras"), str(tmp_path / "x.npz"), "--layout", "npz"])
     lines = capsys.readouterr().out.splitlines()
-    end = "set it there."
-    assert f"resize: resize-small in this model, but the file does not say so and is read with stretch; {end}" in lines
-    assert f"crop_from: 30 in this model, but the file does not say so and is read with None; {end}" in lines
-    assert any(line.startswith("value_range: (0.0, 1.0) in this model") for line in lines)
+    assert "smaller side resized to 30, center crop to 24 x 24 (area), 0..255 to 0.0..1.0." in lines[-2]
+    assert "stretched to 24 x 24 (bilinear), 0..255 to -1.0..1.0; set it there." in lines[-1]
     convert.main([str(tmp_path / "model.keras"), str(tmp_path / "hf"), "--layout", "huggingface"])
-    assert not any(end in line for line in capsys.readouterr().out.splitlines())
+    assert "smaller side resized to 30, center crop to 24 x 24 (box, antialiased" in capsys.readouterr().out
+
+
+def test_preprocessing_that_the_folder_says_is_not_reported(tmp_path, capsys):
+    fields = {"library": "transformers", "background": None, "interpolation": "bicubic"}
+    preprocessing = keras_vit.Preprocessing(24, resize="resize-small", crop_from=30, value_range=(0.0, 1.0), **fields)
+    config = dataclasses.replace(TINY, patch_size=8)
+    randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=3)).save(tmp_path / "model.keras")
+    convert.main([str(tmp_path / "model.keras"), str(tmp_path / "hf"), "--layout", "huggingface"])
+    assert "Images" not in capsys.readouterr().out
 
 
 def test_differing_epsilons_of_a_resnet_are_reported(tmp_path, capsys):

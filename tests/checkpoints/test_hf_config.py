@@ -176,26 +176,6 @@ def timm_vit(folder: pathlib.Path, **pretrained) -> pathlib.Path:
 _TIMM = {"input_size": [3, 32, 32], "interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"crop_pct": 0.8}, "crop_mode='squash' and crop_pct=0.8"),
-        ({"crop_pct": None}, "crop_pct=0.875"),
-        ({"interpolation": None}, "bicubic interpolation"),
-        ({"crop_mode": None}, "crop_mode='center'"),
-        ({}, None),
-    ],
-)
-def test_resizing_of_timm_is_that_of_its_defaults_where_the_file_is_silent(change, words, tmp_path):
-    folder = timm_vit(tmp_path, **_TIMM | change)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        keras_vit.from_checkpoint(folder)
-    said = [str(warning.message) for warning in caught if "The original of" in str(warning.message)]
-    assert len(said) == (words is not None)
-    assert words is None or words in said[0]
-
-
 @pytest.mark.parametrize("given", [{}, {"mean": None, "std": [0.5] * 3}, {"mean": [0.5] * 3}], ids=str)
 def test_a_missing_mean_or_deviation_of_timm_is_that_of_imagenet(given, tmp_path):
     model = keras_vit.from_checkpoint(timm_vit(tmp_path, **_TIMM, **given))
@@ -620,8 +600,8 @@ def test_missing_fields_of_a_bit_config_have_defaults(fixture, field, sentence, 
                 "crop_size": {"height": 32, "width": 32},
                 "resample": 2,
             },
-            "crop",
-            None,
+            "resize-small",
+            32,
         ),
         (
             {"image_processor_type": "BitImageProcessorFast", "size": 40, "crop_size": 32, "resample": 4},
@@ -647,11 +627,11 @@ def test_images_are_resized_like_by_the_processor(processor, resize, crop_from, 
         },
     ],
 )
-def test_the_processor_of_deit_takes_the_center_and_its_stretching_is_said(processor, tmp_path):
+def test_the_processor_of_deit_stretches_and_takes_the_center(processor, tmp_path):
     folder = with_config(tmp_path, "preprocessor_config.json", **processor)
-    with pytest.warns(UserWarning, match="bicubic interpolation, stretched to a square before the center crop"):
-        found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
-    assert (found.resize, found.crop_from, found.image_size) == ("resize-small", 40, (32, 32))
+    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
+    assert (found.resize, found.crop_from, found.image_size) == ("stretch", (40, 40), (32, 32))
+    assert found.interpolation == "bicubic"
 
 
 @pytest.mark.parametrize("image_size", [None, 24, 48])
@@ -671,7 +651,8 @@ def test_a_processor_for_another_size_than_that_of_the_weights_shows_the_same_pa
         ({"resample": "bicubic"}, "resample='bicubic'"),
         ({"do_flip_channel_order": True}, "do_flip_channel_order=True"),
         ({"do_pad": True}, "do_pad=True"),
-        ({"do_center_crop": True, "crop_size": {"height": 24, "width": 24}}, "crop_size="),
+        ({"do_center_crop": True, "crop_size": {"height": 640, "width": 24}}, "crop_size="),
+        ({"resample": 5}, "resample=5"),
         ({"do_resize": False, "do_center_crop": True}, "do_resize=False"),
         ({"size": {"shortest_edge": 32}}, "size="),
         ({"size": {"longest_edge": 32}}, "size="),
@@ -683,9 +664,18 @@ def test_unsupported_processors_are_refused(processor, name, tmp_path):
         keras_vit.from_checkpoint(with_config(tmp_path, "preprocessor_config.json", **processor))
 
 
-@pytest.mark.parametrize(("resize", "crop_from"), [("crop", None), ("resize-small", 40)])
-def test_a_saved_processor_resizes_like_the_model(resize, crop_from, tmp_path):
-    preprocessing = keras_vit.Preprocessing((24, 24), resize=resize, crop_from=crop_from)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"interpolation": "bicubic"},
+        {"interpolation": "nearest", "crop_from": (30, 32)},
+        {"interpolation": "lanczos3", "resize": "resize-small", "crop_from": 40},
+        {"dtype": "float32"},
+    ],
+)
+def test_a_saved_processor_makes_the_pixels_of_the_model(fields, tmp_path):
+    fields = {"library": "transformers", "background": None, **fields}
+    preprocessing = keras_vit.Preprocessing((24, 24), value_range=(-2.0, 2.0), **fields)
     config = dataclasses.replace(TINY, patch_size=8)
     model = keras_vit.build(config, preprocessing=preprocessing, num_classes=3)
     keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
@@ -749,43 +739,51 @@ def test_a_fifth_stage_is_refused_because_torch_dilates_it(layout, name, tmp_pat
 @pytest.mark.parametrize(
     ("processor", "resize", "crop_from", "interpolation"),
     [
-        ({"resample": 3}, "stretch", None, "bicubic"),
-        ({"resample": 0}, "stretch", None, "nearest"),
-        ({"image_processor_type": "BitImageProcessor"}, "crop", None, "bicubic"),
-        ({"image_processor_type": "BitImageProcessor", "size": 256}, "resize-small", 37, "bicubic"),
-        ({"image_processor_type": "BitImageProcessor", "size": 256, "resample": 2}, "resize-small", 37, "bilinear"),
+        ({"resample": 3, "size": 32}, "stretch", None, "bicubic"),
+        ({"resample": 0, "size": 32}, "stretch", None, "nearest"),
+        ({"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 32}, "resize-small", 32, "bicubic"),
+        ({"image_processor_type": "BitImageProcessor", "size": 37, "crop_size": 32}, "resize-small", 37, "bicubic"),
+        (
+            {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}},
+            "stretch",
+            None,
+            "bicubic",
+        ),
     ],
 )
-def test_another_interpolation_is_warned_of_and_mean_and_deviation_stay(
+def test_the_filter_mean_and_deviation_are_those_of_the_processor(
     processor, resize, crop_from, interpolation, tmp_path
 ):
     mean_and_deviation = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     folder = with_config(tmp_path, "preprocessor_config.json", **mean_and_deviation, **processor)
-    with pytest.warns(UserWarning, match=f"resizes images with {interpolation} interpolation") as caught:
-        found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
-    assert sum("resizes images" in str(warning.message) for warning in caught) == 1
+    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
     assert (found.resize, found.crop_from, found.value_range) == (resize, crop_from, (-2.0, 2.0))
-    line = f"resize {interpolation} interpolation in the original; another one here"
-    assert line in lines_of(keras_vit.describe(folder))
+    assert (found.interpolation, found.dtype, found.library) == (interpolation, "uint8", "transformers")
 
 
 @pytest.mark.parametrize(
-    ("pretrained", "ways"),
+    ("pretrained", "fields"),
     [
-        ({"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}, None),
-        ({"interpolation": "bicubic", "crop_mode": "squash", "crop_pct": 1.0}, "bicubic interpolation"),
-        ({"interpolation": "bilinear", "crop_mode": "center", "crop_pct": 0.9}, "crop_mode='center' and crop_pct=0.9"),
+        ({}, {"resize": "resize-small", "crop_from": 36, "interpolation": "bicubic"}),
+        ({"crop_mode": "squash", "crop_pct": 1.0}, {"resize": "stretch", "crop_from": None}),
+        ({"crop_mode": "squash", "crop_pct": 0.8}, {"resize": "stretch", "crop_from": (40, 40)}),
+        ({"crop_mode": "border", "crop_pct": 0.9}, {"resize": "pad", "crop_from": (35, 35)}),
+        ({"crop_pct": 0.9, "interpolation": "lanczos"}, {"crop_from": 35, "interpolation": "lanczos3"}),
+        ({"crop_pct": 0.9, "test_input_size": [3, 32, 32], "test_crop_pct": 1.0}, {"crop_from": 32}),
     ],
 )
-def test_another_resize_of_timm_is_warned_of(pretrained, ways, tmp_path):
+def test_images_are_resized_as_pretrained_cfg_says(pretrained, fields, tmp_path):
     shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
     config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}, "pretrained_cfg": pretrained}
     write_json(tmp_path / "config.json", config)
-    assert keras_vit.describe(tmp_path).other_resize == ways
-    if ways is None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            keras_vit.from_checkpoint(tmp_path)
-        return
-    with pytest.warns(UserWarning, match=f"resizes images with {ways}"):
+    found = dataclasses.asdict(keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path, image_size=32)))
+    assert {name: found[name] for name in fields} == fields
+
+
+@pytest.mark.parametrize("change", [{"interpolation": "hamming"}, {"crop_mode": "zoom"}, {"crop_pct": 2.0}])
+def test_another_resize_of_timm_is_refused(change, tmp_path):
+    shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
+    config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}, "pretrained_cfg": change}
+    write_json(tmp_path / "config.json", config)
+    with pytest.raises(UserError, match=next(iter(change))):
         keras_vit.from_checkpoint(tmp_path)

@@ -463,13 +463,35 @@ def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_pat
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
     assert "does not say how images are resized" not in capsys.readouterr().out
     content = file.read_bytes()
-    (tmp_path / "other.tflite").write_bytes(content.replace(b"; resize: resize-small", b"; resize, resize-small"))
+    said = re.search(rb"; preprocessing: \{[^}]*\}", content)[0]
+    earlier = b"; resize: resize-small, crop_from: 10".rjust(len(said))  # as earlier versions wrote it
+    (tmp_path / "earlier.tflite").write_bytes(content.replace(said, earlier))
+    same, _ = _evaluated(tmp_path / "earlier.tflite", tmp_path / "report")
+    assert same["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
+    (tmp_path / "other.tflite").write_bytes(content.replace(said, b";".rjust(len(said))))
     stretched, _ = _evaluated(tmp_path / "other.tflite", tmp_path / "report")
     assert stretched["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
     resized = InputOptions(resize="resize-small", crop_from=10)
     again, _ = _evaluated(tmp_path / "other.tflite", tmp_path / "report", overrides=resized)
     assert again["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
     assert "does not say how images are resized; here they are stretched" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("uint8_input", [False, True])
+def test_a_tflite_file_says_what_its_images_are_padded_with(uint8_input, few_digits, tmp_path):
+    preprocessing = Preprocessing(
+        (8, 12), 1, "pad", ((-0.7,), (1.9,)), interpolation="bicubic", background=None, library="timm"
+    )
+    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+    model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=10))
+    model.save(tmp_path / "model.keras")
+    samples = Samples((tf.io.encode_png(np.zeros((8, 8, 1), np.uint8)).numpy(),), np.arange(1))
+    [(file, _)] = tflite_export.export_tflite(
+        model, tuple("0123456789"), samples, tmp_path / "phone", ("float32",), uint8_input=uint8_input
+    ).values()
+    expected, _ = _evaluated(tmp_path / "model.keras", tmp_path / "report")
+    found, _ = _evaluated(file, tmp_path / "report")
+    assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["phone/model-float32.tflite", "run", "run/model.keras"])

@@ -19,6 +19,7 @@ from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
 from export.onnx import export as onnx_export
 from export.onnx import runtimes
+from export.preprocessing_code import preprocessing_code
 from export.source import Provenance, random_images
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of
 from keras_vit.errors import ParityError
@@ -276,7 +277,10 @@ def test_the_report_has_both_formats(tmp_path):
         assert min(row["latency_ms"].values()) > 0
         assert row["operators"]["MatMul"] > 8
         assert row["packages"].keys() == set(runtimes._PACKAGES[kind])
-    assert "| openvino |" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| openvino |" in text
+    assert preprocessing_of(model).summary() in text
+    assert "\n".join(preprocessing_code(preprocessing_of(model))) in text
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -16,6 +16,7 @@ from ai_edge_litert.interpreter import Interpreter
 import keras_vit
 from export import parity
 from export.options import SourceOptions, TFLiteOptions
+from export.preprocessing_code import preprocessing_code
 from export.source import random_images
 from export.tflite import calibration, four_bits, quantize, tflite_file
 from export.tflite import export as tflite_export
@@ -213,7 +214,8 @@ def test_a_file_holds_labels_and_normalization_as_standard_metadata(phone):
         assert (floats(table(unit, 1), 0), floats(table(unit, 1), 1)) == ([127.5] * 3, [127.5] * 3)
         labels = first(answer, 6)
         assert (text(labels, 0), byte(labels, 2)) == ("labels.txt", 2)  # TENSOR_AXIS_LABELS
-        assert tflite_metadata.read(path.read_bytes()) == TFLiteMetadata((-1.0, 1.0), "stretch", None, False, None)
+        fields = {**Preprocessing((12, 30)).resizing(), "value_range": [-1.0, 1.0]}
+        assert tflite_metadata.read(path.read_bytes()) == TFLiteMetadata((-1.0, 1.0), fields, False, None)
 
 
 def test_damaged_metadata_are_none(phone):
@@ -250,6 +252,9 @@ def test_the_report_measures_every_format_and_recommends_one(phone):
     assert set(errors) <= {layer.name for layer in build().layers}
     text = (phone[0] / "report.md").read_text()
     assert report["recommendation"] in text
+    assert Preprocessing(SIZE).summary() in text
+    assert "\n".join(preprocessing_code(Preprocessing(SIZE))) in text
+    assert Preprocessing(**report["preprocessing"]) == Preprocessing(SIZE)
     assert "| accuracy | correct only in Keras | correct only here | McNemar's p |" in " ".join(text.split())
     assert (phone[0] / "report.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,6 +1,8 @@
 """The page that classifies pictures in the browser with model.onnx."""
 
+import base64
 import contextlib
+import dataclasses
 import functools
 import http.server
 import io
@@ -8,21 +10,25 @@ import json
 import os
 import pathlib
 import re
+import shutil
+import struct
+import subprocess
 import threading
 
 import keras
 import numpy as np
+import PIL
 import pytest
 import tensorflow as tf
 from PIL import Image, PngImagePlugin
 
 import keras_vit
-from export import parity
 from export.onnx import __main__ as onnx
 from export.onnx import export as onnx_export
 from export.onnx import runtimes, web_page
 from export.source import Provenance, random_images
-from keras_vit import Preprocessing, UserError
+from keras_vit import Preprocessing, UserError, preprocessing_of
+from keras_vit.images import pillow
 from tests.browser import Page, find_browser, open_browser
 from tests.support import TINY, randomize
 
@@ -36,7 +42,31 @@ RULES = (
     Preprocessing(SIZE, resize="resize-small", crop_from=28, value_range=(0.0, 1.0)),
     Preprocessing(SIZE, 1),
     Preprocessing(SIZE, 1, resize="crop"),
+    Preprocessing(SIZE, interpolation="bicubic", library="transformers", background=None),
+    Preprocessing(SIZE, resize="resize-small", crop_from=28, library="timm", background=None, exif_orientation=False),
 )
+_PICTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
+# Rules beside those of the processors of transformers and timm.
+_FURTHER = {
+    f"{rule.resize} {rule.crop_from} {rule.interpolation} {rule.antialias} {rule.library} {rule.dtype}": rule
+    for rule in (
+        *RULES,
+        *(
+            Preprocessing(SIZE, interpolation=interpolation, library="transformers", background=None)
+            for interpolation in ("nearest", "box", "lanczos3")
+        ),
+        Preprocessing(SIZE, resize="crop", interpolation="bicubic", library="timm"),
+        Preprocessing(SIZE, resize="crop", interpolation="bicubic"),
+        Preprocessing(SIZE, interpolation="nearest"),
+        Preprocessing(SIZE, interpolation="lanczos3", antialias=True),
+        Preprocessing(SIZE, resize="pad", crop_from=(20, 29), background=None, library="timm", value_range=MEANS),
+        Preprocessing(SIZE, resize="pad", interpolation="bicubic", library="transformers", background=None),
+        Preprocessing(SIZE, resize="resize-small", crop_from=(19, 31), interpolation="bicubic", library="timm"),
+        Preprocessing(SIZE, resize="resize-small", crop_from=27, interpolation="bilinear", antialias=True),
+        Preprocessing(SIZE, crop_from=(21, 30), library="transformers", interpolation="lanczos3"),
+        Preprocessing(SIZE, crop_from=(21, 30), interpolation="area"),
+    )
+}  # fmt: skip
 _PAGE = pathlib.Path(web_page.__file__).with_name(web_page.PAGE)
 # Where the page loads ONNX Runtime Web from, and its version.
 CDN, VERSION = re.findall(r'"(https://.*/onnxruntime-web@([\d.]+)/dist/)', _PAGE.read_text(encoding="utf-8"))[0]
@@ -75,7 +105,7 @@ def pictures() -> dict[str, bytes]:
 
 def expected(model: keras.Model, preprocessing: Preprocessing, picture: bytes) -> np.ndarray:
     """Probabilities (7,) of the Keras model."""
-    image = preprocessing.normalize(parity.decode(tf.constant(picture), preprocessing))
+    image = preprocessing(preprocessing.decode(tf.constant(picture)).numpy())
     return tf.nn.softmax(model.predict_on_batch(np.asarray(image)[None])[0] / 2.0).numpy()
 
 
@@ -127,6 +157,71 @@ def test_the_page_is_written_with_what_it_needs_to_know(tmp_path):
         "model": "birds", "weights": "augreg:B_16", "license": "Apache-2.0", "labels": list(LABELS), "temperature": 1.5,
         "multi_label": False,
     }  # fmt: skip
+
+
+def run_script(script: str):
+    """Value of an expression after the functions of the page that need no document, in Node or else in a browser."""
+    functions = re.findall(r"<script>\n(.*?)</script>", _PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    if node := shutil.which("node"):
+        program = f"{functions}\nprocess.stdout.write(JSON.stringify({script}))"
+        return json.loads(subprocess.run([node, "-"], input=program, stdout=-1, check=True, text=True).stdout)
+    find_browser()
+    with open_browser() as page:
+        return page.evaluate(f"(() => {{ {functions}\nreturn {script}; }})()")
+
+
+@pytest.mark.parametrize("name", [*json.loads((_PICTURES / "index.json").read_text())["processors"], *_FURTHER])
+def test_the_page_makes_the_pixels_of_the_model(name):
+    rule = _FURTHER[name] if name in _FURTHER else preprocessing_of(keras_vit.from_checkpoint(_PICTURES / name))
+    images = []
+    for path in sorted((_PICTURES / "pictures").iterdir()):
+        with Image.open(path) as image:
+            image.thumbnail((333, 333))
+            images.append(np.asarray(rule.to_channels(np.asarray(image.convert("RGB")))))
+    images += [images[0][:7, :5], images[0][:150, :30]]
+    given = [{"sides": image.shape[:2], "bytes": base64.b64encode(image.tobytes()).decode()} for image in images]
+    about = json.dumps(dataclasses.asdict(rule))
+    found = run_script(
+        f"{json.dumps(given)}.map(({{ sides, bytes }}) => Array.from("
+        f"resize(Uint8Array.from(atob(bytes), text => text.charCodeAt(0)), sides, {about})))"
+    )
+    for image, pixels in zip(images, found, strict=True):
+        wanted = np.asarray(rule.resized(image), np.float32)
+        tolerance = 0 if rule.dtype == "uint8" else 2e-3
+        if rule.dtype == "uint8" and PIL.__version__ < "13":  # which resizes rows first, whatever the shape
+            tolerance = 3
+        np.testing.assert_allclose(np.reshape(pixels, wanted.shape), wanted, atol=tolerance)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+def test_the_page_turns_a_picture_by_its_exif_orientation(kind, order):
+    for orientation in (*range(1, 9), 9):
+        mark, stream = {"<": b"II", ">": b"MM"}[order], io.BytesIO()
+        exif = b"Exif\0\0" + struct.pack(f"{order}2sHIHHHIHHI", mark, 42, 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+        image = Image.fromarray(np.arange(18, dtype=np.uint8).reshape(2, 3, 3))
+        image.save(stream, kind, exif=exif)
+        stored = f"{{ pixels: {np.asarray(image).flatten().tolist()}, width: 3, height: 2 }}"
+        found = run_script(
+            f"[Uint8Array.from({list(stream.getvalue())})].map(bytes => "
+            f"[takeOrientation(bytes), takeOrientation(bytes), turn({stored}, 3, {orientation})])[0]"
+        )
+        wanted = orientation if orientation <= 8 else 1
+        assert found[:2] == [wanted, wanted if kind == "webp" else 1]
+        if orientation <= 8:
+            turned = pillow.turned(np.asarray(image), orientation)
+            assert [found[2]["height"], found[2]["width"]] == list(turned.shape[:2])
+            assert list(found[2]["pixels"].values()) == turned.flatten().tolist()
+    for damaged in (b"", b"\xff", stream.getvalue()[:40], stream.getvalue()[:30]):
+        assert run_script(f"takeOrientation(Uint8Array.from({list(damaged)}))") == 1
+
+
+def test_the_page_normalizes_as_the_model():
+    for rule in (RULES[0], RULES[1], RULES[4]):
+        pixels = np.arange(12, dtype=np.uint8) * 23
+        found = run_script(f"Array.from(normalize({pixels.tolist()}, {json.dumps(dataclasses.asdict(rule))}))")
+        wanted = np.asarray(rule.normalize(pixels.reshape(-1, rule.channels))).reshape(-1)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def _runtime() -> pathlib.Path:

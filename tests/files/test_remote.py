@@ -12,7 +12,7 @@ from keras_vit import UserError
 from keras_vit.files import remote
 from keras_vit.files.atomic import atomic_folder, atomic_write, staged
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import is_remote, local_copy, local_path, to_path
+from keras_vit.files.remote import first_bytes, is_remote, local_copy, local_path, to_path
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +67,7 @@ def test_files_are_written_listed_read_and_removed(folder):
     assert (folder / "b.txt").is_file()
     assert (folder / "b.txt").stat().st_size == 5
     assert (folder / "inside" / "a.txt").read_text() == "é"
+    assert (first_bytes(folder / "b.txt", 2), first_bytes(folder / "b.txt", 9)) == (b"ag", b"again")
     assert sorted(path.name for path in local_copy(folder).iterdir()) == ["b.txt"]
     (folder / "b.txt").unlink()
     (folder / "b.txt").unlink(missing_ok=True)

@@ -4,7 +4,7 @@ import io
 
 import PIL.Image
 
-from keras_vit.images.formats import format_list, format_problem, image_files
+from keras_vit.images.formats import format_list, format_problem, image_files, is_picture
 
 
 def encoded(kind: str) -> bytes:
@@ -25,7 +25,25 @@ def test_images_are_found_by_content_in_all_visible_subfolders(tmp_path):
 
 
 def test_a_format_that_people_have_is_named_with_what_to_do():
-    for data, kind in ((encoded("TIFF"), "TIFF"), (encoded("PDF"), "PDF"), (b"\0\0\0\x18ftypheic\0\0", "HEIC")):
-        assert format_problem(data).endswith(f", but a {kind} file; save it as JPEG")
+    for kind in ("TIFF", "AVIF", "PPM"):
+        assert format_problem(encoded(kind)).endswith(f"{kind} file; convert the folder by keras-vit prepare IN OUT")
+    assert "but a HEIC file; convert" in format_problem(b"\0\0\0\x18ftypheic\0\0")
+    assert format_problem(encoded("PDF")).endswith(", but a PDF file; save it as JPEG")
     for data in (b"notes", b"", b"\0\0\0\x18ftypisom"):
         assert format_problem(data) == f"not {format_list()}"
+
+
+def test_of_files_with_other_endings_only_the_first_bytes_decide(tmp_path):
+    for name, content, picture in (
+        ("a.txt", b"BMW and other cars", False),
+        ("b.txt", b"GIF8 is a beginning", False),
+        ("c.dat", encoded("BMP"), True),
+        ("d.php", encoded("GIF"), True),
+        ("e.ogg", b"OggS" + bytes(40), False),
+        ("f.png", b"", True),
+        ("g", encoded("TIFF"), True),
+        ("h.dng", encoded("TIFF"), False),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert is_picture(tmp_path / name) is picture, name
+    assert [path.name for path in image_files(tmp_path)] == ["c.dat", "d.php"]

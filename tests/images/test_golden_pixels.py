@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
+from keras_vit.images import filters, graph
 
 FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
 INDEX = json.loads((FOLDER / "index.json").read_text())
@@ -49,3 +50,15 @@ def test_a_file_in_a_graph_has_the_pixels_of_the_original(golden):
     for name in INDEX["pictures"]:
         pixels = graph(tf.io.read_file(str(FOLDER / "pictures" / name)))
         assert_close(pixels, expected[name], preprocessing.value_range, equal=False)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "box", "lanczos3"])
+def test_the_filters_in_a_graph_are_pillows_for_tall_wide_and_tiny_images(interpolation):
+    rng = np.random.default_rng(6)
+    for sides in ((301, 100), (100, 301), (1, 40), (40, 1), (50, 70), (256, 256)):
+        image = rng.integers(0, 256, (*sides, 3), np.uint8)
+        for size in ((48, 48), (224, 60)):
+            found = graph.resize_bytes(tf.constant(image), size, interpolation).numpy()
+            expected = filters.resize_with_pillow(image, size, interpolation)
+            assert np.abs(found.astype(int) - expected).max() <= 1
+            assert np.mean(found != expected) <= 0.005

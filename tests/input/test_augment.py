@@ -208,7 +208,7 @@ def test_a_window_of_a_file_is_that_of_the_decoded_image(encode, channels):
 
 
 def test_the_smaller_side_is_resized_and_any_window_cut_out():
-    resized = augment.resize_small(PICTURE, 16)
+    resized = augment.resize_small(PICTURE, 16, Preprocessing((8, 8), resize="resize-small", crop_from=16))
     assert resized.shape == (16, 23, 3)
     image = tf.constant(np.arange(30, dtype=np.uint8).reshape(5, 6, 1))
     corners = {int(augment.random_crop(image, seed, (4, 4))[0, 0, 0]) for seed in seeds(60)}

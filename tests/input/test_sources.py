@@ -240,7 +240,7 @@ def test_a_folder_gives_its_classes_by_name_and_every_tenth_image_for_evaluation
 
 
 def odd_images() -> dict[str, bytes]:
-    """An image with an EXIF orientation, ones of one color on white, and ones with nothing to warn of."""
+    """A nearly black image of 16 bits, ones of one color on white, and ones with nothing to warn of."""
     rng = np.random.default_rng(2)
     colors, clear = rng.integers(0, 256, (9, 7, 4), dtype=np.uint8), rng.integers(0, 256, (9, 7, 4), dtype=np.uint8)
     clear[..., 3] = 0
@@ -249,7 +249,7 @@ def odd_images() -> dict[str, bytes]:
     files = {}
     for name, image, form, options in (
         ("turned.jpg", colors[..., :3], "JPEG", {"exif": exif}),
-        ("turned.png", colors, "PNG", {"exif": exif}),
+        ("dark.png", rng.integers(0, 1024, (9, 7)).astype(np.uint16), "PNG", {}),
         ("clear.png", clear, "PNG", {}),
         ("one color.png", np.full((9, 7), 40, np.uint8), "PNG", {}),
         ("seen.png", colors, "PNG", {}),
@@ -273,20 +273,21 @@ def _odd_folder(tmp_path) -> pathlib.Path:
 
 def assert_warned_of_oddities(printed: str) -> None:
     """Of training and evaluation images, each split by itself."""
-    turned = [line for line in printed.splitlines() if "EXIF orientation, which is not applied" in line]
+    dark = [line for line in printed.splitlines() if "of 16 bits and nearly black" in line]
     uniform = [line for line in printed.splitlines() if "of one color throughout" in line]
-    assert (len(turned), len(uniform)) == (2, 2)
-    for line in (*turned, *uniform):
-        assert line.startswith("Warning: 4 of 12 images")
-        assert not re.search("seen|upright", line)
+    assert (len(dark), len(uniform)) == (2, 2)
+    assert all(line.startswith("Warning: 2 of 12 images") for line in dark)
+    assert all(line.startswith("Warning: 4 of 12 images") for line in uniform)
+    for line in (*dark, *uniform):
+        assert not re.search("seen|upright|turned", line)
 
 
-def test_turned_images_and_images_of_one_color_are_counted_and_named(odd_folder, capsys):
+def test_dark_images_and_images_of_one_color_are_counted_and_named(odd_folder, capsys):
     open_source(DataOptions(f"folder:{odd_folder}"))
     printed = capsys.readouterr().out
     assert_warned_of_oddities(printed)
     for kind in ("train", "test"):
-        for name in ("turned.jpg", "turned.png", "clear.png", "one color.png"):
+        for name in ("dark.png (1", "clear.png", "one color.png"):
             assert str(odd_folder / kind / "ant" / name) in printed
 
 
@@ -526,16 +527,37 @@ def test_a_missing_csv_file_is_refused(tmp_path):
 def test_every_bad_image_is_named_and_stops(folder, capfd):
     (folder / "zebra" / "broken.jpg").write_bytes((folder / "zebra" / "1.jpg").read_bytes()[:300])
     (folder / "zebra" / "words.png").write_text("no image")
-    (folder / "ant" / "notes.txt").write_text("no image either")
+    (folder / "ant" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0")
     (folder / "ant" / "empty.png").write_bytes(b"")
     with pytest.raises(UserError, match="^4 of 16 files in .* are no readable images: ") as caught:
         open_source(DataOptions(f"folder:{folder}"))
-    for name in ("broken.jpg", "words.png", "notes.txt", "empty.png"):
+    for name in ("broken.jpg", "words.png", "photo.heic", "empty.png"):
         assert name in str(caught.value)
     assert f"words.png (not {format_list()})" in str(caught.value)
+    assert "photo.heic (not JPEG" in str(caught.value)
+    assert "but a HEIC file; convert the folder by keras-vit prepare IN OUT)" in str(caught.value)
     assert "{{" not in str(caught.value)
     assert "give --on-bad-image skip" in str(caught.value)
     assert capfd.readouterr().err == ""
+
+
+def test_files_that_are_no_pictures_are_counted_in_a_line_and_ignored(folder, capsys):
+    for name in ("ant/notes.txt", "ant/call.ogg", "zebra/CALL.OGG", "zebra/labels.csv", "zebra/README", "zebra/x.json"):
+        (folder / name).write_text("BM and GIF8 are no pictures, and neither is this")
+    (folder / "zebra" / "no_ending").write_bytes((folder / "zebra" / "1.jpg").read_bytes())
+    (folder / "zebra" / "lost.txt").symlink_to(folder / "nowhere")
+    source = open_source(DataOptions(f"folder:{folder}"))
+    assert source.train.num_examples + source.evaluation.num_examples == 13
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no pictures" in line]
+    assert line.startswith(f"Ignored, since no pictures: 7 files in {folder} (2 .")
+    assert all(kind in line for kind in ("2 .txt", "2 .ogg", "1 .csv", "1 .json", "1 without an ending"))
+
+
+def test_a_picture_without_an_ending_in_a_format_that_is_not_read_stops(folder):
+    (folder / "ant" / "photo").write_bytes(b"\0\0\0\x18ftypheic\0\0")
+    (folder / "ant" / "raw.nef").write_bytes(b"II*\0" + bytes(8))
+    with pytest.raises(UserError, match="^1 of 13 files .*photo .*a HEIC file; convert"):
+        open_source(DataOptions(f"folder:{folder}"))
 
 
 def test_bad_images_are_skipped_and_counted_on_request(folder, capsys):
@@ -566,7 +588,9 @@ COLORS = np.random.default_rng(0).permutation(RAMP).tolist()
 )
 def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
     (folder / "ant" / "indexed.bmp").write_bytes(content)
-    with pytest.raises(UserError, match=r"indexed.bmp \(a BMP with a palette or compression, .* save it as PNG\)"):
+    with pytest.raises(
+        UserError, match=r"indexed.bmp \(a BMP with a palette or compression, .* keras-vit prepare IN OUT\)"
+    ):
         open_source(DataOptions(f"folder:{folder}"))
 
 

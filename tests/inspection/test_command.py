@@ -119,19 +119,25 @@ def test_a_folder_of_broken_images_alone_is_one_sentence(tmp_path):
         inspection.read_images(tmp_path, 9)
 
 
-def test_a_turned_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp_path, capfd):
+def test_a_dark_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp_path, capfd):
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
+    dark = (np.arange(70) * 14).astype(np.uint16).reshape(7, 10)
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
     for folder in ("ant", "bee"):
         (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOR, "JPEG", exif=exif))
+        (tmp_path / folder / "dark.png").write_bytes(encoded(dark))
         (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
         (tmp_path / folder / "seen.png").write_bytes(FILES["alpha.png"])
-    inspection.read_images(tmp_path, 9)
+    images = inspection.read_images(tmp_path, 9)
+    assert (
+        next(image for image in images if image.name == "ant/turned.jpg").pixels.shape == COLOR.transpose(1, 0, 2).shape
+    )
     inspection.read_images(tmp_path / "ant" / "clear.png", 1)
     printed = capfd.readouterr().out
-    assert printed.count("Warning: ant/turned.jpg has an EXIF orientation, which is not applied") == 1
+    assert printed.count("Warning: ant/dark.png has 16 bits and is nearly black, since its highest value is 966") == 1
+    assert "turned" not in printed
     assert printed.count("clear.png has one color throughout; transparent images are put on white") == 3
     assert "seen" not in printed
 
@@ -153,7 +159,6 @@ def test_what_the_training_sides_command_says_of_a_data_set_is_heard(tmp_path, c
         (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
     inspection.read_images(f"folder:{tmp_path}", 9)
     printed = capfd.readouterr().out
-    assert "EXIF orientation, which is not applied" in printed
     assert "of one color throughout" in printed
     with pytest.raises(UserError, match="The data set 'tfds:a b' could not be read: --data takes tfds:NAME"):
         inspection.read_images("tfds:a b", 9)

@@ -177,17 +177,18 @@ def _pictures() -> np.ndarray:
 
 @pytest.mark.parametrize("rule", _RULES)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_batches_lists_and_the_layer_are_exact_to_each_image(rule, channels, pictures, tmp_path):
+def test_batches_lists_and_the_layer_are_each_image_by_itself(rule, channels, pictures, tmp_path):
     preprocessing = Preprocessing((12, 14), channels, value_range=(0.0, 1.0), **_RULES[rule])
     expected = np.stack([preprocessing(picture) for picture in pictures])
-    np.testing.assert_array_equal(preprocessing(pictures), expected)
+    # Some processors sum the products of a batch in another order.
+    np.testing.assert_allclose(preprocessing(pictures), expected, atol=2e-7)
     mixed = preprocessing([PIL.Image.fromarray(pictures[0]), pictures[1][:20]])
     np.testing.assert_array_equal(mixed[0], expected[0])
     np.testing.assert_array_equal(mixed[1], preprocessing(pictures[1][:20]))
     pipeline = keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer()])
     assert pipeline.output_shape == (None, 12, 14, channels)
-    np.testing.assert_array_equal(pipeline(pictures), expected)
-    np.testing.assert_allclose(pipeline.predict(pictures, verbose=0), expected, atol=1e-7)  # a graph rounds once more
+    np.testing.assert_allclose(pipeline(pictures), expected, atol=2e-7)
+    np.testing.assert_allclose(pipeline.predict(pictures, verbose=0), expected, atol=3e-7)  # a graph rounds once more
     assert preprocessing.layer()(keras.KerasTensor((None, 23, 31, 3), "uint8")).dtype == "float32"
 
 

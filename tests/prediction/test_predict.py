@@ -71,6 +71,7 @@ def test_files_that_are_called_pictures_and_are_none_are_named(place, arguments,
     printed = capsys.readouterr().out
     assert all(f"Not classified: {tmp_path / name}" in printed for name in ("empty.jpg", "page.jpeg", "scan.TIF"))
     assert "phone.heic" in printed
+    assert f"Ignored, since no pictures: 1 file in {tmp_path} (1 .txt)." in printed
     assert "notes.txt" not in printed
 
 
@@ -114,7 +115,8 @@ def test_the_pixels_of_a_jpeg_are_those_of_training():
     PIL.Image.fromarray(pixels).save(file := io.BytesIO(), "JPEG", quality=20)
     found = inspection.decode(file.getvalue(), "noise.jpg").pixels
     np.testing.assert_array_equal(found, decode_image(tf.constant(file.getvalue())))
-    assert np.any(found != np.asarray(PIL.Image.open(file)))
+    as_in_vit_jax = inspection.decode(file.getvalue(), "noise.jpg", preprocessing=keras_vit.Preprocessing(40)).pixels
+    assert np.any(found != as_in_vit_jax)  # the fast transform
 
 
 def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, arguments, capsys):

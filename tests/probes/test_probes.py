@@ -212,7 +212,7 @@ def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
     other, _ = _features(model, changed, tmp_path)
     assert (other.values[3] != first.values[3]).any()
     assert len(list(tmp_path.iterdir())) == 2
-    _features(model, source, tmp_path, preprocessing=features.SquareCrop((8, 8), 1, side=10))
+    _features(model, source, tmp_path, preprocessing=Preprocessing((8, 8), 1, crop_from=(10, 10)))
     model.weights[3].assign(model.weights[3] + 0.5)
     third, _ = _features(model, source, tmp_path)
     assert (third.values != first.values).any()
@@ -221,11 +221,12 @@ def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
 
 def test_the_square_crop_is_the_papers():
     image = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
-    cropped = features.SquareCrop((8, 6), side=10)(image)
+    model = keras_vit.build(CONFIG, image_size=(8, 4), num_classes=2)
+    cropped = features._preprocessing(model, 10)(image)
     whole = tf.image.resize(image, (10, 10)).numpy()
-    np.testing.assert_allclose(cropped, whole[1:9, 2:8] / 127.5 - 1.0, atol=1e-5)
-    with pytest.raises(UserError, match="--crop-from must be at least both sides of \\(8, 6\\), but is 7"):
-        features.SquareCrop((8, 6), side=7)
+    np.testing.assert_allclose(cropped, whole[1:9, 3:7] / 127.5 - 1.0, atol=1e-5)
+    with pytest.raises(UserError, match=r"crop_from must be at least both sides of \(8, 4\), but is \(7, 7\)"):
+        features._preprocessing(model, 7)
 
 
 def test_random_weights_are_others_and_always_the_same(run, tmp_path):

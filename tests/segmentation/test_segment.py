@@ -172,6 +172,17 @@ def _no_masks(folder):
     (folder / "masks").rename(folder / "mask")
 
 
+def test_files_beside_images_and_masks_that_are_no_pictures_are_ignored(tmp_path, capsys):
+    make_scenes(tmp_path, 20)
+    (tmp_path / "labels.txt").write_text("texture\ndigit\n")
+    for name in ("images/000.txt", "images/notes.csv", "masks/000.json"):
+        (tmp_path / name).write_text("no picture")
+    open_scenes(str(tmp_path))
+    printed = capsys.readouterr().out
+    assert f"2 files in {tmp_path / 'images'} (1 .txt, 1 .csv)" in printed
+    assert f"1 file in {tmp_path / 'masks'} (1 .json)" in printed
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -330,18 +330,19 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     content = local_copy(path).read_bytes()
     metadata, names = tflite_metadata.read(content), tflite_metadata.read_names(content, str(path))
     said = []
+    resizing = {} if metadata is None else metadata.preprocessing
     if kind == np.uint8:
         overrides.refuse(("value_range",), "a TFLite file of uint8 images")
-        own = dataclasses.replace(own, value_range=(0.0, 255.0))
+        own = dataclasses.replace(own, value_range=resizing.get("value_range", (0.0, 255.0)))
     elif metadata is not None and metadata.value_range is not None:
         own, said = dataclasses.replace(own, value_range=metadata.value_range), ["value_range"]
-    resizing = {} if metadata is None else metadata.preprocessing
     if resizing:
         known = own.resizing()
         own = dataclasses.replace(own, **{name: value for name, value in resizing.items() if name in known})
         said += ["resize", "crop_from"]
     _refuse_contradiction(overrides, own, said, path)
-    print(_ON_WHITE)
+    if "background" not in resizing:
+        print(_ON_WHITE)
     if metadata is not None and metadata.temperature is not None:
         print(
             f"The file gives the logits of a calibrated run as they are; an app divides them by "
@@ -350,11 +351,14 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     if overrides.resize is None and not resizing:
         print("The TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")
     preprocessing = overrides.preprocessing(own)
+    lows, highs = (np.asarray(end) for end in preprocessing.channel_ranges())
 
     def compute(images: tf.Tensor) -> np.ndarray:
         found = []
         for image in images.numpy():
-            values = image if kind == np.float32 else np.round(image).astype(np.uint8)
+            values = image
+            if kind == np.uint8:
+                values = np.round(255.0 * (image - lows) / (highs - lows)).astype(np.uint8)
             interpreter.set_tensor(taken[0]["index"], values[None])
             interpreter.invoke()
             found.append(interpreter.get_tensor(returned[0]["index"]))

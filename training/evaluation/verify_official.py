@@ -72,7 +72,7 @@ def verify_official(
     result = Verification(correct, count, (100.0 * low, 100.0 * high), published.top1)
     cells = (
         name,
-        f"{published.pixels} px, {published.resize}",
+        f"{published.pixels} px, {published.resize or 'its own resize'}",
         f"{count:,}",
         f"{100.0 * correct / count:.2f} % ({result.interval[0]:.2f} to {result.interval[1]:.2f})",
         f"{published.top1} %",

@@ -1,6 +1,7 @@
 """Class folders or a CSV file as a data set: which files are images, which classes and which split each is of."""
 
 import collections
+import concurrent.futures
 import dataclasses
 import hashlib
 import itertools
@@ -15,7 +16,7 @@ from keras_vit import UserError
 from keras_vit.errors import is_or_are
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import is_remote
-from keras_vit.images.formats import is_hidden, is_picture_name
+from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
 from training.input.dataset import (
     ImageWarnings,
     Source,
@@ -34,6 +35,8 @@ _PURPOSES = {"train": "train on", "test": "evaluate on"}
 
 def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
     """Class folders of image files (keras_vit/images/formats.py), whatever they are called; classes in name order.
+
+    Files that neither are called like a picture nor hold one are counted in a line.
 
     With train (or training) and test (testing, val, valid, validation) above the classes these are the splits, and must
     hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says.
@@ -218,7 +221,12 @@ def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
         raise UserError(
             f"Two class folders of {path} are called {twice[0]!r}, in two forms of Unicode; move their images into one."
         )
-    of_name = {composed(name): _entries(path / name) for name in classes}
+    of_name, others = {}, []
+    for name in classes:
+        of_name[composed(name)], beside = _entries(path / name)
+        others += beside
+    if others:
+        print(others_line(others, str(path)))
     return _readable({name: of_name[name] for name in names}, str(path), check)
 
 
@@ -246,12 +254,20 @@ def _good_files(files: Sequence[str], where: str, check: _FileCheck) -> list[str
     return good
 
 
-def _entries(folder: pathlib.Path) -> list[str]:
-    """What lies in a folder and the folders inside it, without what is hidden; a link to a folder is one entry."""
-    entries = list(folder.rglob("*"))
+def _entries(folder: pathlib.Path) -> tuple[list[str], list[str]]:
+    """The pictures in a folder and the folders inside it, and what else lies there, without what is hidden.
+
+    A link to a folder is one entry.
+    """
+    entries = [entry for entry in folder.rglob("*") if not any(map(is_hidden, entry.relative_to(folder).parts))]
     if not is_remote(folder):  # else they are files
         entries = [entry for entry in entries if entry.is_symlink() or not entry.is_dir()]
-    return sorted(str(entry) for entry in entries if not any(map(is_hidden, entry.relative_to(folder).parts)))
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # of a bucket, each first byte is a request
+        pictures = list(pool.map(is_picture, entries))
+    split: tuple[list[str], list[str]] = ([], [])
+    for entry, picture in zip(entries, pictures, strict=True):
+        split[not picture].append(str(entry))
+    return sorted(split[0]), split[1]
 
 
 def _file_problem(file: str, image_warnings: ImageWarnings, contents: FileContents) -> str | None:

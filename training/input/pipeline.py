@@ -224,9 +224,9 @@ def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Pr
         else:
             window = preprocessing.to_channels(augment.inception_crop(data, seed))
         return _window_resized(window, preprocessing, preprocessing.image_size)
-    image = decoded(data, preprocessing)
     if recipe.crop_from is None:
-        return preprocessing.resized(image)
+        return preprocessing.read(data) if encoded else preprocessing.resized(data)
+    image = decoded(data, preprocessing)
     if recipe.resize == "resize-small":
         image = augment.resize_small(preprocessing.to_channels(image), recipe.crop_from, preprocessing)
     else:
@@ -332,9 +332,12 @@ def evaluation_batches(
     @without_autograph
     def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            image, label = split.example(index, preprocessing)
+            image, label = split.read(index)
             target = split.target(index) if split.target else tf.one_hot(label, num_classes)
-            fitted = image if image.dtype == tf.float32 else preprocessing.resized(image)  # as in `_cropped`
+            if image.dtype == tf.string:
+                fitted = preprocessing.read(image)
+            else:
+                fitted = image if image.dtype == tf.float32 else preprocessing.resized(image)  # as in `_cropped`
             return preprocessing.normalize(fitted), target, tf.constant(1.0)
 
         def padding() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -1,12 +1,14 @@
 """Options of the commands that write data."""
 
 import dataclasses
+import os
 import pathlib
 from typing import Annotated
 
 import tyro
 
 from keras_vit import UserError, run_directory
+from keras_vit.errors import near_path
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden
@@ -48,3 +50,29 @@ class SamplesOptions:
     """Directory to write into."""
     count: int = 128
     """Maximum number of images, drawn in a shuffled order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareOptions:
+    """Make a clean folder of pictures."""
+
+    folder: Annotated[tyro.conf.Positional[pathlib.Path], tyro.conf.arg(metavar="IN")]
+    """Folder of pictures, such as one of class folders; it is not changed."""
+    output: Annotated[tyro.conf.Positional[pathlib.Path], tyro.conf.arg(metavar="OUT")]
+    """New folder for the pictures, and for prepared.csv, which says what was done to each."""
+
+    def check_folders(self) -> None:
+        """Raise UserError unless the one folder exists on this machine, and the other does not and is not inside it."""
+        for path in (self.folder, self.output):
+            if is_remote(path):
+                raise UserError(f"IN and OUT are folders of this machine, but one is {path}; copy the pictures first.")
+        if not self.folder.is_dir():
+            advice = near_path(self.folder, os.path.isdir) or "; give a folder of pictures."
+            raise UserError(f"There is no folder {str(self.folder)!r}{advice}")
+        if (
+            self.output.resolve().is_relative_to(self.folder.resolve())
+            and self.output.resolve() != self.folder.resolve()
+        ):
+            raise UserError(f"OUT should be outside of {self.folder}, but is {self.output}; choose another folder.")
+        if os.path.lexists(self.output):
+            raise UserError(f"{self.output} exists, but OUT should be a new folder; choose another name.")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError
 from keras_vit.files.remote import matching
-from keras_vit.images.formats import format_list, image_files, is_hidden, is_picture_name, visible_files
+from keras_vit.images.formats import format_list, is_hidden, is_picture, others_line, visible_files
 
 
 def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
@@ -35,10 +35,13 @@ def _files(name: str) -> list[pathlib.Path]:
         return [path]
     if path.is_dir():
         # A file that is called like a picture and is none is named in the results.
-        pictures = {*image_files(path), *(file for file in visible_files(path) if is_picture_name(file.name))}
+        files = visible_files(path)
+        pictures = {file for file in files if is_picture(file)}
+        if pictures and len(pictures) < len(files):
+            print(others_line([file.name for file in files if file not in pictures], name))
         return sorted(pictures | {link for link in path.rglob("*") if link.is_symlink() and _is_lost(link, path)})
     return sorted(pathlib.Path(match) for match in matching(name) if pathlib.Path(match).is_file())
 
 
 def _is_lost(link: pathlib.Path, folder: pathlib.Path) -> bool:
-    return not link.is_file() and not any(map(is_hidden, link.relative_to(folder).parts))
+    return not link.is_file() and is_picture(link) and not any(map(is_hidden, link.relative_to(folder).parts))

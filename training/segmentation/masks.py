@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.files.labels import read_labels
-from keras_vit.images.formats import is_hidden
+from keras_vit.images.formats import is_hidden, is_picture, others_line
 from keras_vit.run_directory import LABELS
 from training.input.dataset import ImageWarnings, decoded, decoding_problem, problems_of, summarize_problems
 from training.options.segment import check_pairs, split_folders
@@ -94,14 +94,19 @@ def _pairs(folder: pathlib.Path) -> Pairs:
 
 
 def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Return the files of a folder and those inside it by their path without suffix; no hidden ones."""
+    """Return the pictures of a folder and those inside it by their path without suffix; no hidden ones."""
     found: dict[str, pathlib.Path] = {}
+    others = []
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if path.is_dir() or any(map(is_hidden, inside.parts)):
             continue
-        if (first := found.setdefault(str(inside.with_suffix("")), path)) != path:
+        if not is_picture(path):
+            others.append(path.name)
+        elif (first := found.setdefault(str(inside.with_suffix("")), path)) != path:
             raise UserError(f"{first} and {path} have the same name; the mask of one image must be clear: rename one.")
+    if others:
+        print(others_line(others, str(folder)))
     return found
 
 

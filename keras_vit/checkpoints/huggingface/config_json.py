@@ -192,7 +192,7 @@ def pair(config: dict, field: str) -> tuple[int, int] | None:
     if size is None:
         return None
     sides: Any = [size, size] if isinstance(size, int) else size
-    if field == "input_size" and isinstance(size, list) and len(size) == 3:  # channels come first
+    if field in ("input_size", "test_input_size") and isinstance(size, list) and len(size) == 3:  # channels come first
         sides = size[1:]
     if not (isinstance(sides, list) and len(sides) == 2 and all(is_side(side) for side in sides)):
         raise UserError(f"config.json should give {field!r} as one or two numbers of pixels, but gives {size!r:.80}.")

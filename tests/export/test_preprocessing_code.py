@@ -1,0 +1,103 @@
+"""The code in reports that prepares a picture: it gives the pixels of the model's preprocessing."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_vit
+from export.preprocessing_code import preprocessing_code, preprocessing_section
+from keras_vit import Preprocessing, preprocessing_of
+
+FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
+PROCESSORS = json.loads((FOLDER / "index.json").read_text())["processors"]
+SIZE = (16, 24)
+MEANS = ((-2.1, -2.0, -1.8), (2.2, 2.4, 2.6))
+PILLOW = Preprocessing(SIZE, library="transformers", interpolation="bicubic", background=None)
+RULES = [
+    PILLOW,
+    dataclasses.replace(PILLOW, value_range=MEANS, background="white", exif_orientation=False),
+    dataclasses.replace(PILLOW, crop_from=(21, 31), interpolation="lanczos3"),
+    dataclasses.replace(PILLOW, crop_from=(21, 31), library="timm", interpolation="nearest"),
+    dataclasses.replace(PILLOW, resize="crop", interpolation="bilinear"),
+    dataclasses.replace(PILLOW, resize="pad", interpolation="box", value_range=MEANS),
+    dataclasses.replace(PILLOW, resize="pad", background="white"),
+    dataclasses.replace(PILLOW, resize="pad", crop_from=(19, 30), library="timm", value_range=MEANS),
+    dataclasses.replace(PILLOW, resize="pad", crop_from=(19, 31)),
+    *(
+        dataclasses.replace(PILLOW, resize="resize-small", crop_from=crop_from, library=library)
+        for crop_from in (27, (21, 31))
+        for library in ("transformers", "timm")
+    ),
+    Preprocessing(SIZE, resize="resize-small", crop_from=27, interpolation="bicubic", antialias=True, dtype="uint8"),
+    dataclasses.replace(PILLOW, channels=1, resize="pad"),
+    Preprocessing(SIZE),
+    Preprocessing(SIZE, resize="resize-small", crop_from=27, value_range=MEANS),
+    Preprocessing(SIZE, 1, resize="pad"),
+]
+
+
+@pytest.fixture(name="pictures", scope="module")
+def _pictures(tmp_path_factory):
+    """Files of several sizes and modes, one of them turned."""
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(2)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name, size, channels in (
+        ("wide", (91, 33), 3),
+        ("tall", (31, 120), 3),
+        ("odd", (47, 44), 4),
+        ("small", (5, 9), 3),
+        ("gray", (60, 35), 1),
+    ):
+        pixels = rng.integers(0, 256, (*size[::-1], channels), dtype=np.uint8)
+        image = Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
+        image.save(folder / f"{name}.png", exif=turned if name == "tall" else Image.Exif())
+    return sorted(folder.iterdir())
+
+
+def prepared(preprocessing: Preprocessing, path: pathlib.Path, **options) -> np.ndarray:
+    names: dict = {}
+    exec("\n".join(preprocessing_code(preprocessing, **options)), names)
+    return names["prepare"](path)
+
+
+def assert_same(preprocessing: Preprocessing, path: pathlib.Path) -> None:
+    with Image.open(path) as image:
+        wanted, color = np.asarray(preprocessing(image)), image.mode != "L"
+    found = prepared(preprocessing, path)
+    assert (found.dtype, found.shape) == (np.float32, (1, *wanted.shape))
+    # Pillow's gray of a color may round the other way.
+    np.testing.assert_allclose(found[0], wanted, atol=2.1 / 255 if preprocessing.channels == 1 and color else 1e-6)
+
+
+@pytest.mark.parametrize("rule", range(len(RULES)))
+def test_the_code_gives_the_pixels_of_the_model(rule, pictures):
+    for path in pictures:
+        assert_same(RULES[rule], path)
+        pixels = prepared(RULES[rule], path, raw_pixels=True)
+        assert pixels.dtype == np.uint8
+        normalized = np.asarray(RULES[rule].normalize(pixels))
+        levels = 0.51 if RULES[rule].dtype == "float32" else 0.01
+        lows, highs = (np.asarray(end) for end in RULES[rule].value_range)
+        assert np.all(np.abs(normalized - prepared(RULES[rule], path)) <= levels * (highs - lows) / 255)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_code_gives_the_pixels_of_the_original(name):
+    preprocessing, expected = (
+        preprocessing_of(keras_vit.from_checkpoint(FOLDER / name)),
+        np.load(FOLDER / f"{name}.npz"),
+    )
+    assert not any("keras_vit" in line for line in preprocessing_code(preprocessing))
+    for picture in sorted((FOLDER / "pictures").iterdir()):
+        np.testing.assert_allclose(prepared(preprocessing, picture)[0], expected[picture.name], atol=1e-6)
+
+
+def test_the_section_says_what_is_done_where_there_is_no_code():
+    section = preprocessing_section(Preprocessing(SIZE, 5), raw_pixels=True)
+    assert Preprocessing(SIZE, 5).summary() in section[2]
+    assert "```python" not in section

@@ -1,0 +1,301 @@
+"""A clean copy of a folder of pictures, by Pillow: upright, RGB(A) or gray, JPEG or PNG, no broken files and no copies.
+
+What stays as it is was also decoded as training does, since Pillow shows what is left of some damaged files. Only the
+files in work are in memory, and a digest of each.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import importlib
+import io
+import itertools
+import os
+import pathlib
+import sys
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import PIL.Image
+import tensorflow as tf
+import tqdm
+
+from keras_vit import UserError
+from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.file_contents import shown
+from keras_vit.files.tables import markdown_table
+from keras_vit.images.formats import (
+    LARGEST_IMAGE,
+    convertible_format,
+    format_problem,
+    is_hidden,
+    is_picture,
+    is_picture_name,
+    orientation,
+    others_line,
+)
+from keras_vit.images.pillow import check_png, turned
+from keras_vit.native_stderr import native_stderr_silenced
+from training.input.dataset import decoding_problem
+
+# What was done to each picture, in the new folder.
+TABLE = "prepared.csv"
+_ENDINGS = {"JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"), "PNG": (".png",)}
+# The formats of Pillow that are opened: no documents, and none that needs another program. HEIF is that of pillow-heif.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "AVIF", "HEIF", "JPEG2000", "PPM")
+_LOSSY = ("JPEG", "MPO", "HEIF", "AVIF")  # MPO is a JPEG with further pictures behind it
+_JPEG_OPTIONS = {"quality": 95, "subsampling": 0}  # 4:4:4
+_LARGEST_FILE = 2**30
+_LONGEST_JPEG = 65500  # pixels of a side, for libjpeg
+# Bits that cameras and scanners use of 16.
+_USED_BITS = (8, 10, 12, 16)
+_ORIENTATION, _UPRIGHT = 0x0112, 1  # of EXIF
+_WHITE_IS_ZERO = (262, 0)  # a tag of TIFF, and its value
+# Files that each thread has at hand, and files that a message names.
+_AHEAD, _NAMED = 4, 10
+_HEIC = "HEIC, which needs the package pillow-heif"
+_SAID = {
+    "kept": "kept as they are",
+    "converted": "converted",
+    "turned": "turned upright",
+    "broken": "left out: broken",
+    "copy": "left out: exact copies",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """What was done to a file."""
+
+    done: str
+    """A key of _SAID."""
+    note: str = ""
+    """What else is to be said, of a broken file the reason."""
+    format: str = ""
+    """JPEG or PNG."""
+    digest: bytes = b""
+    """Of the content."""
+
+
+def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Write the pictures of `folder` and its subfolders to the new folder `output`, with a table of what was done.
+
+    Raises UserError if no picture can be read. The new folder appears when it is complete.
+    """
+    files, others = _found(folder)
+    if others:
+        print(others_line(others, str(folder)))
+    if not files:
+        raise UserError(f"{folder} holds no picture; give the folder with the pictures.")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
+    PIL.Image.init()
+    counts: collections.Counter[str] = collections.Counter()
+    reasons: collections.Counter[str] = collections.Counter()
+    broken: list[str] = []
+    moved: list[str] = []
+    first: dict[bytes, pathlib.Path] = {}
+    with atomic_folder(output) as stage, (stage / TABLE).open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(("file", "done", "written", "note"))
+        for file, temporary, outcome in _outcomes(folder, files, stage):
+            name, done, note, written = file.relative_to(folder), outcome.done, outcome.note, ""
+            original = first.setdefault(outcome.digest, name) if outcome.digest else name
+            if done == "broken":
+                reasons[note] += 1
+                broken += [f"{shown(str(name))} ({note})"] if len(broken) < _NAMED else []
+            elif original != name:
+                done, note = "copy", f"of {shown(str(original))}"
+                moved += [f"{shown(str(name))} {note}"] if original.parent != name.parent else []
+                temporary.unlink()
+            else:
+                target = _free(file, stage / name, outcome.format)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(temporary, target)
+                written = shown(str(target.relative_to(stage)))
+            counts[done] += 1
+            table.writerow((shown(str(name)), done, written, note))
+        if not first:
+            raise UserError(f"No picture of {folder} can be read: {'; '.join(broken)}{_advice(reasons, output)}")
+    print(
+        markdown_table(["", "files"], [[said, f"{counts[done]:,}"] for done, said in _SAID.items()], num_text_columns=1)
+    )
+    if broken:
+        print(f"Broken: {'; '.join(broken)}{'; …' if counts['broken'] > len(broken) else ''}{_advice(reasons, output)}")
+    if moved:
+        print(
+            f"Warning: {len(moved):,} of the copies {'was' if len(moved) == 1 else 'were'} in another folder than the "
+            f"picture that is kept, such as {moved[0]}; check which folder is right."
+        )
+    print(f"{output} has the pictures, and {output / TABLE} says of each what was done.")
+
+
+def _advice(reasons: collections.Counter[str], output: pathlib.Path) -> str:
+    """The end of a sentence on broken files."""
+    if _HEIC not in reasons:
+        return "."
+    return f"; for HEIC, pip install pillow-heif, remove {output} if it is there, and run the command again."
+
+
+def _found(folder: pathlib.Path) -> tuple[list[pathlib.Path], list[str]]:
+    """The files that are called pictures or hold one, those of a folder together, and the names of the others."""
+    files, others = [], []
+    for path in folder.rglob("*"):
+        if any(map(is_hidden, path.relative_to(folder).parts)) or (path.is_dir() and not path.is_symlink()):
+            continue
+        if is_picture(path):
+            files.append(path)
+        else:
+            others.append(path.name)
+    return sorted(files), others
+
+
+def _outcomes(
+    folder: pathlib.Path, files: list[pathlib.Path], stage: pathlib.Path
+) -> Iterator[tuple[pathlib.Path, pathlib.Path, _Outcome]]:
+    """(file, the file that was written for it if it is not broken, outcome) in the order of the files."""
+    threads = min(os.cpu_count() or 1, 16)
+    progress = tqdm.tqdm(desc="Preparing pictures", total=len(files), unit="image", disable=None, file=sys.stdout)
+    numbered = enumerate(files)
+    with (
+        progress,
+        native_stderr_silenced(),  # what libtiff prints of odd files
+        warnings.catch_warnings(),
+        concurrent.futures.ThreadPoolExecutor(threads) as pool,
+    ):
+        warnings.simplefilter("ignore")  # Pillow's, of odd metadata
+        waiting: collections.deque = collections.deque()
+        for number, file in itertools.chain(numbered, [(None, None)] * threads * _AHEAD):
+            if file is not None:
+                temporary = stage / f".{number}"
+                waiting.append((file, temporary, pool.submit(_outcome, file, temporary)))
+            if waiting and (file is None or len(waiting) > threads * _AHEAD):
+                file, temporary, future = waiting.popleft()
+                yield file, temporary, future.result()
+                progress.update()
+
+
+def _outcome(file: pathlib.Path, temporary: pathlib.Path) -> _Outcome:
+    """Write what becomes of a file to `temporary`."""
+    if file.is_dir():
+        return _Outcome("broken", "a link to a folder, which is not followed")
+    if not file.is_file():
+        return _Outcome("broken", "no file, or a link to none")
+    try:
+        if (size := file.stat().st_size) > _LARGEST_FILE:
+            return _Outcome("broken", f"{size:,} bytes, more than the maximum of {_LARGEST_FILE:,}")
+        data = file.read_bytes()
+    except OSError as error:
+        return _Outcome("broken", error.strerror or str(error))
+    try:
+        image, outcome = _clean(data)
+    except PIL.UnidentifiedImageError:
+        known = convertible_format(data)
+        return _Outcome(
+            "broken",
+            _HEIC if known == "HEIC" else f"a {known} file that Pillow does not read" if known else "no picture",
+        )
+    except PIL.Image.DecompressionBombError:
+        return _Outcome("broken", _too_large())
+    except Exception as error:  # Pillow raises many types for damaged files
+        return _Outcome("broken", " ".join(str(error).split())[:120] or type(error).__name__)
+    if image is None:
+        if problem := decoding_problem(tf.constant(data)):
+            return _Outcome("broken", problem)
+        temporary.write_bytes(data)
+    else:
+        profile = image.info.get("icc_profile")
+        options = _JPEG_OPTIONS if outcome.format == "JPEG" else {}
+        image.save(temporary, outcome.format, icc_profile=profile, **options)
+    return dataclasses.replace(outcome, digest=hashlib.sha256(data).digest())
+
+
+def _clean(data: bytes) -> tuple[PIL.Image.Image | None, _Outcome]:
+    """The picture of a file as it is to be saved, or None if the file is fine. Raises any of Pillow's errors."""
+    with PIL.Image.open(io.BytesIO(data), formats=[name for name in _FORMATS if name in PIL.Image.OPEN]) as image:
+        if image.width * image.height > LARGEST_IMAGE:
+            raise ValueError(_too_large())
+        if image.format == "PNG":
+            check_png(data)
+        kind, frames = image.format, getattr(image, "n_frames", 1)
+        profile = image.info.get("icc_profile") if image.mode != "CMYK" else None
+        image.load()
+        turn = orientation(data)
+        if kind not in ("JPEG", "MPO", "PNG", "WEBP"):
+            turn = image.getexif().get(_ORIENTATION, _UPRIGHT)  # Pillow has turned TIFF and HEIC, and says so
+        if turn == _UPRIGHT and _is_clean(image, data):
+            return None, _Outcome("kept", format="PNG" if kind == "PNG" else "JPEG")
+        clean, note = _as_bytes(image)
+    if turn != _UPRIGHT:
+        clean = PIL.Image.fromarray(np.squeeze(turned(np.atleast_3d(np.asarray(clean)), turn)))
+    clean.info = {"icc_profile": profile} if profile else {}
+    is_lossy = kind in _LOSSY or (kind == "WEBP" and b"VP8L" not in data[12:4096])
+    notes = [kind.replace("HEIF", "HEIC"), note]
+    if frames > 1 and kind not in ("JPEG", "MPO"):
+        notes.append(f"the first of {frames:,} {'pages' if kind == 'TIFF' else 'frames'}")
+    fits = clean.mode in ("L", "RGB") and max(clean.size) <= _LONGEST_JPEG
+    saved = "JPEG" if is_lossy and fits else "PNG"
+    return clean, _Outcome("converted" if turn == _UPRIGHT else "turned", ", ".join(filter(None, notes)), saved)
+
+
+def _is_clean(image: PIL.Image.Image, data: bytes) -> bool:
+    """Whether a file can stay as it is: a JPEG or PNG of 8 bits without palette, color key or inks."""
+    if format_problem(data) is not None:
+        return False
+    if image.format in ("JPEG", "MPO"):
+        return image.mode in ("L", "RGB")
+    is_plain = image.mode in ("L", "LA", "RGB", "RGBA") and "transparency" not in image.info
+    return image.format == "PNG" and is_plain and data[24] == 8
+
+
+def _as_bytes(image: PIL.Image.Image) -> tuple[PIL.Image.Image, str]:
+    """An image as L, LA, RGB or RGBA with 8 bits, and what is to be said of its bits."""
+    if image.mode == "F":
+        return PIL.Image.fromarray(_of_fractions(np.asarray(image))), "fractions of 0 to 1"
+    if image.mode.startswith("I"):
+        pixels = np.asarray(image).astype(np.int64)
+        # Pillow inverts this for 8 bits, but not for 16.
+        tags = getattr(image, "tag_v2", {})
+        if tags.get(_WHITE_IS_ZERO[0]) == _WHITE_IS_ZERO[1]:
+            pixels = 65535 - pixels
+        highest = int(pixels.max())
+        bits = next((bits for bits in _USED_BITS if highest < 2**bits), highest.bit_length())
+        gray = PIL.Image.fromarray(np.clip(pixels >> (bits - 8), 0, 255).astype(np.uint8))
+        if (key := image.info.get("transparency")) is not None:
+            gray.putalpha(PIL.Image.fromarray(255 * (pixels != key).astype(np.uint8)))
+        return gray, "16 bits" if bits >= 16 else f"16 bits, scaled since {bits} are used"
+    if image.mode in ("L", "LA", "RGB", "RGBA") and "transparency" not in image.info:
+        return image.copy(), ""
+    if image.has_transparency_data:
+        return image.convert("RGBA"), ""
+    return image.convert("L" if image.mode == "1" else "RGB"), ""
+
+
+def _of_fractions(pixels: np.ndarray) -> np.ndarray:
+    """(h, w) float, 0..1 -> uint8. Raises ValueError for other values."""
+    low, high = pixels.min(), pixels.max()
+    if not (low >= 0 and high <= 1):
+        raise ValueError(f"fractions from {low:.6g} to {high:.6g}, where 0 to 1 can be read")
+    return np.round(255 * pixels).astype(np.uint8)
+
+
+def _too_large() -> str:
+    return f"more than {LARGEST_IMAGE:,} pixels"
+
+
+def _free(file: pathlib.Path, target: pathlib.Path, saved: str) -> pathlib.Path:
+    """Where to write a file: under its own name, if that is one of the format and of no other file."""
+    if target.suffix.lower() in _ENDINGS[saved]:
+        return target
+    ending = _ENDINGS[saved][0]
+    short = [f"{file.stem}{ending}"] if is_picture_name(file.name) else []
+    numbered = (f"{file.name}-{number}{ending}" for number in itertools.count(2))
+    return next(
+        target.with_name(name)
+        for name in itertools.chain(short, [file.name + ending], numbered)
+        if not os.path.lexists(file.with_name(name)) and not os.path.lexists(target.with_name(name))
+    )

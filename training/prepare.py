@@ -1,0 +1,29 @@
+"""Make a clean folder of pictures: upright, in formats that all commands read, without broken files and exact copies.
+
+    keras-vit prepare photographs pictures
+    keras-vit pretrain auto --data folder:pictures --workdir runs/pictures
+
+The first folder is not changed. The second is written, with the same folders inside, and with a table of what was done
+to each picture, prepared.csv. JPEG and PNG files that need no change are copied byte for byte; TIFF, HEIC, AVIF, BMP,
+GIF, WebP and others are converted.
+"""
+
+from collections.abc import Sequence
+
+from keras_vit import cli
+from training.options.data import PrepareOptions
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`IN OUT`"""
+    options = cli.parse(PrepareOptions, arguments, prog="python -m training.prepare")
+    options.check_folders()
+    cli.require_tensorflow()
+
+    from training.input.prepare import prepare
+
+    prepare(**vars(options))
+
+
+if __name__ == "__main__":
+    cli.run(main)
