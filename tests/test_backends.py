@@ -19,6 +19,7 @@ sys.modules["tensorflow"] = None  # importing it now raises ImportError
 import dataclasses
 import jax, keras, numpy as np
 import keras_vit
+import keras_vit.images.graph  # whose operations are TensorFlow's
 
 assert keras.backend.backend() == "jax"
 config = keras_vit.ViTConfig(patch_size=16, hidden_size=48, num_layers=1, num_heads=3, mlp_dim=96)

@@ -384,7 +384,7 @@ def _timm_settings(architecture: str, arguments: dict) -> dict[str, tuple[str, o
 
 
 def _timm_resize(pretrained: dict) -> dict[str, Any]:
-    """The fields `preprocessing` and `crop_shares` of a pretrained_cfg (timm `data/config.py`, resolve_data_config)."""
+    """The fields `preprocessing` and `crop_shares` of a pretrained_cfg (resolve_data_config of timm)."""
     given = {name: value for name, value in pretrained.items() if value}
     filter_, mode, share = (given.get(name, default) for name, default in _TIMM_RESIZING.items())
     if filter_ not in _TIMM_FILTERS or mode not in _TIMM_MODES:

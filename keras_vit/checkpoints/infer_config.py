@@ -36,8 +36,8 @@ _OFFICIAL_HEADS = {
 }
 # Initial layer scale where config.json does not say: that of DINOv2. The stored factors are read in any case.
 _LAYER_SCALE = 1e-5
-# How images are resized by the codes whose files of weights say nothing of it (torchvision
-# `models/vision_transformer.py`, ImageClassification; timm `models/vision_transformer.py`, _cfg).
+# How images are resized by the codes whose files of weights say nothing of it (ImageClassification of torchvision, _cfg
+# of the Vision Transformers of timm).
 _PILLOW = {"library": "timm", "background": None, "resize": "resize-small"}
 _LAYOUT_RESIZING: Mapping[str, dict[str, Any]] = {
     "torchvision": {

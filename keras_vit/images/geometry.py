@@ -1,8 +1,7 @@
 """Which part of an image a model sees, and how large: the rules of the libraries, with their rounding.
 
-Sources: vit_jax `input_pipeline.py`, big_vision `pp/ops_image.py`; transformers 5.23 `image_processing_backends.py`,
-`image_transforms.py`; timm 1.0.31 `data/transforms_factory.py`, `data/transforms.py`; torchvision 0.29
-`transforms/functional.py`.
+Sources: resize_small and central_crop of big_vision; get_resize_output_image_size and center_crop of transformers 5.23;
+transforms_imagenet_eval, ResizeKeepRatio and CenterCropOrPad of timm 1.0.31; Resize and CenterCrop of torchvision 0.29.
 """
 
 from typing import Any, Literal, NamedTuple

@@ -5,13 +5,28 @@ operations again; `tests/images/test_graph.py` compares the two on damaged files
 in the header is checked before memory is taken: a file of some kilobytes can declare gigabytes of pixels.
 """
 
-import functools
-import struct
+from __future__ import annotations
 
-import tensorflow as tf
+import functools
+import importlib
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from keras_vit.images.filters import SUPPORT, columns_first, kernel
 from keras_vit.images.formats import CHUNKS, LARGEST_IMAGE, SEGMENTS, SUB_BLOCKS, USUAL_SCANS, format_list, formats
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+
+    class _TensorFlow:
+        """TensorFlow, imported with the first operation: this package runs without it."""
+
+        def __getattr__(self, name: str):
+            return getattr(importlib.import_module("tensorflow"), name)
+
+    tf = _TensorFlow()
 
 # Sub-blocks of a GIF that are skipped in one step if they have the same length.
 _GIF_RUN = 1024
@@ -25,9 +40,18 @@ _PRECISION = 22
 _ORIENTATION, _ENTRY_BYTES = 0x0112, 12
 
 
-# A function of its own in the graph. Inlined, its hundreds of operations take time in every file that takes the other
-# branch of a condition: as long as decoding it, in all.
-_rare = functools.partial(tf.function, autograph=False, experimental_attributes={"_noinline": True})
+def _rare(function: Callable) -> Callable:
+    """A function of its own in the graph.
+
+    Inlined, its hundreds of operations take time in every file that takes the other branch of a condition: as long as
+    decoding it, in all.
+    """
+
+    @functools.cache
+    def traced() -> Callable:
+        return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+
+    return lambda *arguments: traced()(*arguments)
 
 
 def decode_image(data: tf.Tensor, *, accurate: bool, upright: bool) -> tf.Tensor:

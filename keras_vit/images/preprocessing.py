@@ -103,6 +103,14 @@ class Preprocessing:
                 "resize pad fills what the image leaves free with the background, but this model has none; "
                 "choose crop or stretch."
             )
+        floats = self.dtype == "float32"
+        if (self.interpolation == "area" and not (floats and self.resize == "resize-small")) or (
+            self.interpolation == "box" and floats
+        ):
+            raise UserError(
+                f"interpolation {self.interpolation} is for resize-small of float32 (area) or for uint8 (box), but "
+                f"{self.resize} makes {self.dtype} here; choose another one."
+            )
         if (self.resize == "resize-small" and self.crop_from is None) or (self.resize == "crop" and self.crop_from):
             raise UserError(
                 f"crop_from is required for resize-small and does not apply to crop, but {self.resize} has crop_from "
@@ -254,9 +262,7 @@ class Preprocessing:
         for side, length, place in zip(sides, self.image_size, self.placements(sides, xp), strict=True):
             begin = place.begin - place.before
             if static:
-                matrix = filters.weights(
-                    place.window, place.resized, begin, length, self.interpolation, antialias=self.antialias
-                )
+                matrix = filters.weights(place.window, place.resized, begin, length, *kernel)
                 matrix = np.pad(matrix, ((0, 0), (int(place.first), int(side - place.window - place.first))))
             else:
                 floats = (ops.cast(number, "float32") for number in (side, place.resized, begin))

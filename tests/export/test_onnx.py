@@ -81,7 +81,7 @@ def test_missing_packages_are_named_with_what_to_install(monkeypatch, tmp_path):
         onnx.main([*command, "onnx", "openvino"])
     assert str(caught.value) == (
         "An export as onnx and openvino needs tf2onnx, openvino, which are not installed; run "
-        "`pip install -r export/requirements-onnx.txt`, or without a checkout `pip install tf2onnx openvino`."
+        '`pip install ".[onnx]"` in a checkout, or without one `pip install tf2onnx openvino`.'
     )
     with pytest.raises(UserError, match="An export as onnx needs tf2onnx, which is not installed"):
         onnx.main([*command, "onnx"])

@@ -64,7 +64,7 @@ _FURTHER = {
         Preprocessing(SIZE, resize="resize-small", crop_from=(19, 31), interpolation="bicubic", library="timm"),
         Preprocessing(SIZE, resize="resize-small", crop_from=27, interpolation="bilinear", antialias=True),
         Preprocessing(SIZE, crop_from=(21, 30), library="transformers", interpolation="lanczos3"),
-        Preprocessing(SIZE, crop_from=(21, 30), interpolation="area"),
+        Preprocessing(SIZE, resize="resize-small", crop_from=(21, 30), interpolation="area"),
     )
 }  # fmt: skip
 _PAGE = pathlib.Path(web_page.__file__).with_name(web_page.PAGE)

@@ -207,3 +207,25 @@ def test_values_that_can_be_pixels_are_not_warned_of(image):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Preprocessing(8)(image)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"interpolation": "area"},
+        {"interpolation": "box", "resize": "pad"},
+        {"interpolation": "area", "library": "timm", "resize": "resize-small", "crop_from": 9},
+    ],
+)
+def test_a_filter_that_has_no_meaning_there_is_refused(fields):
+    with pytest.raises(UserError, match=f"interpolation {fields['interpolation']} is for resize-small of float32"):
+        Preprocessing((4, 4), **fields)
+
+
+def test_another_resize_has_its_usual_filter_in_tensorflows_way_and_the_models_own_in_pillows():
+    ours = Preprocessing((4, 4), resize="resize-small", crop_from=6).with_resize("stretch", None)
+    assert ours == Preprocessing((4, 4))
+    timm = {"library": "timm", "interpolation": "bicubic"}
+    assert Preprocessing((4, 4), resize="resize-small", crop_from=6, **timm).with_resize("stretch", None) == (
+        Preprocessing((4, 4), **timm)
+    )

@@ -164,7 +164,7 @@ def _preprocessing(model: keras.Model, crop_from: int | None) -> Preprocessing:
     own = preprocessing_of(model)
     if crop_from is None:
         return own
-    return dataclasses.replace(own, resize="stretch", crop_from=(crop_from, crop_from))
+    return own.with_resize("stretch", (crop_from, crop_from))
 
 
 # The cache

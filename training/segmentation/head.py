@@ -27,7 +27,7 @@ def segmenter(model: keras.Model, blocks: Sequence[int], num_classes: int) -> ke
             "A segmentation head needs the patch tokens of a Vision Transformer; give another --checkpoint."
         )
     config = dataclasses.replace(config, dropout_rate=0.0, attention_dropout_rate=0.0, stochastic_depth_rate=0.0)
-    stretched = dataclasses.replace(preprocessing, resize="stretch", crop_from=None)
+    stretched = preprocessing.with_resize("stretch", None)
     backbone = rebuilt(model, config, stretched)
     maps = keras_vit.feature_maps(backbone, blocks, norm=not config.norm_after_pooling).output
     for layer in backbone.layers:
