@@ -303,6 +303,9 @@ def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
 
 def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
     """The layout for saving a model. Raises UserError for settings that the layout cannot express."""
+    found = (
+        _resnet_layout(config, layout) if isinstance(config, ResNetConfig) else _vit_layout(config, layout, num_classes)
+    )
     resnet = config if isinstance(config, ResNetConfig) else config.stem
     if layout in TORCH and isinstance(resnet, ResNetConfig) and len(resnet.block_units) > TORCH_STAGES:
         raise UserError(
@@ -314,8 +317,10 @@ def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
             f"The layout {layout} cannot express GroupNorm with {resnet.num_groups} groups, because its files are read "
             f"with {NUM_GROUPS}; choose huggingface."
         )
-    if isinstance(config, ResNetConfig):
-        return _resnet_layout(config, layout)
+    return found
+
+
+def _vit_layout(config: ViTConfig, layout: str, num_classes: int) -> Layout:
     expressible = _EXPRESSIBLE[layout]
     if layout == "huggingface":
         expressible = {**expressible, **expressible_fields(config, family_of(config), num_classes)}

@@ -19,6 +19,8 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, TINY_STEM, randomize
 
+MODERN = FIXTURES / "modern"
+
 # Minimal configs are those of images that the original resizes in another way; tests of the warning look at it.
 pytestmark = pytest.mark.filterwarnings("ignore:The original of")
 
