@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -113,7 +114,12 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
             damaged = archive.testzip()  # Keras does not verify the checksum of the weights
         if damaged:
             raise zipfile.BadZipFile(f"bad checksum of {damaged!r}")
-        return keras.models.load_model(path, compile=False)
+        if path.suffix == ".keras":
+            return keras.models.load_model(path, compile=False)
+        with tempfile.TemporaryDirectory() as folder:  # Keras goes by the name
+            named = pathlib.Path(folder) / MODEL
+            named.symlink_to(path.resolve())
+            return keras.models.load_model(named, compile=False)
     except (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{shown} cannot be read as a Keras model ({reason}); it may be damaged.") from error

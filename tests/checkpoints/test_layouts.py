@@ -138,7 +138,7 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, model_of, tmp_path
 
 
 @pytest.mark.parametrize("stem", [TINY_STEM, dataclasses.replace(TINY_STEM, preactivation=True)], ids=["stem", "bit"])
-@pytest.mark.parametrize("layout", ["npz", "npz-linen", "timm"])
+@pytest.mark.parametrize("layout", ["npz", "timm"])
 def test_other_groups_than_32_are_refused_because_files_are_read_with_these(stem, layout, tmp_path):
     config = stem if stem.preactivation else dataclasses.replace(TINY, patch_size=1, stem=stem)
     model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3)
