@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_vit.errors import UserError, near_path
+from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import is_remote, is_web, local_copy, to_path
@@ -34,8 +36,6 @@ CALIBRATION = "calibration.npz"
 CHECKPOINTS = "checkpoints"
 # Files of a run that could be taken for a model's.
 _OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION)
-# Files with a model, and those that are refused with a sentence of their own.
-_MODEL_SUFFIXES = (".npz", ".safetensors", ".keras", ".h5", ".tflite", ".pb", ".pth", ".pt", ".bin", ".pkl", ".ckpt")
 
 # Bytes of a .keras file's members for each of its own; Keras does not compress them.
 _LARGEST_RATIO = 20
@@ -70,7 +70,7 @@ def check_model_file(path: str | os.PathLike) -> None:
     file = to_path(path)
     if is_remote(path) or not file.is_file():
         return
-    is_model = file.name.endswith(_MODEL_SUFFIXES) or zipfile.is_zipfile(file)  # an .npz file of another name
+    is_model = file.name.endswith((*MODEL_SUFFIXES, ".index.json")) or kind_of(file) != "unknown"
     for run in (file.parent, file.parent.parent):
         is_of_run = any((run / name).is_file() for name in (MODEL, LABELS))
         if is_of_run and (not is_model or file.name in _OTHER_FILES or file.parent.name == CHECKPOINTS):
@@ -96,7 +96,7 @@ def is_run(path: str | os.PathLike) -> bool:
 def is_keras_model(path: str | os.PathLike) -> bool:
     """Whether a path is a .keras file, or a run directory, finished or not."""
     path = to_path(path)
-    return path.suffix == ".keras" or any((path / name).is_file() for name in (MODEL, LABELS))
+    return (path.is_file() and kind_of(path) == "keras") or any((path / name).is_file() for name in (MODEL, LABELS))
 
 
 def load_model(run: str | os.PathLike) -> "keras.Model":
@@ -104,7 +104,7 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
     import keras  # lazy: importing Keras takes seconds
 
     path = to_path(run)
-    path = path if path.suffix == ".keras" and path.is_file() else find(path, MODEL)
+    path = path if path.is_file() and kind_of(path) == "keras" else find(path, MODEL)
     shown, path = path, local_copy(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -114,7 +114,12 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
             damaged = archive.testzip()  # Keras does not verify the checksum of the weights
         if damaged:
             raise zipfile.BadZipFile(f"bad checksum of {damaged!r}")
-        return keras.models.load_model(path, compile=False)
+        if path.suffix == ".keras":
+            return keras.models.load_model(path, compile=False)
+        with tempfile.TemporaryDirectory() as folder:  # Keras goes by the name
+            named = pathlib.Path(folder) / MODEL
+            named.symlink_to(path.resolve())
+            return keras.models.load_model(named, compile=False)
     except (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{shown} cannot be read as a Keras model ({reason}); it may be damaged.") from error

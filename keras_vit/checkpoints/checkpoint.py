@@ -3,12 +3,14 @@
 Only the headers of the file are read here.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
 import pathlib
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,12 +20,11 @@ from keras_vit.checkpoints.hf_config import FileConfig, read_file_config
 from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, translate
 from keras_vit.checkpoints.layouts import identify_layout
 from keras_vit.errors import UserError
-from keras_vit.files.keras_weights import KERAS_WEIGHTS
+from keras_vit.files.kinds import check_readable
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import open_folder, open_safetensors
 
-_PICKLES = (".pth", ".pt", ".bin", ".pkl", ".ckpt")
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
 _UNSUPPORTED = {
@@ -65,6 +66,10 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     """
     path = find_checkpoint(path)
     arrays, ignored = normalize_keys(_open_arrays(path))
+    if prefix := _wrapper(arrays):
+        warnings.warn(f"The keys of {path.name} are read without {prefix!r}.", stacklevel=2)
+        ignored += tuple(key for key in arrays if not key.startswith(prefix))
+        arrays = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
     layout_name, layout = identify_layout(arrays)
     weights, unused = translate(arrays, layout.rules)
     if "registers/tokens" in weights and weights["registers/tokens"].shape[1:2] == (0,):
@@ -98,17 +103,7 @@ def join_keys(keys: Sequence[str]) -> str:
 def _open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
     if path.is_dir():
         return open_folder(path)
-    if path.suffix in _PICKLES:
-        raise UserError(
-            f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it: "
-            "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')."
-        )
-    if path.name.endswith(KERAS_WEIGHTS):
-        raise UserError(
-            f"{path.name} holds the weights of a Keras model without its architecture; build the model and load them: "
-            f"keras_vit.load_checkpoint(keras_vit.build(NAME, num_classes=...), {path.name!r})."
-        )
-    return open_safetensors(path) if path.suffix == ".safetensors" else open_npz(path)
+    return open_safetensors(path) if check_readable(path) == "safetensors" else open_npz(path)
 
 
 def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
@@ -135,6 +130,28 @@ def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray
             )
         normalized |= unstacked
     return normalized, ignored
+
+
+def _wrapper(arrays: Mapping[str, LazyArray]) -> str:
+    """What all keys begin with, such as "module.", if it is not of the layout: that of a wrapper of the model.
+
+    Counters, such as that of an averaged model, may lie beside it.
+    """
+    keys, prefix = [key for key, array in arrays.items() if array.shape], ""
+    is_adapter = any(".lora_" in key for key in keys)
+    for component in ("", *re.findall(r"[^./]*[./]", min(keys, default=""))):
+        prefix += component
+        if is_adapter or not all(key.startswith(prefix) for key in keys):
+            break
+        with contextlib.suppress(UserError):
+            identify_layout({key.removeprefix(prefix): arrays[key] for key in keys})
+            return prefix
+    if is_adapter or any(key.startswith("base_model.model.") for key in keys):
+        raise UserError(
+            "The file holds a PEFT adapter, not a whole model; merge it into its model (PEFT: merge_and_unload) and "
+            "save that with save_pretrained."
+        )
+    return ""
 
 
 def _has_model(arrays: Mapping[str, LazyArray], prefix: str) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import warnings
 from typing import Any
 
 import keras
@@ -15,12 +16,12 @@ from keras_vit.checkpoints.download import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import from_checkpoint
 from keras_vit.checkpoints.huggingface.layouts import VIT_TYPES
 from keras_vit.checkpoints.infer_config import original_preprocessing
-from keras_vit.checkpoints.layouts import HEADS, check_new, layout_of, num_classes_of
+from keras_vit.checkpoints.layouts import HEADS, check_new, num_classes_of
 from keras_vit.checkpoints.load import weights_by_key
-from keras_vit.checkpoints.save import save_checkpoint
+from keras_vit.checkpoints.save import save_checkpoint, settings_to_set
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import config_of, preprocessing_of
-from keras_vit.models.config import Gelu, ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.models.config import Gelu
 from keras_vit.run_directory import is_keras_model
 
 
@@ -53,7 +54,8 @@ def convert(
         source, image_size, num_classes, {"num_heads": num_heads, "gelu": gelu, "num_groups": num_groups}
     )
     labels = _labels(source) if num_classes is None else ()
-    save_checkpoint(model, target, layout=layout, labels=labels if len(labels) == model.output_shape[-1] else ())
+    with warnings.catch_warnings(action="ignore"):  # reported below
+        save_checkpoint(model, target, layout=layout, labels=labels if len(labels) == model.output_shape[-1] else ())
     written = open_checkpoint(target)
     old_weights = {} if checkpoint is None else checkpoint.weights
     changed = []
@@ -72,7 +74,8 @@ def convert(
         print(f"{name}  ->  dropped")
     print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
     print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
-    _report_settings(model, layout, has_config=target.is_dir())
+    for sentence in settings_to_set(config_of(model), layout, num_classes_of(weights_by_key(model)), target.is_dir()):
+        print(sentence)
     _report_preprocessing(model, written)
     if set(written.layout.model_types) == set(VIT_TYPES) and "pre_logits/kernel" not in written.weights:
         print("ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False.")
@@ -109,30 +112,6 @@ def _dropped(source: Checkpoint, written: Checkpoint) -> list[str]:
     missing = {weight.source.key for key, weight in source.weights.items() if key not in written.weights}
     kept = {weight.source.key for key, weight in source.weights.items() if key in written.weights}
     return sorted({*missing - kept, *source.unused})
-
-
-_SETTINGS = {"gelu": "GELU", "layer_norm_epsilon": "epsilon"}
-_RESNET_SETTINGS = {
-    "group_norm_epsilon": "GroupNorm epsilon",
-    "variance_epsilon": "epsilon of the kernels' variance",
-    "deviation_epsilon": "epsilon of the kernels' deviation",
-}
-
-
-def _report_settings(model: keras.Model, layout: str, *, has_config: bool) -> None:
-    """Print the settings that differ from the other code's defaults and that the file does not contain."""
-    config = config_of(model)
-    compared: list[tuple[ModelConfig, str, str]] = []
-    defaults = layout_of(config, layout, num_classes_of(weights_by_key(model)))
-    if isinstance(config, ViTConfig) and not has_config:  # config.json contains them
-        compared += [(config, field, name) for field, name in _SETTINGS.items()]
-    resnet = config if isinstance(config, ResNetConfig) else config.stem
-    if isinstance(resnet, ResNetConfig):
-        compared += [(resnet, field, name) for field, name in _RESNET_SETTINGS.items()]
-    for owner, field, name in compared:
-        value, default = getattr(owner, field), getattr(defaults, field)
-        if value != default:
-            print(f"{name}: {value} in this model, {default} in the code of {layout} files; set it there.")
 
 
 def _report_preprocessing(model: keras.Model, written: Checkpoint) -> None:

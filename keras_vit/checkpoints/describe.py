@@ -78,7 +78,7 @@ class Description:
     """Keys of arrays that are not weights of the model."""
     ambiguous: tuple[str, ...]
     """Settings that a timm file without config.json leaves open: "block" (norms before or after each branch), "gelu",
-    "num_heads"; `from_checkpoint` requires the latter two."""
+    "num_heads", "position_embedding"; `from_checkpoint` requires the latter three."""
     unexpected_keys: tuple[str, ...]
     """Keys of arrays that no supported model has; `from_checkpoint` refuses such a file."""
 
@@ -106,6 +106,8 @@ class Description:
             lines["gelu"] = f"{_NOT_IN_FILE}; default: {self.fields['gelu']}, as in the original code"
         if "gelu" in self.ambiguous:
             lines["gelu"] = f"{_NOT_IN_FILE}; timm has models with these arrays and either form"
+        if "position_embedding" in self.ambiguous:
+            lines["position_embedding"] = f"{_NOT_IN_FILE}: learned (CLIP), or also rotary (timm's Perception Encoder)"
         if self.unexpected_keys:
             lines["unexpected"] = f"{len(self.unexpected_keys)} arrays: {', '.join(self.unexpected_keys[:4])}"
         if self.unused:

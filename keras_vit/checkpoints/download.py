@@ -55,7 +55,9 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         UserError: for an unknown name, and if a download fails; the message has the path to put the file manually.
     """
     if os.path.exists(name):  # first, so that a local path never needs a network
-        return pathlib.Path(name)
+        path = pathlib.Path(name)
+        is_part = path.name.endswith(".index.json") or re.search(r"-\d{5}-of-\d{5}\.safetensors$", path.name)
+        return path.parent if is_part else path
     # pathlib.Path replaces the two slashes of an address by one.
     source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
     if (hub_name := hub.parse_name(re.sub("^hf:/+", "hf:", source))) is not None:

@@ -104,7 +104,8 @@ def from_checkpoint(
         resampler: of position embeddings. Default: that of the code that wrote the file.
         stored_grid: (rows, columns) of the stored position embeddings, if they are not square.
         classifier: "gap" (default without a class token) or "unpooled"; "token" and "map" are inferred.
-        position_embedding: without a table in the file, "sincos-2d" (default for big_vision) or "none" (otherwise).
+        position_embedding: without a table in the file, "sincos-2d" (default for big_vision) or "none" (otherwise);
+            with one, "learned", which timm's CLIP without config.json requires.
         num_heads: if it is neither in the arrays nor in config.json. Default: that of the official model of these
             sizes. Required, with `gelu`, for timm files without config.json and class token that have the norm before
             pooling.
@@ -171,7 +172,7 @@ def from_checkpoint(
     config = infer_config(
         checkpoint, file_config, classifier, position_embedding, conv_stem_strides, stored_grid, wanted
     )
-    refuse_ambiguous_settings(checkpoint, config, overrides)
+    refuse_ambiguous_settings(checkpoint, config, {**overrides, "position_embedding": position_embedding})
     _refuse_inapplicable(checkpoint, config, vit_settings, other_settings)
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **rates)
@@ -212,7 +213,7 @@ def _refuse_inapplicable(
     is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
     stem = config.stem if isinstance(config, ViTConfig) else config
     applies = dict.fromkeys((*vit_settings, "position_embedding"), (is_vit, "the file is of a ResNet"))
-    if has_table:
+    if has_table and other_settings["position_embedding"] != "learned":
         applies["position_embedding"] = False, "the file has a table of them"
     applies["stored_grid"] = has_table, "the file has no table of position embeddings"
     applies["num_groups"] = isinstance(stem, ResNetConfig), "the file has no GroupNorm"

@@ -28,8 +28,9 @@ from keras_vit.checkpoints.huggingface.image_processor import (
     value_range_of,
 )
 from keras_vit.checkpoints.key_mapping import Weight
-from keras_vit.checkpoints.timm_models import components_of, has_attention_pooling, is_gated, layer_scale_of, timm_model
+from keras_vit.checkpoints.timm_models import components_of, default_pooling, is_gated, layer_scale_of, timm_model
 from keras_vit.errors import UserError
+from keras_vit.files.kinds import kind_of
 from keras_vit.files.safetensors import read_json, stored_image_size
 from keras_vit.images.geometry import Resize, scaled_crop
 from keras_vit.models.config import Classifier, Gelu, ModelConfig
@@ -179,19 +180,20 @@ def read_file_config(path: pathlib.Path, layout: str, model_types: tuple[str, ..
     model_types: those of transformers that have the arrays of the layout.
     """
     folder = path if path.is_dir() else path.parent
-    if path.suffix == ".npz" or not (folder / "config.json").is_file():
-        return FileConfig(image_size=stored_image_size(path)) if path.suffix == ".safetensors" else FileConfig()
+    kind = kind_of(path)
+    if kind == "npz" or not (folder / "config.json").is_file():
+        return FileConfig(image_size=stored_image_size(path)) if kind == "safetensors" else FileConfig()
     config = read_json(folder / "config.json")
     if "architecture" in config or "pretrained_cfg" in config:
         return _timm(config)
-    kind = config.get("model_type")
-    if kind is not None and kind not in _MODEL_TYPES:
+    model_type = config.get("model_type")
+    if model_type is not None and model_type not in _MODEL_TYPES:
         raise UserError(
-            f"config.json has the unsupported model_type={kind!r:.80}; supported are {', '.join(_MODEL_TYPES)}."
+            f"config.json has the unsupported model_type={model_type!r:.80}; supported are {', '.join(_MODEL_TYPES)}."
         )
-    if model_types and kind is not None and kind not in model_types:
+    if model_types and model_type is not None and model_type not in model_types:
         raise UserError(
-            f"config.json says model_type={kind!r:.80}, but the arrays are those of {' or '.join(model_types)}; "
+            f"config.json says model_type={model_type!r:.80}, but the arrays are those of {' or '.join(model_types)}; "
             "replace it by the one that belongs to them."
         )
     return _transformers(config, _image_processor(folder), layout, model_types)
@@ -344,7 +346,7 @@ def _timm(config: dict) -> FileConfig:
     size, scale = pair(arguments, "img_size"), {"init_values": layer_scale_of(name)} | arguments
     pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
     return FileConfig(
-        classifier=pools.get(pool, "map" if has_attention_pooling(name) else None),
+        classifier=pools.get(pool, default_pooling(name)),
         num_heads=number(arguments, "num_heads") or model.num_heads,
         gelu=model.gelu,
         layer_norm_epsilon=model.layer_norm_epsilon,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.hf_config import FileConfig, refuse_contradictions, refuse_other_widths
 from keras_vit.checkpoints.huggingface.image_processor import ValueRange
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in
-from keras_vit.checkpoints.layouts import TORCH, TORCH_STAGES
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
+from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH, TORCH_STAGES
 from keras_vit.errors import UserError
 from keras_vit.models.config import (
     Classifier,
@@ -22,6 +22,7 @@ from keras_vit.models.config import (
     ViTConfig,
 )
 from keras_vit.models.named_models import MODELS
+from keras_vit.models.resizing import Resampler
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
@@ -55,15 +56,18 @@ _IMAGENET_RANGE = (
 def ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:
     """Settings that neither the arrays nor a config.json determine, because several timm models have the same arrays.
 
-    OpenAI's CLIP has another GELU than OpenCLIP. Without a class token, timm's models with a norm before pooling differ
+    OpenAI's CLIP has another GELU than OpenCLIP, and timm's Perception Encoders have the arrays of CLIP beside rotary
+    positions. Without a class token, timm's models with a norm before pooling differ
     in GELU and in the number of heads. Those with a norm after pooling have either ordinary blocks or blocks that
     normalize after each branch.
     """
     if not isinstance(config, ViTConfig) or checkpoint.layout_name not in ("timm", "huggingface"):
         return ()
-    if config.pre_norm and checkpoint.file_config.gelu is None:
-        return ("gelu",)
-    if checkpoint.layout_name != "timm" or checkpoint.file_config.names_model or config.classifier == "token":
+    in_timm = checkpoint.layout_name == "timm" and not checkpoint.file_config.names_model
+    if config.pre_norm:
+        gelu = ("gelu",) if checkpoint.file_config.gelu is None else ()
+        return (*gelu, "position_embedding") if in_timm else gelu
+    if not in_timm or config.classifier == "token":
         return ()
     if config.norm_after_pooling:
         return ("block",)
@@ -124,7 +128,13 @@ def infer_config(
             refuse_contradictions(vit.stem, file_config.resnet_sizes)
         config = vit
     else:
-        resnet = _infer_resnet(checkpoint, file_config, preactivation="resnet/group_norm/gamma" in weights)
+        preactivation = "resnet/group_norm/gamma" in weights
+        if checkpoint.layout_name == "huggingface" and not (preactivation or file_config.resnet_sizes):
+            raise UserError(
+                "The arrays of a Bit of layer_type 'bottleneck' do not tell its global_padding, which changes the "
+                "outputs; put its config.json beside them."
+            )
+        resnet = _infer_resnet(checkpoint, file_config, preactivation)
         refuse_contradictions(resnet, file_config.resnet_sizes)
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
@@ -153,33 +163,39 @@ def _infer_vit(
         raise UserError(f"The encoder blocks should be numbered from 0 without gaps, but are {_numbered(blocks)}.")
     _require_equal_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)")
     first = "Transformer/encoderblock_0/"
-    patch = _shape(weights, "embedding/kernel", 4)
+    patch = _shape(checkpoint, "embedding/kernel", 4)
     hidden_size = patch[3]
-    _shape(weights, f"{_FIRST_QUERY}/kernel", 2)
+    _shape(checkpoint, f"{_FIRST_QUERY}/kernel", 2)
     in_weights: Classifier | None = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
     in_weights = layout.settings.get("classifier", in_weights)
     if in_weights and classifier not in (None, in_weights):
         raise UserError(f"The file has the weights of classifier={in_weights!r}, but {classifier!r} was given.")
+    norm = weights.get("Transformer/encoder_norm/scale")
+    norm_after_pooling = norm is not None and norm.source.key.endswith("fc_norm.weight")
+    if in_weights == "token" and (norm_after_pooling or file_config.classifier == "gap"):
+        raise UserError(
+            "The model averages the patches beside a class token (timm's global_pool='avg'), which is not supported; "
+            "give a checkpoint of a model that classifies by its class token."
+        )
     classifier = in_weights or classifier or "gap"
     if file_config.classifier not in (None, classifier):
         raise UserError(
             f"config.json has the classifier {file_config.classifier!r}, but the arrays are those of {classifier!r}."
         )
     if POSITIONS in weights:
-        if _shape(weights, POSITIONS, 3)[0] != 1:
+        if _shape(checkpoint, POSITIONS, 3)[0] != 1:
             raise UserError(f"The array {weights[POSITIONS].source.key!r} should begin with an axis of length 1.")
         position_embedding = "learned"
     if missing := [head for head in file_config.heads if f"{head}/kernel" not in weights]:
         raise UserError(
             f"config.json is of a model with the {missing[0]}, which the arrays lack; use the complete file."
         )
-    norm = weights.get("Transformer/encoder_norm/scale")
     key_bias = f"{first}MultiHeadDotProductAttention_1/key/bias" in weights
-    registers = _shape(weights, "registers/tokens", 3)[1] if "registers/tokens" in weights else 0
+    registers = _shape(checkpoint, "registers/tokens", 3)[1] if "registers/tokens" in weights else 0
     has_scale = f"{first}LayerScale_0/scale" in weights
     if file_config.layer_scale is not None and not has_scale:
         raise UserError("config.json is of a model with layer scale, but the arrays have none; use the complete file.")
-    mlp_dim = _shape(weights, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
+    mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
         hidden_size=hidden_size,
@@ -187,7 +203,7 @@ def _infer_vit(
         num_heads=_num_heads(weights, file_config, (hidden_size, mlp_dim, len(blocks))),
         mlp_dim=mlp_dim,
         classifier=classifier,
-        representation_size=_shape(weights, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in weights else None,
+        representation_size=_shape(checkpoint, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in weights else None,
         gelu=file_config.gelu or layout.gelu,
         layer_norm_epsilon=file_config.layer_norm_epsilon or layout.layer_norm_epsilon,
         stem=_infer_stem(checkpoint, file_config, conv_stem_strides),
@@ -195,7 +211,7 @@ def _infer_vit(
         or layout.settings.get("position_embedding")
         or ("sincos-2d" if checkpoint.layout_name == "big_vision" else "none"),
         qkv_bias=f"{_FIRST_QUERY}/bias" in weights,
-        norm_after_pooling=norm is not None and norm.source.key == "fc_norm.weight",
+        norm_after_pooling=norm_after_pooling,
         key_bias=key_bias or f"{_FIRST_QUERY}/bias" not in weights,
         patch_bias="embedding/bias" in weights,
         head_bias="head/bias" in weights or "head/kernel" not in weights,
@@ -312,7 +328,7 @@ def _infer_stem(
         return None
     kernels: list[tuple[int, ...]] = []
     while (key := f"conv_stem/{len(kernels)}/conv/kernel") in weights:
-        kernels.append(_shape(weights, key, 4))
+        kernels.append(_shape(checkpoint, key, 4))
     channels = tuple(kernel[3] for kernel in kernels)
     if strides is None:
         widening = tuple(2 if wide > before else 1 for before, wide in zip((0, *channels[:-1]), channels, strict=True))
@@ -340,23 +356,24 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
     stages = [f"{'resnet/' if preactivation else ''}block{stage}/{min(units[stage])}/{last}" for stage in sorted(units)]
     return ResNetConfig(
         tuple(len(units[stage]) for stage in sorted(units)),
-        root_channels=_shape(weights, root, 4)[3],
-        stage_channels=tuple(_shape(weights, key, 4)[3] for key in stages),
+        root_channels=_shape(checkpoint, root, 4)[3],
+        stage_channels=tuple(_shape(checkpoint, key, 4)[3] for key in stages),
         preactivation=preactivation,
-        num_groups=file_config.num_groups or 32,
+        num_groups=file_config.num_groups or NUM_GROUPS,
         group_norm_epsilon=layout.group_norm_epsilon,
         variance_epsilon=layout.variance_epsilon,
         deviation_epsilon=layout.deviation_epsilon,
     )
 
 
-def _shape(weights: Mapping[str, Weight], key: str, rank: int) -> tuple[int, ...]:
-    if key not in weights:
-        raise UserError(f"The file has no array for the weight {key!r}, which is needed to infer the architecture.")
-    shape = weights[key].shape
-    if len(shape) != rank or min(shape) < 1:
-        raise UserError(f"The array {weights[key].source.key!r} should have {rank} axes as {key!r}, but has {shape}.")
-    return shape
+def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
+    if name not in checkpoint.weights:
+        key = key_of(name, checkpoint.layout.rules)
+        raise UserError(f"The file has no array {key!r}, which is needed to infer the architecture.")
+    weight = checkpoint.weights[name]
+    if len(weight.shape) != rank or min(weight.shape) < 1:
+        raise UserError(f"The array {weight.source.key!r} should have {rank} axes, but has {weight.shape}.")
+    return weight.shape
 
 
 def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
@@ -382,6 +399,23 @@ def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
             f"{config.patch}; replace it by the one that belongs to them."
         )
     return None
+
+
+def resampler_of(checkpoint: Checkpoint, config: ModelConfig) -> Resampler:
+    """How the code that wrote the file resizes its position embeddings."""
+    file_config = checkpoint.file_config
+    if file_config.resampler is not None:
+        return file_config.resampler
+    # Of timm's models, FlexiViT alone is so.
+    is_flexivit = (
+        isinstance(config, ViTConfig)
+        and checkpoint.layout_name == "timm"
+        and not file_config.names_model
+        and config.classifier == "token"
+        and not (config.prefix_positions or config.layer_scale or config.num_registers)
+        and config.distillation == "none"
+    )
+    return "bilinear" if is_flexivit else checkpoint.layout.resampler
 
 
 def known_image_size(

@@ -204,7 +204,10 @@ def translate(arrays: Mapping[str, LazyArray], rules: Iterable[Rule]) -> tuple[d
             if numbers is not None:
                 found = _weights(array, rule, numbers)
                 if duplicates := weights.keys() & found.keys():
-                    raise UserError(f"The file holds the weight {min(duplicates)!r} twice, the second time as {key!r}.")
+                    raise UserError(
+                        f"The arrays {weights[min(duplicates)].source.key!r} and {key!r} are the same weight; "
+                        "keep one of them."
+                    )
                 weights |= found
                 if not rule.names:
                     unused.append(key)
@@ -265,6 +268,15 @@ def untranslate(weights: Mapping[str, np.ndarray], rules: Iterable[Rule], num_he
     if unknown := sorted(weights.keys() - used):
         raise UserError(f"This layout cannot store {', '.join(unknown[:3])}; choose another.")
     return arrays
+
+
+def key_of(name: str, rules: Iterable[Rule]) -> str:
+    """The key that a weight has in a file; its name if the layout has none."""
+    for rule in rules:
+        for template in rule.names:
+            if (numbers := _match(template, name)) is not None:
+                return _fill(rule.key, numbers)
+    return name
 
 
 _NUMBER = re.compile(r"\{(\w)(-1|:02d)?\}")

@@ -44,6 +44,7 @@ from keras_vit.checkpoints.key_mapping import (
     norm,
 )
 from keras_vit.errors import UserError
+from keras_vit.files.kinds import MODEL_SUFFIXES
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.remote import is_remote
 from keras_vit.models.config import ConvStem, Distillation, ModelConfig, ResNetConfig, ViTConfig
@@ -53,8 +54,11 @@ TORCH = ("huggingface", "timm", "torchvision")
 LAYOUTS = (*FLAX, *TORCH)
 # ResNets of timm and transformers have an output stride of at most 32: they dilate later stages, ResNets here do not.
 TORCH_STAGES = 4
+# Groups of GroupNorm in all codes; only config.json of transformers has others.
+NUM_GROUPS = 32
 # File suffixes; huggingface is a folder.
 SUFFIXES = dict.fromkeys(FLAX, ".npz") | {"timm": ".safetensors", "torchvision": ".safetensors"}
+
 
 HEADS = ("head/", "head_distillation/", "resnet/head/")
 _PROJECTIONS = tuple(f"{ATTENTION}{part}" for part in QKV)
@@ -80,7 +84,7 @@ def check_new(path: pathlib.Path, layout: str) -> None:
 
 def is_folder(path: pathlib.Path, layout: str) -> bool:
     """Whether the layout is written as a folder with a config.json."""
-    return layout == "huggingface" or (layout == "timm" and not path.suffix)
+    return layout == "huggingface" or (layout == "timm" and path.suffix not in MODEL_SUFFIXES)
 
 
 def num_classes_of(weights: Mapping) -> int:
@@ -281,6 +285,8 @@ def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
         return "huggingface", family
     for prefix in ("vit.", "deit.", ""):
         if f"{prefix}embeddings.patch_embeddings.projection.weight" in keys:
+            if prefix and "encoder.layer.0.layernorm_before.weight" in keys:  # a classifier of transformers 5.23
+                return "huggingface", vit_layout(prefix, ("vit_msn",), has_bare_layers=True, layer_norm_epsilon=1e-6)
             distilled = f"{prefix}embeddings.distillation_token" in keys
             ends = f"{prefix}pooler.dense.weight" in keys or "classifier.weight" in keys  # which MAE has not
             types = ("deit",) if distilled else VIT_TYPES[: -1 if ends else None]
@@ -297,14 +303,24 @@ def identify_layout(arrays: Mapping[str, LazyArray]) -> tuple[str, Layout]:
 
 def layout_of(config: ModelConfig, layout: str, num_classes: int) -> Layout:
     """The layout for saving a model. Raises UserError for settings that the layout cannot express."""
+    found = (
+        _resnet_layout(config, layout) if isinstance(config, ResNetConfig) else _vit_layout(config, layout, num_classes)
+    )
     resnet = config if isinstance(config, ResNetConfig) else config.stem
     if layout in TORCH and isinstance(resnet, ResNetConfig) and len(resnet.block_units) > TORCH_STAGES:
         raise UserError(
             f"The layout {layout} cannot express a ResNet of {len(resnet.block_units)} stages, only of up to "
             f"{TORCH_STAGES}; choose another."
         )
-    if isinstance(config, ResNetConfig):
-        return _resnet_layout(config, layout)
+    if layout != "huggingface" and isinstance(resnet, ResNetConfig) and resnet.num_groups != NUM_GROUPS:
+        raise UserError(
+            f"The layout {layout} cannot express GroupNorm with {resnet.num_groups} groups, because its files are read "
+            f"with {NUM_GROUPS}; choose huggingface."
+        )
+    return found
+
+
+def _vit_layout(config: ViTConfig, layout: str, num_classes: int) -> Layout:
     expressible = _EXPRESSIBLE[layout]
     if layout == "huggingface":
         expressible = {**expressible, **expressible_fields(config, family_of(config), num_classes)}

@@ -17,11 +17,12 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
 from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.infer_config import file_config_grid
-from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, heads_in
+from keras_vit.checkpoints.infer_config import file_config_grid, resampler_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, heads_in, key_of
 from keras_vit.checkpoints.layouts import TORCH, num_classes_of
 from keras_vit.errors import UserError, check_integers
-from keras_vit.files.keras_weights import KERAS_WEIGHTS, open_keras_weights
+from keras_vit.files.keras_weights import open_keras_weights
+from keras_vit.files.kinds import kind_of
 from keras_vit.files.lazy_array import check_all
 from keras_vit.models.build import build, classifier_activation_of, classifier_head, config_of, preprocessing_of
 from keras_vit.models.config import ViTConfig
@@ -83,7 +84,7 @@ def load_checkpoint(
     check_integers("stored_grid", stored_grid, length=2)
     drop, keep = _prefixes("drop", drop), _prefixes("keep", keep)
     file = find_checkpoint(path)
-    checkpoint = _keras_weights(file, model) if file.name.endswith(KERAS_WEIGHTS) else open_checkpoint(file)
+    checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file)
     match = match_weights(model, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
     check_all({weight.source.key: weight.source for weight in match.weights.values()}.values())
     assign(model, match.weights)
@@ -171,7 +172,10 @@ def match_weights(
     unknown = set(checkpoint.unexpected_keys) - dropped
     unexpected = sorted(unknown | {matched[key].source.key for key in matched.keys() - weights.keys()})
     if missing or unexpected:
-        problems = {"missing keys": missing, "unexpected keys": unexpected}
+        problems = {
+            "missing keys": sorted(key_of(key, checkpoint.layout.rules) for key in missing),
+            "unexpected keys": unexpected,
+        }
         found = "; ".join(f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys)
         raise UserError(f"The checkpoint does not fit the model; {found}.")
     resized: tuple[str, ...] = ()
@@ -181,7 +185,7 @@ def match_weights(
     if POSITIONS in matched:
         layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
         stored_grid = stored_grid or file_config_grid(checkpoint, config)
-        resampler = resampler or checkpoint.file_config.resampler or checkpoint.layout.resampler
+        resampler = resampler or resampler_of(checkpoint, config)
         fitted = _fit_positions(checkpoint, layer, resampler, stored_grid)
         resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
         matched[POSITIONS] = fitted
@@ -190,7 +194,7 @@ def match_weights(
             read_as = "" if weight.shape == weight.source.shape else f", read as {weight.shape}"
             raise UserError(
                 f"The array {weight.source.key!r} has shape {weight.source.shape}{read_as}, but the model needs "
-                f"{needed} for {key!r}."
+                f"{needed}."
             )
         heads = heads_in(key, weight)
         if heads is not None and isinstance(config, ViTConfig) and heads != config.num_heads:
@@ -207,7 +211,7 @@ def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
         expected["position_embedding"] = checkpoint.layout.settings["position_embedding"]
     norm = checkpoint.weights.get("Transformer/encoder_norm/scale")
     if norm is not None:
-        expected["norm_after_pooling"] = norm.source.key == "fc_norm.weight"
+        expected["norm_after_pooling"] = norm.source.key.endswith("fc_norm.weight")
     if checkpoint.file_config.num_heads is not None:
         expected["num_heads"] = checkpoint.file_config.num_heads
     for field, value in expected.items():

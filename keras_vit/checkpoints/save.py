@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
         labels: class names, for the config.json of "huggingface" and "timm".
 
     Raises UserError for a model that the layout cannot express, and for one with other layers than its config says.
+    Warns of a GELU and an epsilon other than torchvision's, which have to be set there.
     """
     path, config = to_path(path), config_of(model)
     check_target(path, layout)
@@ -50,6 +52,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
         weights = _with_positions_of(layout, weights, config)
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
     rules = layout_of(config, layout, num_classes).rules
+    for sentence in settings_to_set(config, layout, num_classes, has_config=False) if layout == "torchvision" else ():
+        warnings.warn(sentence, stacklevel=2)
     as_folder = is_folder(path, layout)
     arrays = untranslate(weights, rules, num_heads)
     if layout == "torchvision":
@@ -71,6 +75,31 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
         write_safetensors(path, arrays, image_size=preprocessing.image_size)
     else:
         write_npz(path, arrays)
+
+
+_SETTINGS = {"gelu": "GELU", "layer_norm_epsilon": "epsilon"}
+_RESNET_SETTINGS = {
+    "group_norm_epsilon": "GroupNorm epsilon",
+    "variance_epsilon": "epsilon of the kernels' variance",
+    "deviation_epsilon": "epsilon of the kernels' deviation",
+}
+
+
+def settings_to_set(config: ModelConfig, layout: str, num_classes: int, has_config: bool) -> list[str]:
+    """A sentence for each setting that differs from the other code's default and that the written file lacks."""
+    compared: list[tuple[ModelConfig, str, str]] = []
+    defaults = layout_of(config, layout, num_classes)
+    if isinstance(config, ViTConfig) and not has_config:  # config.json contains them
+        compared += [(config, field, name) for field, name in _SETTINGS.items()]
+    resnet = config if isinstance(config, ResNetConfig) else config.stem
+    if isinstance(resnet, ResNetConfig):
+        compared += [(resnet, field, name) for field, name in _RESNET_SETTINGS.items()]
+    return [
+        f"{name}: {getattr(owner, field)} in this model, {getattr(defaults, field)} in the code of {layout} files; "
+        "set it there."
+        for owner, field, name in compared
+        if getattr(owner, field) != getattr(defaults, field)
+    ]
 
 
 def _write_folder(folder: pathlib.Path, arrays: dict, settings: dict[str, dict]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.models.config import Gelu, ModelConfig, ViTConfig
+from keras_vit.models.config import Classifier, Gelu, ModelConfig, ViTConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +152,11 @@ def is_gated(architecture: str) -> bool:
     return TIMM_MODELS[architecture.partition(".")[0]].gelu == "silu"
 
 
-def has_attention_pooling(architecture: str) -> bool:
-    """Whether an architecture pools by attention (MAP) where its config.json does not say how."""
-    return "_siglip_" in architecture and "_gap_" not in architecture
+def default_pooling(architecture: str) -> Classifier | None:
+    """How an architecture pools where its config.json does not say how; None where the arrays tell it."""
+    if "_gap_" in architecture:
+        return "gap"
+    return "map" if "_siglip_" in architecture else None
 
 
 def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmModel:

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_write
+from keras_vit.files.kinds import MODEL_SUFFIXES, check_readable
 from keras_vit.files.lazy_array import ByteStream, LazyArray
 from keras_vit.files.remote import local_copy
 
@@ -24,9 +25,9 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
     """The arrays of a folder of transformers or timm: one file, or shards with an index."""
     if (folder / "model.safetensors").is_file():
         return open_safetensors(folder / "model.safetensors")
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        raise UserError(f"The folder {folder.name!r} should hold model.safetensors, but has {_names(folder)}.")
+    index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
+    if index is None:
+        return _open_only_model(folder)
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
         raise UserError(f"{index.name} should hold a 'weight_map' from keys to files; download it again.")
@@ -34,6 +35,8 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
     for name in sorted(set(shards.values())):
         if pathlib.Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(f"{index.name} names the shard {name!r}, which is not a .safetensors file of that folder.")
+        if not (folder / name).is_file():
+            raise UserError(f"{index.name} lists the shard {name}, which the folder lacks; download it too.")
         shard = open_safetensors(folder / name)
         if unlisted := sorted(key for key in shard if shards.get(key) != name):
             raise UserError(f"{name} holds the array {unlisted[0]!r}, which {index.name} does not list there.")
@@ -42,6 +45,20 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
     if missing:
         raise UserError(f"{index.name} lists the array {missing[0]!r}, which no shard has; download the folder again.")
     return arrays
+
+
+def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:
+    """The arrays of the only .safetensors file of a folder, or of all shards."""
+    files, name = sorted(folder.glob("*.safetensors")), folder.resolve().name
+    shards = re.search(r"-of-0*(\d+)\.safetensors$", files[0].name) if files else None
+    if shards and int(shards[1]) != len(files):
+        raise UserError(f"The folder {name!r} holds {len(files)} of the {shards[1]} shards of a model; download all.")
+    if not files or (len(files) > 1 and not shards):
+        others = [path for path in folder.iterdir() if path.name.endswith((".msgpack", *MODEL_SUFFIXES))]
+        if not files and others:
+            check_readable(max(others, key=lambda path: path.stat().st_size))
+        raise UserError(f"The folder {name!r} should hold model.safetensors, but has {_names(folder)}.")
+    return {key: array for file in files for key, array in open_safetensors(file).items()}
 
 
 def _names(folder: pathlib.Path) -> str:
@@ -72,6 +89,7 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
     if not path.is_file():
         raise UserError(f"There is no checkpoint file {str(path)!r}; give the path of a .safetensors file.")
     path = local_copy(path)
+    check_readable(path)
     try:
         with open(path, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")

@@ -11,13 +11,15 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
-from keras_vit import ConvStem, UserError
+from keras_vit import ConvStem, ResNetConfig, UserError
 from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.timm_models import timm_model
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, TINY_STEM, randomize
+
+MODERN = FIXTURES / "modern"
 
 # Minimal configs are those of images that the original resizes in another way; tests of the warning look at it.
 pytestmark = pytest.mark.filterwarnings("ignore:The original of")
@@ -312,7 +314,8 @@ def test_official_names_are_accepted_like_paths(tmp_path, monkeypatch):
 def test_of_more_than_four_early_convolutions_those_that_widen_have_a_stride(channels, strides, tmp_path):
     stem = ConvStem(channels, (3,) * len(channels), strides)
     model = keras_vit.build(dataclasses.replace(TINY, patch_size=1, stem=stem), image_size=32, num_classes=3)
-    keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="torchvision")
+    with pytest.warns(UserWarning, match="GELU"):
+        keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="torchvision")
     assert keras_vit.describe(tmp_path / "x.safetensors", num_heads=3).config.stem == stem
 
 
@@ -477,6 +480,69 @@ def test_an_ambiguous_timm_file_is_refused_and_described(tmp_path):
     model = keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4, gelu="tanh")
     assert keras_vit.config_of(model).gelu == "tanh"
     assert keras_vit.describe(tmp_path / "gap.safetensors").ambiguous == ("gelu", "num_heads")
+
+
+def test_rotary_models_with_the_arrays_of_clip_are_not_taken_for_it(tmp_path):
+    file = MODERN / "timm_clip.safetensors"
+    assert keras_vit.describe(file, num_heads=4).ambiguous == ("gelu", "position_embedding")
+    assert "also rotary" in str(keras_vit.describe(file, num_heads=4))
+    with pytest.raises(UserError, match="give position_embedding to"):
+        keras_vit.from_checkpoint(file, num_heads=4, gelu="quick")
+    model = keras_vit.from_checkpoint(file, num_heads=4, gelu="quick", position_embedding="learned")
+    assert keras_vit.config_of(model).pre_norm
+    with pytest.raises(UserError, match="position_embedding='none' does not apply"):
+        keras_vit.from_checkpoint(file, num_heads=4, gelu="quick", position_embedding="none")
+
+
+def test_a_bare_flexivit_resizes_positions_as_flexivit_does(tmp_path):
+    config = {"architecture": "flexivit_small", "model_args": {"num_heads": 4, "img_size": 32}}
+    (tmp_path / "named").mkdir()
+    shutil.copy(MODERN / "timm_flexivit.safetensors", tmp_path / "named" / "model.safetensors")
+    bare = keras_vit.from_checkpoint(MODERN / "timm_flexivit.safetensors", num_heads=4, image_size=48)
+    size = keras_vit.describe(MODERN / "timm_flexivit.safetensors").image_size[0]
+    config["model_args"]["img_size"] = size
+    write_json(tmp_path / "named" / "config.json", config)
+    named = keras_vit.from_checkpoint(tmp_path / "named", image_size=48)
+    for one, other in zip(bare.get_weights(), named.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_name_with_gap_means_the_mean_of_the_patches(tmp_path):
+    folder = timm_folder(tmp_path, "modern/timm_siglip", architecture="vit_base_patch16_siglip_gap_224")
+    with pytest.raises(UserError, match="has the classifier 'gap', but the arrays are those of 'map'"):
+        keras_vit.from_checkpoint(folder)
+
+
+def test_msn_of_newer_transformers_has_a_prefix_on_some_keys_only(tmp_path):
+    config = dataclasses.replace(TINY, gelu="erf", layer_norm_epsilon=1e-6)
+    model = randomize(keras_vit.build(config, image_size=(12, 30), num_classes=3))
+    keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
+    arrays = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+    mixed = {key.replace("vit.encoder.", "encoder."): array for key, array in arrays.items()}
+    (tmp_path / "msn").mkdir()
+    safetensors.numpy.save_file(mixed, tmp_path / "msn" / "model.safetensors")
+    bare = keras_vit.from_checkpoint(tmp_path / "msn", num_heads=3, stored_grid=(3, 5))
+    assert keras_vit.config_of(bare) == config
+    for one, other in zip(model.get_weights(), bare.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    fields = read_json(tmp_path / "hf" / "config.json")
+    write_json(tmp_path / "msn" / "config.json", fields | {"model_type": "vit_msn"})
+    assert keras_vit.config_of(keras_vit.from_checkpoint(tmp_path / "msn")) == config
+
+
+def test_a_mean_beside_a_class_token_is_refused_in_words(tmp_path):
+    arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit.safetensors")
+    after = {key.replace("norm.", "fc_norm.") if key.startswith("norm.") else key: a for key, a in arrays.items()}
+    safetensors.numpy.save_file(after, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="averages the patches beside a class token"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
+
+
+def test_a_bottleneck_bit_without_config_is_refused_for_its_padding(tmp_path):
+    (tmp_path / "bit").mkdir()
+    shutil.copy(FIXTURES / "hf_bit_bottleneck_same" / "model.safetensors", tmp_path / "bit")
+    with pytest.raises(UserError, match="do not tell its global_padding"):
+        keras_vit.from_checkpoint(tmp_path / "bit")
 
 
 def test_default_heads_are_for_official_models_only(tmp_path):
@@ -658,17 +724,17 @@ def test_a_long_list_of_keys_is_shortened(tmp_path):
 # transformers 5.23.0 and timm 1.0.31: logits were off by as much as their size.
 @pytest.mark.parametrize(("layout", "name"), [("huggingface", "x"), ("timm", "x.safetensors")])
 def test_a_fifth_stage_is_refused_because_torch_dilates_it(layout, name, tmp_path, monkeypatch):
-    config = dataclasses.replace(TINY_STEM, preactivation=True, block_units=(1,) * 5, stage_channels=(32,) * 5)
+    config = ResNetConfig((1,) * 5, 32, (128,) * 5)
     model = keras_vit.build(config, image_size=32, num_classes=3)
     with pytest.raises(UserError, match=f"{layout} cannot express a ResNet of 5 stages"):
         keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
     monkeypatch.setattr(keras_vit.checkpoints.layouts, "TORCH_STAGES", 5)
     keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
     with pytest.raises(UserError, match="has 5 stages"):
-        keras_vit.from_checkpoint(tmp_path / name, num_groups=2)
+        keras_vit.from_checkpoint(tmp_path / name)
     monkeypatch.undo()
     keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
-    loaded = keras_vit.from_checkpoint(tmp_path / "x.npz", num_groups=2)
+    loaded = keras_vit.from_checkpoint(tmp_path / "x.npz")
     assert len(keras_vit.config_of(loaded).block_units) == 5
 
 

@@ -1,5 +1,6 @@
 """The six layouts: load, save and adapt, and models that they cannot express."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -12,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 import keras_vit
-from keras_vit import ConvStem, UserError
+from keras_vit import ConvStem, ResNetConfig, UserError
 from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.layouts import _EXPRESSIBLE, _UNRESTRICTED
 from keras_vit.files.npz import read_npz, write_npz
@@ -41,6 +42,8 @@ FILES = {
     "torchvision_vit_rep.safetensors": ({"num_heads": 4}, "torchvision"),
     "torchvision_vit_convstem.safetensors": ({"num_heads": 4}, "torchvision"),
 }
+# With 32 groups, the only number of most layouts.
+STEM = ResNetConfig((1, 2), 32, (128, 256), preactivation=False)
 SUFFIXES = {"huggingface": "", "timm": ".safetensors", "torchvision": ".safetensors"}
 
 
@@ -50,8 +53,9 @@ def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_loading_and_saving_gives_the_same_keys_and_arrays(name, tmp_path):
+def test_loading_and_saving_gives_the_same_keys_and_arrays(name, tmp_path, monkeypatch):
     options, layout = FILES[name]
+    monkeypatch.setattr(keras_vit.checkpoints.layouts, "NUM_GROUPS", options.get("num_groups", 32))
     model = keras_vit.from_checkpoint(FIXTURES / name, **options)
     written = tmp_path / f"written{SUFFIXES.get(layout, '.npz')}"
     keras_vit.save_checkpoint(model, written, layout=layout)
@@ -77,10 +81,10 @@ MODELS = {
     "sincos": dataclasses.replace(TINY, position_embedding="sincos-2d"),
     "no bias": dataclasses.replace(TINY, qkv_bias=False),
     "norm after pooling": dataclasses.replace(TINY, classifier="gap", norm_after_pooling=True),
-    "hybrid": dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
+    "hybrid": dataclasses.replace(TINY, patch_size=1, stem=STEM),
     "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((4, 6), (3, 3), (2, 2))),
-    "bit": dataclasses.replace(TINY_STEM, preactivation=True),
-    "resnet": TINY_STEM,
+    "bit": dataclasses.replace(STEM, preactivation=True),
+    "resnet": STEM,
     "relative": dataclasses.replace(TINY, position_embedding="relative"),
     "every layer": dataclasses.replace(TINY, position_injection="every-layer"),
     "axial": dataclasses.replace(TINY, classifier="gap", axial=True),
@@ -118,9 +122,9 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, model_of, tmp_path
     if layout == "big_vision" and "Transformer.posembed_input" in [layer.name for layer in model.layers]:
         model = built(kind)
         without_class_position(model)
-    keras_vit.save_checkpoint(model, path, layout=layout)
+    with pytest.warns(UserWarning, match="set it there") if layout == "torchvision" else contextlib.nullcontext():
+        keras_vit.save_checkpoint(model, path, layout=layout)
     options = {"num_heads": 3} if layout in ("timm", "torchvision") and kind != "bit" else {}
-    options |= {"num_groups": 2} if kind in ("hybrid", "bit") and layout != "huggingface" else {}
     options |= {"gelu": "erf"} if (kind, layout) in (("gap", "timm"), ("map", "timm")) else {}
     again = keras_vit.from_checkpoint(path, image_size=TINY_IMAGE, **options)
     same = ("gelu", "layer_norm_epsilon", "stem", "group_norm_epsilon", "variance_epsilon", "deviation_epsilon")
@@ -131,6 +135,33 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, model_of, tmp_path
     for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("stem", [TINY_STEM, dataclasses.replace(TINY_STEM, preactivation=True)], ids=["stem", "bit"])
+@pytest.mark.parametrize("layout", ["npz", "timm"])
+def test_other_groups_than_32_are_refused_because_files_are_read_with_these(stem, layout, tmp_path):
+    config = stem if stem.preactivation else dataclasses.replace(TINY, patch_size=1, stem=stem)
+    model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3)
+    with pytest.raises(UserError, match=f"{layout} cannot express GroupNorm with 2 groups.*choose huggingface"):
+        keras_vit.save_checkpoint(model, tmp_path / f"x{SUFFIXES.get(layout, '.npz')}", layout=layout)
+    assert not list(tmp_path.iterdir())
+
+
+def test_writing_for_torchvision_warns_of_an_epsilon_that_it_does_not_have(tmp_path):
+    model = keras_vit.build(
+        dataclasses.replace(TINY, gelu="erf", layer_norm_epsilon=1e-3), image_size=TINY_IMAGE, num_classes=3
+    )
+    with pytest.warns(UserWarning, match="epsilon: 0.001 in this model, 1e-06 in the code of torchvision") as caught:
+        keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="torchvision")
+    assert sum(warning.category is UserWarning for warning in caught) == 1  # not of the GELU
+
+
+def test_a_dot_in_the_name_of_a_folder_is_no_suffix(tmp_path):
+    model = keras_vit.build(TIMM, image_size=TINY_IMAGE, num_classes=3)
+    keras_vit.save_checkpoint(model, tmp_path / "vit_v1.5", layout="timm")
+    assert (tmp_path / "vit_v1.5" / "config.json").is_file()
+    with pytest.raises(UserError, match=r"should end in .safetensors, but is 'x.pth'"):
+        keras_vit.save_checkpoint(model, tmp_path / "x.pth", layout="timm")
 
 
 @pytest.mark.parametrize("layout", EXPRESSIBLE)
@@ -258,12 +289,12 @@ def test_numbered_convolutions_of_bit_are_the_same_weights(tmp_path):
         for index, (key, a) in enumerate(arrays.items())
     }
     write_npz(tmp_path / "numbered.npz", numbered)
-    again = keras_vit.from_checkpoint(tmp_path / "numbered.npz", num_groups=2)
+    again = keras_vit.from_checkpoint(tmp_path / "numbered.npz")
     for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     write_npz(tmp_path / "twice.npz", numbered | arrays)
     with pytest.raises(UserError, match="are the same weight; keep one of them"):
-        keras_vit.from_checkpoint(tmp_path / "twice.npz", num_groups=2)
+        keras_vit.from_checkpoint(tmp_path / "twice.npz")
 
 
 def test_a_linen_hybrid_is_loaded(tmp_path):
@@ -503,7 +534,7 @@ def test_an_unsupported_operator_in_config_json_is_refused(name, change, sentenc
     ("config", "sentence"),
     [
         ({"global_pool": "max"}, "global_pool='max'; supported are token, avg and map"),
-        ({"global_pool": "avg"}, "the classifier 'gap', but the arrays are those of 'token'"),
+        ({"global_pool": "avg"}, "averages the patches beside a class token"),
         ({"model_args": {"no_embed_class": True}}, "no_embed_class"),
     ],
 )
@@ -641,7 +672,7 @@ def test_timm_builds_the_model_of_a_folder(name, tmp_path, tiny_images):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM), "only by the name of one of its own sizes"),
+        (dataclasses.replace(TINY, patch_size=1, stem=STEM), "only by the name of one of its own sizes"),
         (dataclasses.replace(TIMM, layer_norm_epsilon=1e-12), "no architecture with LayerNorm's epsilon 1e-12"),
     ],
 )

@@ -350,7 +350,16 @@ def check_finished(run: str) -> None:
     if not path.is_dir():
         return
     # What is said of a pickle is more than that it is no run.
-    models = (run_directory.MODEL, "*.safetensors", "*.bin", "saved_model.pb", "*/saved_model.pb")
+    models = (
+        run_directory.MODEL,
+        "*.safetensors",
+        "*.bin",
+        "*.pth",
+        "*.h5",
+        "*.msgpack",
+        "saved_model.pb",
+        "*/saved_model.pb",
+    )
     if not any(entry for pattern in models for entry in path.glob(pattern)):
         run_directory.find(path, run_directory.MODEL)  # raises
 

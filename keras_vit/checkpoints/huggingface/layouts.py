@@ -219,9 +219,19 @@ _BACKBONE = "embeddings.patch_embeddings.backbone.bit."
 VIT_TYPES = ("vit", "vit_msn", "vit-hybrid", "vit_mae")
 
 
-def vit_layout(prefix: str, model_types: tuple[str, ...] = VIT_TYPES, *, two_heads: bool = False) -> Layout:
-    """Transformers' ViT, ViTHybrid, ViTMAE and DeiT; `prefix` is that of all keys but the classifiers'."""
-    layer = f"{prefix}encoder.layer.{{i}}."
+def vit_layout(
+    prefix: str,
+    model_types: tuple[str, ...] = VIT_TYPES,
+    *,
+    two_heads: bool = False,
+    has_bare_layers: bool = False,
+    layer_norm_epsilon: float = 1e-12,
+) -> Layout:
+    """Transformers' ViT, ViTHybrid, ViTMAE, ViT-MSN and DeiT.
+
+    `prefix` is that of all keys but the classifiers'; with `has_bare_layers`, the encoder's layers have none either.
+    """
+    layer = f"{'' if has_bare_layers else prefix}encoder.layer.{{i}}."
     rules = (
         Rule(("cls",), f"{prefix}embeddings.cls_token"),
         Rule(("distillation/tokens",), f"{prefix}embeddings.distillation_token"),
@@ -243,7 +253,7 @@ def vit_layout(prefix: str, model_types: tuple[str, ...] = VIT_TYPES, *, two_hea
     return Layout(
         rules,
         gelu="erf",
-        layer_norm_epsilon=1e-12,
+        layer_norm_epsilon=layer_norm_epsilon,
         resampler="bicubic",
         model_types=model_types,
         ignored=("decoder.mask_token", "decoder.decoder_"),  # of a masked autoencoder

@@ -1,0 +1,165 @@
+"""Files are what their first bytes say; wrappers' prefixes are left out; what is not read is refused with a way out."""
+
+import json
+import pathlib
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import keras_vit
+from keras_vit import UserError
+from tests.support import FIXTURES, TINY, TINY_IMAGE
+
+TIMM = FIXTURES / "timm_vit.safetensors"
+
+
+def assert_same(path: pathlib.Path, expected: pathlib.Path, **options) -> None:
+    one, other = (keras_vit.from_checkpoint(file, **options).get_weights() for file in (path, expected))
+    for array, wanted in zip(one, other, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.npz", "x", "x.h5"])
+def test_a_safetensors_file_of_any_name_is_read(name, tmp_path):
+    shutil.copy(TIMM, tmp_path / name)
+    assert_same(tmp_path / name, TIMM, num_heads=4)
+
+
+def test_an_npz_file_of_any_name_is_read(tmp_path):
+    shutil.copy(FIXTURES / "vit_token.npz", tmp_path / "x.safetensors")
+    assert_same(tmp_path / "x.safetensors", FIXTURES / "vit_token.npz")
+
+
+def test_a_keras_file_of_any_name_is_read(tmp_path):
+    keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7).save(tmp_path / "x.keras")
+    shutil.copy(tmp_path / "x.keras", tmp_path / "x.zip")
+    assert_same(tmp_path / "x.zip", tmp_path / "x.keras")
+
+
+def torch_zip(path: pathlib.Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}.")
+
+
+def hdf5(path: pathlib.Path) -> None:
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+
+
+REFUSED = {
+    "a pickle": (torch_zip, "is a pickle, .*torch.load.'{}', weights_only=True"),
+    "an old pickle": (lambda path: path.write_bytes(b"\x80\x02}q\x00."), "is a pickle"),
+    "a pointer": (
+        lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        "{} is a Git LFS pointer, .*git lfs pull",
+    ),
+    "HDF5": (hdf5, "is an HDF5 file of Keras; load it with keras.models.load_model"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("name", ["model.safetensors", "x.npz", "x.pth"])
+def test_what_is_not_read_is_refused_by_its_content(kind, name, tmp_path):
+    write, words = REFUSED[kind]
+    write(tmp_path / name)
+    for path in (tmp_path / name, *([tmp_path] if name == "model.safetensors" else [])):
+        with pytest.raises(UserError, match=words.format(name)):
+            keras_vit.from_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pytorch_model.bin", "pytorch_model.bin is a pickle, .*import torch"),
+        ("tf_model.h5", "tf_model.h5 is not read; .*from_tf=True"),
+        ("flax_model.msgpack", "flax_model.msgpack is not read; .*from_flax=True"),
+    ],
+)
+def test_a_folder_without_safetensors_is_refused_with_a_way_out(name, words, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    hdf5(tmp_path / name) if name.endswith("h5") else (tmp_path / name).write_bytes(b"\x80\x02" + bytes(100))
+    if name.endswith("bin"):
+        (tmp_path / "training_args.bin").write_bytes(b"\x80\x02}.")
+    with pytest.raises(UserError, match=words):
+        keras_vit.from_checkpoint(tmp_path)
+
+
+def shards(folder: pathlib.Path) -> list[pathlib.Path]:
+    arrays = safetensors.numpy.load_file(FIXTURES / "hf_vit" / "model.safetensors")
+    shutil.copy(FIXTURES / "hf_vit" / "config.json", folder)
+    files = [f"model-0000{part + 1}-of-00002.safetensors" for part in range(2)]
+    names = {key: files[index % 2] for index, key in enumerate(arrays)}
+    for file in files:
+        safetensors.numpy.save_file({key: arrays[key] for key in arrays if names[key] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    return [folder / file for file in files]
+
+
+def test_an_index_a_shard_and_shards_without_their_index_are_the_folder(tmp_path):
+    files, index = shards(tmp_path), tmp_path / "model.safetensors.index.json"
+    assert_same(index, FIXTURES / "hf_vit")
+    assert_same(files[1], FIXTURES / "hf_vit")
+    index.rename(tmp_path / "away")
+    assert_same(tmp_path, FIXTURES / "hf_vit")
+    files[0].unlink()
+    with pytest.raises(UserError, match="holds 1 of the 2 shards of a model"):
+        keras_vit.from_checkpoint(files[1])
+    (tmp_path / "away").rename(index)
+    with pytest.raises(UserError, match="lists the shard model-00001-of-00002.safetensors, which the folder lacks"):
+        keras_vit.from_checkpoint(files[1])
+
+
+def test_the_only_file_of_a_folder_is_its_model(tmp_path):
+    shutil.copy(TIMM, tmp_path / "weights.safetensors")
+    assert_same(tmp_path, TIMM, num_heads=4)
+
+
+PREFIXES = [
+    "module.",
+    "_orig_mod.module.",
+    "model.",
+    "teacher.backbone.",
+    "base_model.model.",
+    "state_dict_ema.",
+    "net/",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_prefix_of_a_wrapper_is_left_out_and_said(prefix, tmp_path):
+    arrays = {prefix + key: array for key, array in safetensors.numpy.load_file(TIMM).items()}
+    arrays["n_averaged"] = np.zeros((), np.int64)
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    with pytest.warns(UserWarning, match=f"The keys of x.safetensors are read without '{prefix}'"):
+        model = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
+    expected = keras_vit.from_checkpoint(TIMM, num_heads=4)
+    for array, wanted in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+
+def test_a_prefix_hides_no_setting_that_is_in_the_keys(tmp_path):
+    file = FIXTURES / "modern" / "timm_reg_gap.safetensors"
+    arrays = {f"module.{key}": array for key, array in safetensors.numpy.load_file(file).items()}
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    with pytest.warns(UserWarning, match="read without 'module.'"):
+        wrapped = keras_vit.describe(tmp_path / "x.safetensors", num_heads=4)
+    assert wrapped.config == keras_vit.describe(file, num_heads=4).config
+
+
+def test_an_adapter_is_refused_as_one(tmp_path):
+    key = "base_model.model.vit.encoder.layer.0.attention.attention.query.lora_A.weight"
+    safetensors.numpy.save_file({key: np.zeros((4, 8), "f4")}, tmp_path / "adapter_model.safetensors")
+    for path in (tmp_path, tmp_path / "adapter_model.safetensors"):
+        with pytest.raises(UserError, match="holds a PEFT adapter, .*merge_and_unload"):
+            keras_vit.from_checkpoint(path)
+
+
+def test_missing_keys_are_those_of_the_file(tmp_path):
+    arrays = safetensors.numpy.load_file(TIMM)
+    del arrays["blocks.1.mlp.fc1.bias"]
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    model = keras_vit.from_checkpoint(TIMM, num_heads=4)
+    with pytest.raises(UserError, match=r"missing keys: blocks\.1\.mlp\.fc1\.bias\.$"):
+        keras_vit.load_checkpoint(model, tmp_path / "x.safetensors")
