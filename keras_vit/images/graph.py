@@ -49,7 +49,9 @@ def _rare(function: Callable) -> Callable:
 
     @functools.cache
     def traced() -> Callable:
-        return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+        return tf.function(
+            function, autograph=False, reduce_retracing=True, experimental_attributes={"_noinline": True}
+        )
 
     return lambda *arguments: traced()(*arguments)
 
@@ -157,18 +159,18 @@ def header_pixels(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """An image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
-
-    @_rare
-    def turn() -> tf.Tensor:
-        across = tf.cond(orientation >= 5, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
-        mirrored = tf.reduce_any(tf.equal(orientation, [2, 3, 6, 7]))
-        upside_down = tf.reduce_any(tf.equal(orientation, [3, 4, 7, 8]))
-        across = tf.cond(mirrored, lambda: across[:, ::-1], lambda: across)
-        return tf.cond(upside_down, lambda: across[::-1], lambda: across)
-
-    result = tf.cond(tf.equal(orientation, 1), lambda: image, turn)
+    result = tf.cond(tf.equal(orientation, 1), lambda: image, lambda: _turned(image, orientation))
     result.set_shape((None, None, image.shape[-1]))
     return result
+
+
+@_rare
+def _turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    across = tf.cond(orientation >= 5, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
+    mirrored = tf.reduce_any(tf.equal(orientation, [2, 3, 6, 7]))
+    upside_down = tf.reduce_any(tf.equal(orientation, [3, 4, 7, 8]))
+    across = tf.cond(mirrored, lambda: across[:, ::-1], lambda: across)
+    return tf.cond(upside_down, lambda: across[::-1], lambda: across)
 
 
 def orientation(data: tf.Tensor) -> tf.Tensor:

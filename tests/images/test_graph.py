@@ -153,3 +153,11 @@ def test_damaged_orientations_are_read_alike_and_stay_within_bounds(order):
             segment = b"\xff\xe1" + struct.pack(">H", len(damaged) + 8) + b"Exif\0\0" + damaged
             file = FILES["JPEG"][:2] + segment + FILES["JPEG"][2:]
             assert int(orientation_in_graph(tf.constant(file))) == orientation(file), damaged
+
+
+def test_images_of_many_sizes_are_turned_without_a_warning_of_retracing(caplog):
+    tf.get_logger().addHandler(caplog.handler)
+    for height in range(1, 9):
+        graph.turned(tf.zeros((height, 3, 3), tf.uint8), tf.constant(6))
+    tf.get_logger().removeHandler(caplog.handler)
+    assert not caplog.records
