@@ -536,10 +536,10 @@ def _resized_rows(matrix: tf.Tensor, length, interpolation: str, *, exact: bool)
         kernel_type=_KERNELS[interpolation],
         antialias=True,
     )
-    # Truncation after + 0.5 rounds, for nothing is negative.
-    raised = tf.clip_by_value(tf.reshape(sums, (length, width)) + 0.5, 0.0, 255.0)
-    pixels = tf.cast(raised, tf.uint8)
-    return _halves_as_in_pillow(pixels, raised, matrix, interpolation) if exact else pixels
+    sums = tf.clip_by_value(tf.reshape(sums, (length, width)), 0.0, 255.0)
+    whole = tf.round(sums)
+    pixels = tf.cast(whole, tf.uint8)
+    return _halves_as_in_pillow(pixels, sums - whole, matrix, interpolation) if exact else pixels
 
 
 def _box(matrix: tf.Tensor, length) -> tf.Tensor:
@@ -557,10 +557,10 @@ def _box(matrix: tf.Tensor, length) -> tf.Tensor:
     return tf.cast(tf.clip_by_value(tf.floor(sums * 2.0**-_PRECISION + 0.5), 0.0, 255.0), tf.uint8)
 
 
-def _halves_as_in_pillow(pixels: tf.Tensor, raised: tf.Tensor, matrix: tf.Tensor, interpolation: str) -> tf.Tensor:
+def _halves_as_in_pillow(pixels: tf.Tensor, rest: tf.Tensor, matrix: tf.Tensor, interpolation: str) -> tf.Tensor:
     """The pixels (length, n), of which those whose sums are close to a half are computed again in integers.
 
-    raised: the sums + 0.5, of which the pixels are the whole part.
+    rest: the sums less the pixels to which they are rounded.
 
     Pillow's weights are integers of 22 bits (`Resample.c`, normalize_coeffs_8bpc). Their errors decide where it rounds
     a sum that is a half in exact arithmetic, and for simple ratios of sides many are.
@@ -568,9 +568,8 @@ def _halves_as_in_pillow(pixels: tf.Tensor, raised: tf.Tensor, matrix: tf.Tensor
     side, width = tf.unstack(tf.shape(matrix))
     # ScaleAndTranslate computes places of pixels in float32.
     distance = 5e-4 + 1e-6 * tf.cast(side, tf.float32)
-    fraction = tf.abs(raised - tf.cast(pixels, tf.float32) - 0.5)
-    doubtful = tf.where(tf.reshape(fraction, (-1,)) > 0.5 - distance)  # (m, 1)
-    first, coefficients = _pillow_coefficients(side, tf.shape(raised)[0], interpolation)
+    doubtful = tf.where(tf.reshape(tf.square(rest) > (0.5 - distance) ** 2, (-1,)))  # (m, 1)
+    first, coefficients = _pillow_coefficients(side, tf.shape(rest)[0], interpolation)
     place = tf.cast(doubtful[:, 0], tf.int32)
     row, column = place // width, place % width
     rows = tf.minimum(tf.gather(first, row)[:, None] + tf.range(tf.shape(coefficients)[1]), side - 1)  # (m, taps)
