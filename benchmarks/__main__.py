@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from benchmarks.case import Case
 from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
 from benchmarks.history import processor, record, rows_of
-from keras_vit import UserError, cli, run_directory
+from keras_vit import UserError, cli, parser, run_directory
 from keras_vit.files.atomic import staged
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
@@ -108,7 +108,7 @@ def table(case: Case, results: Sequence[Result]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """`--cases … --output DIR`"""
-    parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks")
     cli.require_tensorflow()
     output = run_directory.check_output(parsed.output)
     date = time.strftime("%Y-%m-%d")

@@ -18,7 +18,7 @@ from typing import get_args
 
 from benchmarks.case import Case, Task
 from benchmarks.comparison import LIMIT, Result, compare, rate
-from keras_vit import UserError, cli, run_directory
+from keras_vit import UserError, cli, parser, run_directory
 from keras_vit.files.atomic import staged
 
 _REFERENCE = "keras_vit_jax"
@@ -98,7 +98,7 @@ def cases(arguments: Arguments, gpu: str | None) -> list[Case]:
 
 def main(arguments: Sequence[str]) -> None:
     """`--models … --output DIR`"""
-    parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks.gpu")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.gpu")
     output = run_directory.check_output(parsed.output)
     gpu = _gpu()
     if gpu is None:

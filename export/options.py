@@ -2,9 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Literal, get_args
-
-import tyro
+from typing import Literal, get_args
 
 from keras_vit import run_directory
 from keras_vit.checkpoints.download import check_name
@@ -85,7 +83,7 @@ Dtype = Literal["float32", "bfloat16"]
 class SavedModelOptions:
     """Export a model as a SavedModel for TF Serving, and verify it."""
 
-    source: Annotated[SourceOptions, tyro.conf.arg(name="")]
+    source: SourceOptions
     output: str
     """Directory of the versions of the model; the export adds the next version."""
     dtype: Dtype = "float32"
@@ -126,7 +124,7 @@ _GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
 class TFLiteOptions:
     """Export a model as TFLite files, and verify them."""
 
-    source: Annotated[SourceOptions, tyro.conf.arg(name="")]
+    source: SourceOptions
     output: str
     """Directory for model-FORMAT.tflite and labels.txt; new, or with exports of the same model."""
     formats: tuple[TFLiteFormat, ...] = ("float32", "int8-dynamic")
@@ -189,7 +187,7 @@ OnnxFormat = Literal["onnx", "openvino"]
 class OnnxOptions:
     """Export a model as ONNX and OpenVINO files, and verify them."""
 
-    source: Annotated[SourceOptions, tyro.conf.arg(name="")]
+    source: SourceOptions
     output: str
     """Directory for model.onnx, model.xml with model.bin, and labels.txt; new, or with exports of the same model."""
     formats: tuple[OnnxFormat, ...] = ("onnx",)

@@ -5,12 +5,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
-import tyro
-
-from keras_vit import cli
+from keras_vit import cli, parser
 from keras_vit.checkpoints.download import check_name
 from keras_vit.checkpoints.layouts import check_new
 from keras_vit.models.config import Gelu
+from keras_vit.parser import Positional
 from keras_vit.run_directory import check_model_file
 
 
@@ -18,9 +17,9 @@ from keras_vit.run_directory import check_model_file
 class Arguments:
     """Convert a checkpoint to the layout of another library and print the mapping of its keys."""
 
-    source: Annotated[str, tyro.conf.Positional]
+    source: Annotated[str, Positional("IN")]
     """Checkpoint file or folder, address, official name such as augreg:B_16, .keras file, or run directory."""
-    target: Annotated[pathlib.Path, tyro.conf.Positional]
+    target: Annotated[pathlib.Path, Positional("OUT")]
     """File to write (.npz, .safetensors), or new folder (huggingface, timm)."""
     layout: str
     """npz, npz-linen, big_vision, huggingface, timm or torchvision."""
@@ -41,7 +40,7 @@ class Arguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT --layout LAYOUT`"""
-    parsed = cli.parse(Arguments, arguments, prog="python -m keras_vit.convert")
+    parsed = parser.parse(Arguments, arguments, prog="python -m keras_vit.convert")
     check_name(parsed.source)
     check_model_file(parsed.source)
     cli.import_keras()

@@ -27,6 +27,7 @@ FLOORS = (
     "keras_vit.errors",
     "keras_vit.native_stderr",
     "keras_vit.cli",
+    "keras_vit.parser",
     "keras_vit.files",
     "keras_vit.models.config",
     "keras_vit.images",

@@ -147,8 +147,8 @@ def test_a_mistyped_auto_is_answered_with_auto_and_at_most_three_names():
 
 
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    with pytest.raises(UserError, match=r"keras-vit convert needs the Python package tyro, .* pip install"):
+    monkeypatch.setitem(sys.modules, "keras_vit.convert", None)
+    with pytest.raises(UserError, match="needs the Python package keras_vit.convert, .* pip install"):
         run_command(["convert", "a", "b"])
 
 

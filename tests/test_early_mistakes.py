@@ -64,9 +64,9 @@ MISTAKES = {
     f"{TUNE} --checkpoint augreg:B_16 --data folder:gone": DATA,
     f"{TUNE} --model ViT-B_61 --data digits": "There is no official model 'ViT-B_61'; the nearest names are ViT-B_16",
     f"{TUNE} --model ViT-M_16 --data digits": "The official model 'ViT-M_16' has no published ImageNet-21k checkpoint",
-    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "--image-size takes a number of pixels above 0",
-    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "--image-size takes a number of pixels above 0",
-    f"{TRAIN} --data digits --image-size 0": "--image-size takes a number of pixels above 0, but was given 0",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "--image-size takes one or two whole numbers",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "--image-size takes one or two whole numbers",
+    f"{TRAIN} --data digits --image-size 0": "--image-size takes one or two whole numbers",
     "training.evaluate --run tests/fixtures/vit_token.npz --data digits": "npz' is no run directory to put the report",
     **{
         f"{command} README.md{rest}": "README.md is no checkpoint; give the folder of a run, or a file that ends in"

@@ -8,7 +8,7 @@ writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistak
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data, check_finished, check_output, check_run_classes
@@ -18,7 +18,7 @@ from training.options.workdir import check_split
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = cli.parse(EvaluateOptions, arguments, prog="python -m training.evaluate")
+    options = parser.parse(EvaluateOptions, arguments, prog="python -m training.evaluate")
     check_name(options.run)
     check_finished(options.run)
     check_data(options.source)

@@ -8,7 +8,7 @@ whose image selection for a seed is the same here; all arithmetic is float64.
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from keras_vit.checkpoints.download import check_name
 from training.options.checks import check_data, check_finished
 from training.options.probes import FewshotOptions
@@ -17,7 +17,7 @@ from training.options.workdir import check_split
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = cli.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
+    options = parser.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
     check_name(options.run)
     check_data(options.source)
     check_finished(options.run)

@@ -9,14 +9,11 @@ below, whose fields are options. The same command continues an interrupted run.
 import dataclasses
 from collections.abc import Sequence
 
-import tyro
-
-from keras_vit import cli, run_directory
+from keras_vit import cli, parser, run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.published import upstream_checkpoint
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data, check_loss, check_model, check_recipe_of_files, check_start
-from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
 from training.options.workdir import check_workdir_of
@@ -36,12 +33,13 @@ def main(arguments: Sequence[str]) -> None:
         print(f"Recipes: {_AUTO}, {', '.join(FINETUNE_NAMES)}; default {_DEFAULT_RECIPE}.")
         print("--recipe NAME --help lists all options with their values.")
         return
-    name, rest = cli.named(arguments, "--recipe", _DEFAULT_RECIPE)
+    name, rest = parser.named(arguments, "--recipe", _DEFAULT_RECIPE)
     # auto and the HyperRules depend on the data, so their values are not known yet.
     recipe = FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224))
     if name not in FINETUNE_RECIPES and {"-h", "--help"} & {*rest}:
         print(f"{name} chooses size, steps and more from the data; below are those for 1,000 images of 224 pixels.\n")
-    options = _parse(name, rest, recipe)
+    given = parser.read(FinetuneOptions, rest, prog=_prog(name), recipe=recipe)
+    options = _options(name, given, recipe)
     check_data(options.source)
     check_loss(options.source, options.recipe)
     check_start(options.checkpoint, options.model)
@@ -70,14 +68,14 @@ def main(arguments: Sequence[str]) -> None:
         setup = open_setup(options)
         train = setup.source.train
         (size, _, transparent), count = typical_image(train), train.num_examples
-        options = _parse(name, rest, _find(name, count, size))
+        options = _options(name, given, _find(name, count, size))
         if name == _AUTO:
             steps = options.recipe.num_steps(count)  # for its warm-up
             patch, side = patch_and_side(options)
             recipe = auto_finetune_recipe(
                 count, size, steps, patch=patch, pretrained_side=side, transparent=transparent
             )
-            options = _parse(name, rest, recipe)
+            options = _options(name, given, recipe)
             for reason in auto_finetune_reasons(count, size, recipe, options.recipe, pretrained_side=side):
                 print(reason)
         finetune(options, name, setup)
@@ -90,15 +88,14 @@ def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:
     return find_finetune_recipe(name, num_examples, image_size)
 
 
-def _parse(name: str, rest: list[str], recipe: Recipe) -> FinetuneOptions:
-    """Parse the options, with the recipe as their default."""
-    options = cli.parse(
-        FinetuneOptions,
-        with_crop(rest, recipe),
-        prog=f"python -m training.finetune --recipe {name}",
-        default=FinetuneOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
-    )
+def _options(name: str, given: parser.Given, recipe: Recipe) -> FinetuneOptions:
+    """The options that were given, with those of the recipe as their defaults."""
+    options = parser.build(FinetuneOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
     return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
+
+
+def _prog(recipe_name: str) -> str:
+    return f"python -m training.finetune --recipe {recipe_name}"
 
 
 if __name__ == "__main__":

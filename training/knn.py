@@ -8,7 +8,7 @@ Feature Learning via Non-Parametric Instance Discrimination" (arXiv 1805.01978) 
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from keras_vit.checkpoints.download import check_name
 from training.options.checks import check_data, check_finished
 from training.options.probes import KnnOptions
@@ -17,7 +17,7 @@ from training.options.workdir import check_split
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = cli.parse(KnnOptions, arguments, prog="python -m training.knn")
+    options = parser.parse(KnnOptions, arguments, prog="python -m training.knn")
     check_name(options.run)
     check_data(options.source)
     check_finished(options.run)

@@ -7,7 +7,7 @@ The strength of the penalty is chosen on a tenth of the training images; then th
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from keras_vit.checkpoints.download import check_name
 from training.options.checks import check_data, check_finished
 from training.options.probes import LinearProbeOptions
@@ -16,7 +16,7 @@ from training.options.workdir import check_split
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = cli.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
+    options = parser.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
     check_name(options.run)
     check_data(options.source)
     check_finished(options.run)

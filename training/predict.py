@@ -11,15 +11,18 @@ cannot be read is named, and the others are classified; if none can be read, the
 import contextlib
 from collections.abc import Sequence
 
-from keras_vit import cli, run_directory
+from keras_vit import cli, parser, run_directory
 from keras_vit.checkpoints.download import check_name
 from training.options.checks import check_finished
 from training.options.predict import PredictOptions, check_names, with_run
 
+_PROG = "python -m training.predict"
+
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME PICTURES…`"""
-    options = cli.parse(PredictOptions, with_run(arguments), prog="python -m training.predict")
+    given = with_run(parser.read(PredictOptions, arguments, prog=_PROG))
+    options = parser.build(PredictOptions, given, prog=_PROG)
 
     from training.prediction.pictures import find_pictures
 

@@ -10,13 +10,13 @@ GIF, WebP and others are converted.
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from training.options.data import PrepareOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT`"""
-    options = cli.parse(PrepareOptions, arguments, prog="python -m training.prepare")
+    options = parser.parse(PrepareOptions, arguments, prog="python -m training.prepare")
     options.check_folders()
     cli.require_tensorflow()
 

@@ -13,12 +13,9 @@ chooses model, image size, epochs and augmentation from the data, and says why.
 import dataclasses
 from collections.abc import Sequence
 
-import tyro
-
-from keras_vit import UserError, cli
+from keras_vit import UserError, cli, parser
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data, check_loss, check_recipe_of_files
-from training.options.common import DataOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.options.workdir import check_workdir_of
@@ -47,7 +44,8 @@ def main(arguments: Sequence[str]) -> None:
         print("auto chooses size, epochs and more from the data; below are those for 1,000 images of 64 pixels.\n")
     # What the recipe auto is depends on the data, so its values are not known yet.
     named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name, [_AUTO])
-    options = _parse(name, rest, named)
+    given = parser.read(PretrainOptions, rest, prog=_prog(name), recipe=named)
+    options = _options(name, given, named)
     check_data(options.source)
     check_loss(options.source, options.recipe)
     if name != _AUTO:
@@ -70,22 +68,21 @@ def main(arguments: Sequence[str]) -> None:
             setup = open_setup(options)
             train = setup.source.train
             facts = DataFacts(train.num_examples, *typical_image(train))
-            chosen = _parse(name, rest, auto_recipe(facts)).recipe
+            chosen = _options(name, given, auto_recipe(facts)).recipe
             named = auto_recipe(facts, chosen.num_steps(facts.num_examples))  # for the warm-up of this duration
-            options = _parse(name, rest, named)
+            options = _options(name, given, named)
             print("\n".join(auto_reasons(facts, named, options.recipe)))
         pretrain(options, name, setup)
 
 
-def _parse(name: str, rest: list[str], recipe: PretrainRecipe) -> PretrainOptions:
-    """Parse the options, with the recipe as their default."""
-    options = cli.parse(
-        PretrainOptions,
-        with_crop(rest, recipe),
-        prog=f"python -m training.pretrain {name}",
-        default=PretrainOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=recipe),
-    )
+def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> PretrainOptions:
+    """The options that were given, with those of the recipe as their defaults."""
+    options = parser.build(PretrainOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
     return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
+
+
+def _prog(recipe_name: str) -> str:
+    return f"python -m training.pretrain {recipe_name}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ writes samples.npz and labels.txt, as in a run directory.
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from training.options.checks import check_data
 from training.options.data import SamplesOptions
 from training.options.workdir import check_no_run
@@ -15,9 +15,9 @@ from training.options.workdir import check_no_run
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
-    options = cli.parse(SamplesOptions, arguments, prog="python -m training.samples")
+    options = parser.parse(SamplesOptions, arguments, prog="python -m training.samples")
     check_data(options.source)
-    check_no_run(options.output)
+    check_no_run(str(options.output))
     cli.require_tensorflow()
 
     from training.input.sample_images import write_samples

@@ -10,13 +10,13 @@ Datasets. The same command evaluates a finished run again.
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from training.options.segment import SegmentOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data FOLDER --workdir DIR`"""
-    options = cli.parse(SegmentOptions, arguments, prog="python -m training.segment")
+    options = parser.parse(SegmentOptions, arguments, prog="python -m training.segment")
     options.check()
     cli.require_tensorflow()
 

@@ -8,7 +8,7 @@ Image files are stored unchanged. Example i of a split goes to file i mod N, so 
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from training.options.checks import check_data
 from training.options.data import ShardOptions
 from training.options.workdir import check_no_run
@@ -16,7 +16,7 @@ from training.options.workdir import check_no_run
 
 def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
-    options = cli.parse(ShardOptions, arguments, prog="python -m training.shard")
+    options = parser.parse(ShardOptions, arguments, prog="python -m training.shard")
     check_data(options.source)
     check_no_run(options.output)
     options.check_output()

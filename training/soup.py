@@ -8,14 +8,14 @@ models that were trained from scratch are useless.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, run_directory
+from keras_vit import cli, parser, run_directory
 from training.options.evaluate import SoupOptions
 from training.options.workdir import check_soup
 
 
 def main(arguments: Sequence[str]) -> None:
     """`RUN RUN … --output DIR [--greedy]`"""
-    options = cli.parse(SoupOptions, arguments, prog="python -m training.soup")
+    options = parser.parse(SoupOptions, arguments, prog="python -m training.soup")
     for run in options.runs:
         run_directory.find(run, run_directory.MODEL)
     check_soup(options.runs)

@@ -12,13 +12,10 @@ an interruption the same command continues and produces the same table.
 import dataclasses
 from collections.abc import Sequence
 
-import tyro
-
-from keras_vit import UserError, cli
+from keras_vit import UserError, cli, parser
 from keras_vit.errors import nearest
 from training.experiments.grids import STUDIES
 from training.options.checks import check_data
-from training.options.common import DataOptions
 from training.options.experiments import StudyOptions
 from training.options.workdir import check_outside
 from training.recipes.overrides import overridden
@@ -38,14 +35,10 @@ def main(arguments: Sequence[str]) -> None:
     name, rest = arguments[0], arguments[1:]
     if name not in STUDIES:
         raise UserError(f"There is no study {name!r}; the nearest names are {nearest(name, STUDIES)}.")
-    recipe_name, rest = cli.named(rest, "--recipe", _DEFAULT_RECIPE)
-    named = find_recipe(recipe_name)
-    options = cli.parse(
-        StudyOptions,
-        rest,
-        prog=f"python -m training.study {name} --recipe {recipe_name}",
-        default=StudyOptions(source=DataOptions(tyro.MISSING), workdir=tyro.MISSING, recipe=named),
-    )
+    recipe_name, rest = parser.named(rest, "--recipe", _DEFAULT_RECIPE)
+    named, prog = find_recipe(recipe_name), f"python -m training.study {name} --recipe {recipe_name}"
+    given = parser.read(StudyOptions, rest, prog=prog, recipe=named)
+    options = parser.build(StudyOptions, given, prog=prog, recipe=named)
     options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)
     check_outside(options.workdir, options.source.data)

@@ -10,7 +10,7 @@ names are those of keras_vit/published_accuracy.py.
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data
 from training.options.evaluate import VerifyOfficialOptions
@@ -18,7 +18,7 @@ from training.options.evaluate import VerifyOfficialOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`NAME --data …`"""
-    options = cli.parse(VerifyOfficialOptions, arguments, prog="python -m training.verify_official")
+    options = parser.parse(VerifyOfficialOptions, arguments, prog="python -m training.verify_official")
     check_data(options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()

@@ -12,7 +12,7 @@ command continues.
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, run_directory
+from keras_vit import cli, parser, run_directory
 from keras_vit.checkpoints.download import check_name
 from training.devices.tpu import prepare_tpu
 from training.options.experiments import VtabOptions
@@ -22,7 +22,7 @@ from training.recipes.vtab_tasks import RECIPE_NAME
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
-    options = cli.parse(VtabOptions, arguments, prog="python -m training.vtab")
+    options = parser.parse(VtabOptions, arguments, prog="python -m training.vtab")
     check_name(options.checkpoint)
     run_directory.check_model_file(options.checkpoint)
     prepare_tpu(options.devices)

@@ -17,7 +17,7 @@ RandAugment, MixUp and random windows (`benchmarks/input/augmented_peers.py`).
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 
 # For the threads or worker processes of each pipeline.
 _CORES = 2
@@ -41,7 +41,7 @@ class Arguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`--rounds --batches --images --records --augmentation`"""
-    parsed = cli.parse(Arguments, arguments, prog="python -m benchmarks.input")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.input")
     cli.require_tensorflow()
 
     if parsed.augmentation:

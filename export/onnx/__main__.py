@@ -10,13 +10,13 @@ requirements-onnx.txt. With --web also a page that classifies pictures in the br
 from collections.abc import Sequence
 
 from export.options import OnnxOptions, check_source
-from keras_vit import cli
+from keras_vit import cli, parser
 from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
-    options = cli.parse(OnnxOptions, arguments, prog="python -m export.onnx")
+    options = parser.parse(OnnxOptions, arguments, prog="python -m export.onnx")
     check_source(options.source, options.output)
     cli.require_tensorflow()
 

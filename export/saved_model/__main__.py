@@ -9,13 +9,13 @@ a model card (README.md) and the verification report (report.md, report.json, re
 from collections.abc import Sequence
 
 from export.options import SavedModelOptions, check_source
-from keras_vit import cli
+from keras_vit import cli, parser
 from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
-    options = cli.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
+    options = parser.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
     check_source(options.source, options.output)
     cli.require_tensorflow()
 

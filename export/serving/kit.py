@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from export.options import KitOptions
 from export.serving.configuration import write_kit
-from keras_vit import cli
+from keras_vit import cli, parser
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--models DIR --name NAME --output DIR`"""
-    options = cli.parse(KitOptions, arguments, prog="python -m export.serving.kit")
+    options = parser.parse(KitOptions, arguments, prog="python -m export.serving.kit")
     output = write_kit(
         options.models,
         options.name,

@@ -10,13 +10,13 @@ stores its labels and its normalization as TFLite Metadata.
 from collections.abc import Sequence
 
 from export.options import CALIBRATED, TFLiteOptions, check_calibration, check_source
-from keras_vit import cli, run_directory
+from keras_vit import cli, parser, run_directory
 from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
-    options = cli.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
+    options = parser.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
     check_calibration(options)
     check_source(options.source, options.output)
     cli.require_tensorflow()

@@ -79,13 +79,15 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig, overr
 
     overrides: by argument of `from_checkpoint`; None where the caller passed none.
     """
-    ambiguous = ambiguous_settings(checkpoint, config)
+    ambiguous = set(ambiguous_settings(checkpoint, config))
+    if overrides.get("gelu") == "quick":  # of OpenAI's CLIP; Perception Encoders have the exact one
+        ambiguous.discard("position_embedding")
     if "block" in ambiguous and isinstance(config, ViTConfig) and not config.qkv_bias:
         raise UserError(
             "The arrays are those of timm's vit_base_patch16_rpn_224, which normalizes after each branch and is not "
             "supported, as well as of a supported model; put the config.json beside them, which names the architecture."
         )
-    if missing := [name for name in ambiguous if name in overrides and overrides[name] is None]:
+    if missing := [name for name in sorted(ambiguous) if name in overrides and overrides[name] is None]:
         raise UserError(
             f"Several models have these arrays but other outputs; put the config.json beside the file, which names the "
             f"architecture, or give {' and '.join(missing)} to keras_vit.from_checkpoint."

@@ -8,13 +8,13 @@ Writes the paper's figures as PNG, arrays.npz, measures.json, and index.html wit
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import cli, parser
 from keras_vit.inspection.options import InspectionOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
-    parsed = cli.parse(InspectionOptions, arguments, prog="python -m keras_vit.inspection")
+    parsed = parser.parse(InspectionOptions, arguments, prog="python -m keras_vit.inspection")
     parsed.check()
     cli.import_keras()
 

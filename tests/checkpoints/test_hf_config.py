@@ -487,9 +487,10 @@ def test_rotary_models_with_the_arrays_of_clip_are_not_taken_for_it(tmp_path):
     assert keras_vit.describe(file, num_heads=4).ambiguous == ("gelu", "position_embedding")
     assert "also rotary" in str(keras_vit.describe(file, num_heads=4))
     with pytest.raises(UserError, match="give position_embedding to"):
-        keras_vit.from_checkpoint(file, num_heads=4, gelu="quick")
-    model = keras_vit.from_checkpoint(file, num_heads=4, gelu="quick", position_embedding="learned")
+        keras_vit.from_checkpoint(file, num_heads=4, gelu="erf")
+    model = keras_vit.from_checkpoint(file, num_heads=4, gelu="erf", position_embedding="learned")
     assert keras_vit.config_of(model).pre_norm
+    assert keras_vit.config_of(keras_vit.from_checkpoint(file, num_heads=4, gelu="quick")).pre_norm  # OpenAI's alone
     with pytest.raises(UserError, match="position_embedding='none' does not apply"):
         keras_vit.from_checkpoint(file, num_heads=4, gelu="quick", position_embedding="none")
 

@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 
-from keras_vit import MODELS, UserError, cli
-from training import pretrain
+from keras_vit import MODELS, UserError, parser
 from training.recipes.auto import DataFacts, auto_finetune_recipe, auto_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
 from training.recipes.overrides import overridden, with_crop
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
-from training.recipes.recipe import PretrainRecipe
+from training.recipes.recipe import PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
 
 # Table 3 of "An Image is Worth 16x16 Words": epochs, peak learning rate, decay of the rate and of the weights, dropout.
@@ -230,7 +229,9 @@ def test_steps_examples_or_epochs():
 
 
 def parse(name: str, *arguments: str) -> PretrainRecipe:
-    return overridden(cli.parse(PretrainRecipe, arguments, prog="test", default=find_recipe(name)), find_recipe(name))
+    recipe = find_recipe(name)
+    given = parser.read(PretrainRecipe, arguments, prog="test", **vars(recipe))
+    return overridden(parser.build(PretrainRecipe, given, prog="test", **vars(recipe)), recipe)
 
 
 def test_the_duration_given_is_the_one_that_counts():
@@ -338,30 +339,27 @@ def test_what_a_recipe_brings_along_may_stay_without_effect(name, options):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "added"),
+    ("arguments", "crop_from"),
     [
-        ([], []),
-        (["--image-size", "96"], ["--crop-from", "110"]),
-        (["--image_size=448"], ["--crop-from", "512"]),
-        (["--image-size", "112", "56", "--steps", "3"], ["--crop-from", "128"]),
-        (["--image-size", "96", "--crop_from", "96"], []),
-        (["--image-size", "96", "--crop-from=96"], []),
-        (["--image-size", "many"], []),
-        (["--resize", "pad"], ["--crop-from", "None"]),
-        (["--resize=crop", "--image-size", "96"], ["--crop-from", "None"]),
-        (["--resize", "stretch"], []),
+        ([], 256),
+        (["--image-size", "96"], 110),
+        (["--image_size=448"], 512),
+        (["--image-size", "112", "56", "--steps", "3"], 128),
+        (["--image-size", "96", "--crop_from", "97"], 97),
+        (["--image-size", "96", "--crop-from=97"], 97),
+        (["--resize", "pad"], None),
+        (["--resize=crop", "--image-size", "96"], None),
+        (["--resize", "stretch"], 256),
     ],
 )
-def test_the_same_part_of_an_image_is_seen_at_another_image_size(arguments, added):
+def test_the_same_part_of_an_image_is_seen_at_another_image_size(arguments, crop_from):
     recipe = FINETUNE_RECIPES["photos-finetune"]
-    assert with_crop(arguments, recipe) == [*arguments, *added]
-    assert with_crop(arguments, dataclasses.replace(recipe, resize="stretch", crop_from=None)) == arguments
+    given = parser.read(Recipe, arguments, prog="test", **vars(recipe))
+    of_recipe = {("recipe", *path): value for path, value in given.items()}
+    assert with_crop(of_recipe, recipe).get(("recipe", "crop_from"), recipe.crop_from) == crop_from
+    assert with_crop(of_recipe, dataclasses.replace(recipe, resize="stretch", crop_from=None)) == of_recipe
 
 
 def test_the_part_seen_at_another_image_size_does_not_hinder_another_patch_size():
-    options = pretrain._parse(
-        "vit-b16-i21k",
-        ["--data", "digits", "--workdir", "x", "--image-size", "210", "--model.patch-size", "14"],
-        find_recipe("vit-b16-i21k"),
-    )
-    assert (options.recipe.image_size, options.recipe.model.patch_size) == ((210, 210), 14)
+    recipe = parse("vit-b16-i21k", "--image-size", "210", "--model.patch-size", "14")
+    assert (recipe.image_size, recipe.model.patch_size) == ((210, 210), 14)

@@ -6,11 +6,10 @@ import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.geometry import Resize
+from keras_vit.parser import Aliases
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -131,7 +130,7 @@ class Execution:
 class TrainingOptions:
     """Options of all commands that train."""
 
-    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    source: DataOptions
     workdir: str
     """Run directory, or an address such as gs://bucket/run. If it holds an unfinished run of the same command, that run
     continues. All workers share it."""
@@ -143,8 +142,8 @@ class TrainingOptions:
     """Print the configuration, steps, learning rate, operations and memory of the run, and stop."""
     model_parallel: int = 1
     """With KERAS_BACKEND=jax, devices that share one model: the weights of attention and MLP are divided among them."""
-    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
-    execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Execution)
+    devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
+    execution: Execution = dataclasses.field(default_factory=Execution)
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -156,9 +155,9 @@ class TrainingOptions:
 class FeatureOptions:
     """Options of all commands that extract features."""
 
-    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
-    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    source: DataOptions
     features: FeatureKind = "pre_logits"
     """Features of a Vision Transformer. pre_logits: what its head reads. Of its normalized tokens, token: the class
     token; mean: the mean of the patch tokens; both: the two one after the other, as DINOv2's linear classifiers."""

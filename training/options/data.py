@@ -5,13 +5,12 @@ import os
 import pathlib
 from typing import Annotated
 
-import tyro
-
 from keras_vit import UserError, run_directory
 from keras_vit.errors import near_path
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden
+from keras_vit.parser import Positional
 from training.options.common import DataOptions
 
 # The file of the lengths of all records, beside TFRecord files.
@@ -22,7 +21,7 @@ RECORD_INDEX = "records.npz"
 class ShardOptions:
     """Write a data set as TFRecord files."""
 
-    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    source: DataOptions
     output: str
     """Directory of the files; must not hold TFRecord files yet."""
     shards: int = 1
@@ -45,7 +44,7 @@ class ShardOptions:
 class SamplesOptions:
     """Write evaluation images of a data set to samples.npz, and its class names to labels.txt."""
 
-    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    source: DataOptions
     output: pathlib.Path
     """Directory to write into."""
     count: int = 128
@@ -56,9 +55,9 @@ class SamplesOptions:
 class PrepareOptions:
     """Make a clean folder of pictures."""
 
-    folder: Annotated[tyro.conf.Positional[pathlib.Path], tyro.conf.arg(metavar="IN")]
+    folder: Annotated[pathlib.Path, Positional("IN")]
     """Folder of pictures, such as one of class folders; it is not changed."""
-    output: Annotated[tyro.conf.Positional[pathlib.Path], tyro.conf.arg(metavar="OUT")]
+    output: Annotated[pathlib.Path, Positional("OUT")]
     """New folder for the pictures, and for prepared.csv, which says what was done to each."""
 
     def check_folders(self) -> None:

@@ -3,11 +3,10 @@
 import dataclasses
 from typing import Annotated
 
-import tyro
-
 from keras_vit import UserError
 from keras_vit.errors import nearest
 from keras_vit.files.remote import is_remote, to_path
+from keras_vit.parser import Aliases, Positional
 from keras_vit.published_accuracy import ACCURACY
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
@@ -16,10 +15,10 @@ from training.options.common import DataOptions, InputOptions, StrategyOptions
 class EvaluateOptions:
     """Measure a model on the evaluation images of a data set."""
 
-    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
     """Run directory, .keras file, checkpoint file or folder, address, official name, SavedModel directory or .tflite
     file."""
-    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    source: DataOptions
     batch_size: int = 256
     """Images per forward pass; does not change the metrics."""
     output: str | None = None
@@ -32,10 +31,8 @@ class EvaluateOptions:
     calibrate: bool = False
     """Fit a temperature to the evaluation images and store it in the run: training.predict and exports of the run then
     divide the logits by it, so that probabilities agree with frequencies."""
-    input: Annotated[InputOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=InputOptions)
-    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=lambda: StrategyOptions("single")
-    )
+    input: InputOptions = dataclasses.field(default_factory=InputOptions)
+    devices: StrategyOptions = dataclasses.field(default_factory=lambda: StrategyOptions("single"))
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -46,14 +43,12 @@ class EvaluateOptions:
 class VerifyOfficialOptions:
     """Compare the accuracy of a published checkpoint on ImageNet with the published one."""
 
-    name: tyro.conf.Positional[str]
+    name: Annotated[str, Positional("NAME")]
     """Official name with a published accuracy, such as imagenet21k+imagenet2012/ViT-B_16-224."""
-    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    source: DataOptions
     batch_size: int = 256
     """Images per forward pass; does not change the result."""
-    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=lambda: StrategyOptions("single")
-    )
+    devices: StrategyOptions = dataclasses.field(default_factory=lambda: StrategyOptions("single"))
 
     def __post_init__(self) -> None:
         if self.name not in ACCURACY:
@@ -70,7 +65,7 @@ class VerifyOfficialOptions:
 class SoupOptions:
     """Average the weights of runs."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[tuple[str, ...], Positional("RUNS")]
     """Run directories of one architecture and the same classes, fine-tuned from one checkpoint."""
     output: str
     """Run directory of the average."""

@@ -1,9 +1,6 @@
 """Options of the demo and of the commands that run the papers' experiments."""
 
 import dataclasses
-from typing import Annotated
-
-import tyro
 
 from keras_vit import UserError
 from training.options.common import DataOptions, Execution, StrategyOptions, check_seed
@@ -28,10 +25,10 @@ class DemoOptions:
 class StudyOptions:
     """A study; the fields of its base recipe are options."""
 
-    source: Annotated[DataOptions, tyro.conf.arg(name="")]
+    source: DataOptions
     workdir: str
     """Directory of the report, and of the run directories in runs/."""
-    recipe: Annotated[PretrainRecipe, tyro.conf.arg(name="")]
+    recipe: PretrainRecipe
     seeds: int = 3
     """Runs of each setting, for the confidence intervals."""
     shots: int = 5
@@ -73,10 +70,8 @@ class VtabOptions:
     """Attention heads, if the checkpoint does not specify them."""
     seed: int = 0
     """Seed of data order, augmentation and dropout."""
-    devices: Annotated[StrategyOptions, tyro.conf.arg(name="")] = dataclasses.field(default_factory=StrategyOptions)
-    execution: Annotated[Execution, tyro.conf.arg(name="")] = dataclasses.field(
-        default_factory=lambda: Execution(checkpoint_every=500)
-    )
+    devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
+    execution: Execution = dataclasses.field(default_factory=lambda: Execution(checkpoint_every=500))
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

@@ -4,14 +4,12 @@ import dataclasses
 import http.server
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Annotated, Literal
-
-import tyro
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.labels import read_labels
+from keras_vit.parser import Aliases, Given, Positional
 from keras_vit.run_directory import CONFIG, MODEL
 
 Explanation = Literal["rollout", "relevance"]
@@ -27,9 +25,9 @@ _EXPORTED = ("saved_model.pb", "[0-9]*/saved_model.pb")
 class PredictOptions:
     """Classify image files."""
 
-    pictures: tyro.conf.Positional[tuple[str, ...]] = ()
+    pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
-    run: Annotated[str, tyro.conf.arg(aliases=("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     labels: str | None = None
     """Text file with one class name per line; default the run's labels.txt or the names in a config.json, else class
@@ -82,12 +80,13 @@ class PredictOptions:
             raise port_in_use(self.port, error) from error
 
 
-def with_run(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with `--run` before a run directory or the file of a model among them if none is given by name."""
-    if {"--run", "--checkpoint", "--model"} & {argument.partition("=")[0] for argument in arguments}:
-        return [*arguments]
-    runs = [argument for argument in arguments if _is_model(pathlib.Path(argument))][:1]
-    return [*(["--run", *runs] if runs else []), *(argument for argument in arguments if argument not in runs)]
+def with_run(given: Given) -> Given:
+    """The options that were given; without `--run`, a run directory or model file among the pictures is the run."""
+    pictures = given.get(("pictures",), ())
+    models = [name for name in pictures if _is_model(pathlib.Path(name))][:1]
+    if ("run",) in given or not models:
+        return given
+    return {**given, ("run",): models[0], ("pictures",): tuple(name for name in pictures if name not in models)}
 
 
 def _is_model(path: pathlib.Path) -> bool:

@@ -5,11 +5,10 @@ import math
 import pathlib
 from typing import Annotated
 
-import tyro
-
 from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import check_saved_model_path, is_remote, to_path
+from keras_vit.parser import Aliases
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, check_seed
 from training.options.workdir import check_outside, check_workdir
 
@@ -20,7 +19,7 @@ TFDS = "tfds:"
 class SegmentOptions:
     """Train, evaluate and export a linear segmentation head on frozen features."""
 
-    checkpoint: Annotated[str, tyro.conf.arg(aliases=("--run",))]
+    checkpoint: Annotated[str, Aliases(("--run",))]
     """Run directory, .keras file, checkpoint file or folder, address, or official name, of a Vision Transformer."""
     data: str
     """Folder of images/ and masks/, of which every tenth pair is evaluated, or of train/ and test/ with these two; or

@@ -1,9 +1,6 @@
 """Options of the commands that train."""
 
 import dataclasses
-from typing import Annotated
-
-import tyro
 
 from training.options.common import TrainingOptions
 from training.recipes.recipe import PretrainRecipe, Recipe
@@ -13,14 +10,14 @@ from training.recipes.recipe import PretrainRecipe, Recipe
 class PretrainOptions(TrainingOptions):
     """Train a model from scratch by a recipe, whose fields are options."""
 
-    recipe: Annotated[PretrainRecipe, tyro.conf.arg(name="")]
+    recipe: PretrainRecipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneOptions(TrainingOptions):
     """Fine-tune a checkpoint."""
 
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    recipe: Recipe
     checkpoint: str | None = None
     """A run directory or .keras file of keras_vit; an .npz or .safetensors file or folder of any published layout; an
     https:// or gs:// address; or an official name, such as imagenet21k/ViT-B_16, augreg:B_16 or bit:BiT-M-R50x1."""

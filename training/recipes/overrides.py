@@ -1,53 +1,32 @@
 """Recipes whose fields the command line changed."""
 
 import dataclasses
-import itertools
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from keras_vit import UserError
 from keras_vit.errors import Applies, refuse_without_effect
 from keras_vit.images.geometry import scaled_crop
+from keras_vit.parser import Given
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
-def with_crop(arguments: Sequence[str], recipe: Recipe) -> list[str]:
-    """Return the arguments of a command with `--crop-from` for the resize and the image size that they hold.
+def with_crop(given: Given, recipe: Recipe) -> Given:
+    """Return the options that were given, with `--crop-from` for their resize and image size.
 
     It grows with the image size, so that the model sees the same part of an image as with the recipe's own; crop and
-    pad have none. Nothing is added where they have one, or where the recipe or the arguments have none to grow.
+    pad have none. Nothing is added where it is given, or where the recipe has none to grow.
     """
-    if recipe.crop_from is None or _value(arguments, "--crop-from") is not None:
-        return [*arguments]
-    if _value(arguments, "--resize") in ("crop", "pad"):
-        return [*arguments, "--crop-from", "None"]
-    size = _image_size(arguments)
-    if size is None or max(size) == 0:
-        return [*arguments]
-    return [*arguments, "--crop-from", str(scaled_crop(recipe.crop_from, max(recipe.image_size), max(size)))]
-
-
-def _value(arguments: Sequence[str], name: str) -> str | None:
-    """What stands behind an option or its "="; None if there is no such option."""
-    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        option, _, value = argument.partition("=")
-        if option.replace("_", "-") == name:
-            return value or following
-    return None
-
-
-def _image_size(arguments: Sequence[str]) -> tuple[int, int] | None:
-    """The size behind `--image-size`, one number for a square or two; None if there is none, or anything else."""
-    for index, argument in enumerate(arguments):
-        option, _, value = argument.replace("_", "-").partition("=")
-        if option == "--image-size":
-            found = [value, *arguments[index + 1 : index + 2]] if value else arguments[index + 1 : index + 3]
-            sides = [int(number) for number in itertools.takewhile(str.isdecimal, found)]
-            return (sides[0], sides[-1]) if sides else None
-    return None
+    crop_from, image_size, resize = (("recipe", field) for field in ("crop_from", "image_size", "resize"))
+    if recipe.crop_from is None or crop_from in given:
+        return given
+    if given.get(resize) in ("crop", "pad"):
+        return {**given, crop_from: None}
+    if image_size not in given:
+        return given
+    return {**given, crop_from: scaled_crop(recipe.crop_from, max(recipe.image_size), max(given[image_size]))}
 
 
 def overridden(recipe: AnyRecipe, named: AnyRecipe) -> AnyRecipe:

@@ -5,9 +5,7 @@ The named recipes are in `pretrain.py` (from scratch) and `finetune.py`. Any fie
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Literal
 
 import keras_vit
 from keras_vit import ResNetConfig, UserError, ViTConfig
@@ -56,7 +54,7 @@ class Recipe:
     """Training images seen, instead of epochs."""
     steps: int | None = None
     """Training steps, instead of epochs."""
-    schedule: Annotated[Schedule, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Schedule)
+    schedule: Schedule = dataclasses.field(default_factory=Schedule)
     """Learning rate schedule."""
 
     optimizer: OptimizerKind = "adamw"
