@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, to_path
+from keras_vit.parser import Count, Range
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -139,15 +140,13 @@ class TFLiteOptions:
     calibration: str | None = None
     """Folder of representative images for int4-weights, int8 and int16x8, and to rescale large channels for
     int8-dynamic. Default: training images in the run directory."""
-    calibration_images: int | None = None
+    calibration_images: Count | None = None
     """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: float = LARGEST_DISAGREEMENT
     """Largest share of images with another predicted class than the model, for all formats but float32."""
 
     def __post_init__(self) -> None:
         check_tflite_formats(self.formats, self.target, uint8_input=self.uint8_input, dynamic_batch=self.dynamic_batch)
-        if self.calibration_images is not None and self.calibration_images < 1:
-            raise UserError(f"--calibration-images must be at least 1, but is {self.calibration_images}.")
 
 
 def check_tflite_formats(
@@ -220,9 +219,9 @@ class KitOptions:
     """Version with the label "stable"; default: the newest."""
     canary: int | None = None
     """Version with the label "canary"; default: none."""
-    max_batch_size: int = 32
+    max_batch_size: Count = 32
     """Largest number of images in a batch, over all requests."""
-    batch_timeout_ms: float = 2.0
+    batch_timeout_ms: Annotated[float, Range("[0, 10000]")] = 2.0
     """Milliseconds to wait for further requests of a batch."""
-    threads: int = 2
+    threads: Count = 2
     """Number of parallel batches, about one per core of the server."""

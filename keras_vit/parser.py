@@ -62,23 +62,65 @@ class Positional:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Annotates a field: the numbers that it takes, see `check_ranges`."""
+    """Annotates a field: the interval of its numbers, as in mathematics: "[0, 1)". See `check_ranges`."""
 
-    least: float
-    most: float = math.inf
+    interval: str
+
+    def __contains__(self, number: float) -> bool:
+        low, high = map(float, self.interval[1:-1].split(","))
+        above = number >= low if self.interval.startswith("[") else number > low
+        return above and (number <= high if self.interval.endswith("]") else number < high)
 
     def __str__(self) -> str:
-        return f"at least {self.least:g}" if self.most == math.inf else f"{self.least:g} to {self.most:g}"
+        return {
+            "(-inf, inf)": "a finite number",
+            "[0, inf)": "at least 0",
+            "[1, inf)": "at least 1",
+            "(0, inf)": "positive",
+        }.get(self.interval, f"in {self.interval}")
+
+
+Count = Annotated[int, Range("[1, inf)")]
+Natural = Annotated[int, Range("[0, inf)")]
+Positive = Annotated[float, Range("(0, inf)")]
+NotNegative = Annotated[float, Range("[0, inf)")]
+Share = Annotated[float, Range("[0, 1]")]
+Seed = Annotated[int, Range("[0, 4294967295]")]  # what NumPy and Keras take
 
 
 def check_ranges(options: Any) -> None:
-    """Raise UserError for a number outside of the `Range` of its field; None is allowed."""
-    for name, hint in typing.get_type_hints(type(options), include_extras=True).items():
-        for note in getattr(hint, "__metadata__", ()):
-            value = getattr(options, name)
-            values = value if isinstance(value, tuple) else () if value is None else (value,)
-            if isinstance(note, Range) and not all(note.least <= number <= note.most for number in values):
-                raise UserError(f"--{name.replace('_', '-')} must be {note}, but is {_shown(value)}.")
+    """Raise UserError for a number outside of the `Range` of its field; None is allowed.
+
+    Without a range, a number must be finite.
+    """
+    options_class: Any = type(options)
+    for name, allowed in _ranges(options_class).items():
+        value = getattr(options, name)
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not all(number in allowed for number in numbers):
+            what = allowed if all(map(math.isfinite, numbers)) else "a finite number"
+            raise UserError(f"--{name.replace('_', '-')} must be {what}, but is {_shown(value)}.")
+
+
+@functools.cache
+def _ranges(options_class: Any) -> dict[str, Range]:
+    """The range of each field that has numbers."""
+    found = {}
+    for name, hint in _hints(options_class).items():
+        notes = [note for part in _parts(hint) for note in getattr(part, "__metadata__", ())]
+        ranges = [note for note in notes if isinstance(note, Range)]
+        is_float = any(part is float for part in _parts(hint))
+        if ranges or is_float:
+            found[name] = ranges[0] if ranges else Range("(-inf, inf)")
+    return found
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type and those inside it, of a union, a tuple or an annotated one."""
+    yield hint
+    for part in typing.get_args(hint):
+        if typing.get_origin(hint) is not Literal and (part is hint or not isinstance(part, str)):
+            yield from _parts(part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +253,9 @@ def _built(options_class: type, given: Mapping[tuple[str, ...], Any], defaults: 
             inner = {} if default is dataclasses.MISSING else _values(default)
             default = _built(nested, given, inner, (*path, field.name))
         values[field.name] = given.get((*path, field.name), default)
-    return options_class(**values)
+    options = options_class(**values)
+    check_ranges(options)
+    return options
 
 
 def _options(
@@ -255,11 +299,14 @@ def _hints(options_class: type) -> dict[str, Any]:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the type."""
-    if typing.get_origin(hint) is Annotated:
-        hint = typing.get_args(hint)[0]
+    """The types of a union, or the type, without annotations."""
+    hint = _bare(hint)
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
+    return tuple(map(_bare, typing.get_args(hint))) if is_union else (hint,)
+
+
+def _bare(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def _option_name(argument: str) -> str:
@@ -297,8 +344,10 @@ def _value(option: _Option, name: str, texts: Sequence[str]) -> Any:
     if typing.get_origin(option.kind) is not tuple:
         return _converted(name, option.kind, texts[0] if texts else None)
     parts = typing.get_args(option.kind)
-    if option.repeated:
+    if option.repeated and (texts or option.default == ()):
         return tuple(_converted(name, parts[0], text) for text in texts)
+    if option.repeated:
+        raise UserError(f"{name} takes one value or more, but was given nothing; {_HELP}")
     if set(parts) == {int}:
         numbers = [number for text in texts for number in re.split("[x,]", text)]
         if len(numbers) == 1 and int in _kinds(option.hint):
@@ -315,6 +364,7 @@ def _value(option: _Option, name: str, texts: Sequence[str]) -> Any:
 
 
 def _converted(name: str, kind: Any, text: str | None) -> Any:
+    kind = _bare(kind)
     if text is None:
         raise UserError(f"{name} takes a value, but was given nothing; {_HELP}")
     if typing.get_origin(kind) is Literal:
@@ -366,12 +416,7 @@ def _print_help(options_class: type, options: Sequence[_Option], prog: str) -> N
         else:
             print(f"  {left}")
         print("".join(f"{indent}{line}\n" for line in lines), end="")
-    print(
-        "\n"
-        + textwrap.fill(
-            "--help prints this, and --verbose shows the log messages of TensorFlow, of every command.", width
-        )
-    )
+    print("\nEvery command has --help, and --verbose for the log messages of TensorFlow.")
 
 
 def _left(option: _Option) -> str:
@@ -383,6 +428,7 @@ def _left(option: _Option) -> str:
 
 
 def _metavar(kind: Any) -> str:
+    kind = _bare(kind)
     return "|".join(typing.get_args(kind)) if typing.get_origin(kind) is Literal else _METAVARS[kind]
 
 

@@ -89,7 +89,7 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
         (training.evaluate, ["--run", "x", "--data", "digits", "--lr", "1"], "no option --lr; --help lists all"),
         (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "clip-norm must be a finite number, but is nan"),
         (training.pretrain, [*PRETRAIN, "--channels", "2"], "channels must be 1 for grayscale or 3 for RGB, but are 2"),
-        (training.pretrain, [*PRETRAIN, "--seed", "-1"], "seed must be a number from 0 to 4294967295, but is -1"),
+        (training.pretrain, [*PRETRAIN, "--seed", "-1"], r"seed must be in \[0, 4294967295\], but is -1"),
         (training.pretrain, [*PRETRAIN, "--data-dir", "x"], "--data-dir does not apply to --data digits; leave it out"),
         (
             training.pretrain,

@@ -36,8 +36,6 @@ def write_kit(
         raise UserError(f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.")
     if kit.exists() and any(kit.iterdir()):
         raise UserError(f"{kit} is not empty; pass a new --output.")
-    if max_batch_size < 1 or threads < 1 or not 0 <= batch_timeout_ms < 10_000:
-        raise UserError("--max-batch-size and --threads must be at least 1, --batch-timeout-ms from 0 to 10000.")
     labels = {"stable": versions[-1] if stable is None else stable}
     if canary is not None:
         labels["canary"] = canary

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from keras_vit import UserError, cli
+from keras_vit import UserError, parser
 from keras_vit.images import formats
 from training.devices.tpu import has_tpu, prepare_tpu
 from training.options.common import StrategyOptions
@@ -187,7 +187,7 @@ def test_the_commands_of_the_page_can_be_parsed():
     for name, arguments in found:
         words = shlex.split(arguments.replace("$BUCKET", "my-bucket"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cli, "parse", functools.partial(_parse_and_stop, cli.parse, parsed))
+            patch.setattr(parser, "build", functools.partial(_build_and_stop, parser.build, parsed))
             with pytest.raises(Parsed):
                 importlib.import_module(f"training.{name}").main(words)
     assert parsed[1].devices == StrategyOptions(strategy="tpu")
@@ -198,6 +198,6 @@ class Parsed(Exception):
     """The options were parsed."""
 
 
-def _parse_and_stop(parse, parsed, *arguments, **options):
+def _build_and_stop(parse, parsed, *arguments, **options):
     parsed.append(parse(*arguments, **options))
     raise Parsed

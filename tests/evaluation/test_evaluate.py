@@ -244,12 +244,6 @@ def test_a_broken_model_file_is_refused(run):
         evaluation.evaluate(str(run.path), DataOptions("digits"))
 
 
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_an_empty_batch_is_refused(run, batch_size, no_data):
-    with pytest.raises(UserError, match=f"--batch-size must be at least 1 image, but is {batch_size}"):
-        evaluation.evaluate(str(run.path), DataOptions("digits"), batch_size=batch_size)
-
-
 @pytest.mark.parametrize("output", ["file", "file/report"])
 def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_path, no_data):
     (tmp_path / "file").write_text("mine")
@@ -456,6 +450,7 @@ def test_a_saved_model_that_takes_tensors_is_evaluated(made, few_digits, tmp_pat
     assert title.endswith("numbers on digits, with --resize resize-small --crop-from 10 --value-range 0.0 1.0")
 
 
+@pytest.mark.slow
 def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_path, capsys):
     expected, _ = _evaluated(made / "run", tmp_path / "run")
     file = made / "phone" / "model-float32.tflite"
@@ -477,6 +472,7 @@ def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_pat
     assert "does not say how images are resized; here they are stretched" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uint8_input", [False, True])
 def test_a_tflite_file_says_what_its_images_are_padded_with(uint8_input, few_digits, tmp_path):
     preprocessing = Preprocessing(

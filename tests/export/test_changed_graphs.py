@@ -133,12 +133,9 @@ REFUSED = (
 # One of each kind; the others take minutes.
 FAST = (
     "own mean of all tokens",
-    "two poolings",
     "a division of keras.ops",
     "a softmax",
-    "a head with relu",
     "another epsilon",
-    "a scaled query",
     "the images scaled before the spec",
     "a pooling of a ResNet",
 )
@@ -212,6 +209,7 @@ def test_a_saved_model_is_of_the_changed_model_in_a_file(change, tmp_path):
     _check_saved_model(model, source, tmp_path / "served")
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_of_the_changed_model_in_a_run(tmp_path):
     model = CHANGES["a norm before the head"]()
     model.save(tmp_path / MODEL)

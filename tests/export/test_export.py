@@ -391,6 +391,7 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     assert {path.name for path in phone.iterdir()} == {*before, "model-float32.tflite"}
 
 
+@pytest.mark.slow
 def test_the_report_names_the_files_of_earlier_exports(samples, tmp_path):
     for kind, names in (("float32", ""), ("float16", "model-float32.tflite"), ("float32", "model-float16.tflite")):
         tflite_export.export_tflite(build(), LABELS, samples, tmp_path, [kind])

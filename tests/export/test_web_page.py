@@ -170,7 +170,13 @@ def run_script(script: str):
         return page.evaluate(f"(() => {{ {functions}\nreturn {script}; }})()")
 
 
-@pytest.mark.parametrize("name", [*json.loads((_PICTURES / "index.json").read_text())["processors"], *_FURTHER])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *json.loads((_PICTURES / "index.json").read_text())["processors"],
+        *(pytest.param(name, marks=pytest.mark.slow) for name in _FURTHER),
+    ],
+)
 def test_the_page_makes_the_pixels_of_the_model(name):
     rule = _FURTHER[name] if name in _FURTHER else preprocessing_of(keras_vit.from_checkpoint(_PICTURES / name))
     images = []

@@ -135,8 +135,8 @@ def _files(tmp_path):
     "fields",
     [
         {"resize": "crop", "shift": 1},
-        {"resize": "pad", "flip": True, "shift": 1},
-        {"crop_from": 8},
+        pytest.param({"resize": "pad", "flip": True, "shift": 1}, marks=pytest.mark.slow),
+        pytest.param({"crop_from": 8}, marks=pytest.mark.slow),
         {"mixup": 0.5, "randaugment_layers": 1, "randaugment_magnitude": 5.0},
     ],
     ids=str,

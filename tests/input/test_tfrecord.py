@@ -209,7 +209,6 @@ def test_what_are_no_records_of_images_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("shards", "words"),
     [
-        (0, "--shards must be at least 1 file, but is 0"),
         (7, "6 images of eval cannot fill 7 files; give --shards 6 or"),
     ],
 )

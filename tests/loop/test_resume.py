@@ -138,6 +138,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_a_run_trains_in_another_thread_and_leaves_the_signals_alone(undisturbed, tmp_path):
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     thread = threading.Thread(target=in_process, args=(tmp_path / "run",))

@@ -289,7 +289,7 @@ def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, ex
         (["pictures", "--explain", "rollout"], "needs --output FILE.html"),
         (
             ["pictures", "--output", "x.html", "--explain", "dreams"],
-            "relevance or rollout, but was given 'dreams'",
+            "rollout or relevance, but was given 'dreams'",
         ),
     ],
 )

@@ -11,6 +11,7 @@ import sklearn.preprocessing
 import tensorflow as tf
 
 import keras_vit
+import training.fewshot
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn
@@ -242,9 +243,9 @@ def test_random_weights_are_others_and_always_the_same(run, tmp_path):
 def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
         least_squares.fewshot(dataclasses.replace(_options(run, tmp_path), run=str(run.model_file)))
-    for option in ({"shots": (0,)}, {"seeds": 0}, {"l2": 0.0}):
-        with pytest.raises(UserError, match="--" + next(iter(option))):
-            least_squares.fewshot(_options(run, tmp_path), **option)
+    for option in ("shots", "seeds", "l2"):
+        with pytest.raises(UserError, match=f"--{option} must be"):
+            training.fewshot.main(["--run", str(run.path), "--data", "digits", f"--{option}", "0"])
     with pytest.raises(UserError, match="--batch-size"):
         least_squares.fewshot(_options(run, tmp_path, batch_size=0))
     one = dataclasses.replace(digits(), labels=("zero",))

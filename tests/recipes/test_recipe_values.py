@@ -260,7 +260,7 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
     ("fields", "sentence"),
     [
         ({"epochs": None}, "needs steps, examples or epochs; give one, such as --epochs 10"),
-        ({"examples": 0}, "examples must be positive, but is 0"),
+        ({"examples": 0}, "examples must be at least 1, but is 0"),
         ({"learning_rate": float("inf")}, "learning-rate must be a finite number, but is inf"),
         ({"schedule": Schedule("linear", linear_end=0.01)}, "must not rise, but linear_end is 0.01 and the peak 0.002"),
         ({"clip_norm": 0.0}, "clip-norm must be positive, but is 0.0"),
@@ -270,7 +270,7 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
         ({"freeze": ("cls", "head")}, "--freeze head would keep the new head at zeros, from which no layer learns"),
         ({"freeze": ("resnet.head",)}, "--freeze resnet.head would keep the new head at zeros"),
         ({"freeze": ("cls",), "lora": 2}, "LoRA trains nothing but its adapters and the head; leave --freeze out"),
-        ({"mixup": -0.1}, "mixup must not be negative, but is -0.1"),
+        ({"mixup": -0.1}, "mixup must be at least 0, but is -0.1"),
         ({"random_erasing": 1.5}, r"random-erasing must be in \[0, 1\], but is 1.5"),
         ({"randaugment_magnitude": 9.0}, "randaugment-magnitude has no effect without --randaugment-layers"),
         ({"randaugment_layers": 2, "randaugment_magnitude": 31.0}, r"randaugment-magnitude must be in \[0, 30\]"),

@@ -63,12 +63,12 @@ def test_a_schedule_survives_saving():
     ("fields", "sentence"),
     [
         ({"decay": "exponential"}, "decay must be one of cosine, linear, stair, rsqrt, constant"),
-        ({"warmup_steps": -1}, "warmup_steps must not be negative"),
-        ({"linear_end": float("nan")}, "linear_end must not be negative"),
+        ({"warmup_steps": -1}, "warmup-steps must be at least 0"),
+        ({"linear_end": float("nan")}, "linear-end must be a finite number"),
         ({"timescale": 0}, "timescale must be at least 1"),
         ({"decay": "stair"}, "decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9"),
         ({"stairs": (0.6, 0.3)}, "stairs must be increasing fractions"),
-        ({"stairs": (0.6, 1.3)}, "stairs must be increasing fractions"),
+        ({"stairs": (0.6, 1.3)}, r"stairs must be in \(0, 1\), but is 0.6 1.3"),
     ],
 )
 def test_what_is_no_schedule_is_refused(fields, sentence):

@@ -38,7 +38,7 @@ def test_a_run_with_adapters_resumes_exactly(upstream, assert_resumes_exactly):
     [
         (["--lora", "13"], "--lora 13 is larger than the layer .*query of 12 inputs and 12 outputs; give --lora 12 or"),
         (["--lora-on", "querry"], "--lora-on querry is no dense layer of this model; its dense layers are query, key,"),
-        (["--lora", "-1"], "lora must not be negative, but is -1"),
+        (["--lora", "-1"], "lora must be at least 0, but is -1"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused_and_leaves_nothing(options, words, upstream, tmp_path):

@@ -97,7 +97,7 @@ def test_regularized_runs_resume_exactly(options, assert_resumes_exactly):
         (["--patch-dropout", "0.5", "--patch-sizes", "2", "4"], "a run takes one; leave one out"),
         (["--patch-dropout", "0.5", "--remat"], "do not support rematerialization"),
         (["--patch-dropout", "0.5", "--model.position-embedding", "rotary"], "does not fit rotary positions"),
-        (["--sharpness-radius", "-1"], "sharpness-radius must not be negative"),
+        (["--sharpness-radius", "-1"], "sharpness-radius must be at least 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_leaves_nothing(options, words, tmp_path):

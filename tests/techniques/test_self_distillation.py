@@ -253,7 +253,7 @@ def test_the_recipe_of_the_paper():
         ({"decoder_layers": 1}, "A decoder is for masked patches"),
         ({"local_size": 16}, r"local-size must be at most --image-size, \(8, 8\), but is 16"),
         ({"local_size": 5}, "patch"),
-        ({"local_crops": -1}, "local-crops must not be negative, but are -1"),
+        ({"local_crops": -1}, "local-crops must be at least 0, but is -1"),
         ({"prototypes": 1}, "at least 2 prototypes"),
         ({"head_width": 12}, "a head_width that is a multiple of 8"),
         ({"inception_crop": True}, "draws its own crops"),

@@ -55,8 +55,6 @@ def evaluate(
 
     `overrides` are those of the model's input size and preprocessing. See `EvaluateOptions` for the other arguments.
     """
-    if batch_size < 1:
-        raise UserError(f"--batch-size must be at least 1 image, but is {batch_size}.")
     if calibrate and not (to_path(run) / run_directory.CONFIG).is_file():
         raise UserError(f"--calibrate stores the temperature in a run directory, but {run} is none; leave it out.")
     overrides = overrides or InputOptions()

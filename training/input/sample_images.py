@@ -5,7 +5,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, run_directory
+from keras_vit import run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import Samples
@@ -15,8 +15,6 @@ from training.options.common import DataOptions
 
 def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int = 128) -> None:
     """Write samples.npz with up to `count` evaluation images in shuffled order, and labels.txt."""
-    if count < 1:
-        raise UserError(f"--count must be at least 1 image, but is {count}.")
     directory = run_directory.check_output(output)
     dataset = open_source(source)
     split = dataset.evaluation

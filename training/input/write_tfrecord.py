@@ -21,8 +21,6 @@ from training.options.common import DataOptions
 
 def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
     """Write train-*, eval-* and labels.txt into the directory `output`, all of them or none."""
-    if shards < 1:
-        raise UserError(f"--shards must be at least 1 file, but is {shards}.")
     directory = run_directory.check_output(output)
     if directory.is_dir() and any(directory.glob("*.tfrecord")):
         raise UserError(f"{directory} holds TFRecord files already; give another --output, or remove them.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases
+from keras_vit.parser import Aliases, Count, Seed, check_ranges
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -26,12 +26,6 @@ Precision = Literal["float32", "bfloat16", "float16"]
 def composed(name: str) -> str:
     """A class name in Unicode's composed form (NFC): macOS stores the names of files decomposed, others as typed."""
     return unicodedata.normalize("NFC", name)
-
-
-def check_seed(seed: int) -> None:
-    """Raise UserError for a seed that Keras and NumPy do not take."""
-    if not 0 <= seed < 2**32:
-        raise UserError(f"--seed must be a number from 0 to {2**32 - 1}, but is {seed}; give --seed 0 or so.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +46,12 @@ class DataOptions:
     on_bad_image: OnBadImage = "stop"
     """For an image that cannot be decoded, in a folder or in TFRecord files: stop: name it and stop; skip: name, count
     and skip it. To skip images in TFRecord files, all files are read once."""
-    split_seed: int | None = None
+    split_seed: Seed | None = None
     """Of a folder or CSV file without splits, draw the tenth of each class that is kept for evaluation with this seed;
     default every tenth image by name. Give the same to training.evaluate."""
 
     def __post_init__(self) -> None:
-        if self.split_seed is not None and self.split_seed < 0:
-            raise UserError(f"--split-seed must be at least 0, but is {self.split_seed}.")
+        check_ranges(self)
 
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them: without split_seed where it is not set, as runs did before it."""
@@ -73,17 +66,15 @@ class StrategyOptions:
     strategy: StrategyKind = "auto"
     """single: the first GPU, else the CPU. mirrored: all GPUs of this machine. multi-worker: the machines of TF_CONFIG
     or of a SLURM job. tpu: a Cloud TPU. auto: the largest of these that is available."""
-    replicas: int | None = None
+    replicas: Count | None = None
     """Number of devices for mirrored; default all GPUs. Without a GPU, the CPU is split into as many, for testing."""
     tpu: str = "local"
     """Name or grpc:// address of the Cloud TPU; local on a TPU VM."""
-    worker_timeout: int = 600
+    worker_timeout: Count = 600
     """Seconds to wait for another worker, at the start and in a step; must exceed the time to save and evaluate."""
 
     def __post_init__(self) -> None:
-        for field in ("replicas", "worker_timeout"):
-            if getattr(self, field) is not None and getattr(self, field) < 1:
-                raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
+        check_ranges(self)
         refuse_without_effect(
             self,
             [
@@ -100,25 +91,23 @@ class Execution:
     precision: Precision = "float32"
     """Computation dtype of the layers; bfloat16 and float16 are mixed precision with float32 weights, float16 with loss
     scaling."""
-    evaluate_every: int | None = None
+    evaluate_every: Count | None = None
     """Steps between two evaluations, each a line in metrics.jsonl; default one epoch."""
-    checkpoint_every: int | None = None
+    checkpoint_every: Count | None = None
     """Steps between two checkpoints, besides those at each evaluation; default none."""
     xla: Literal["auto", "on", "off"] = "auto"
     """Compile the training step with XLA; auto: on a single GPU, where it helps."""
-    steps_per_execution: int = 1
+    steps_per_execution: Count = 1
     """Training steps per call of the compiled function; more help if steps are short, especially on a TPU."""
     remat: bool = False
     """Rematerialization: compute each encoder block again for its gradient, to save memory."""
-    inspect_every: int | None = None
+    inspect_every: Count | None = None
     """Epochs between two inspections of the model, written to the run directory and TensorBoard; default none."""
     profile_steps: tuple[int, int] | None = None
     """First and last step to profile, such as 10 20; the trace is for TensorBoard, in profile/ of the run directory."""
 
     def __post_init__(self) -> None:
-        for field in ("evaluate_every", "checkpoint_every", "steps_per_execution", "inspect_every"):
-            if getattr(self, field) is not None and getattr(self, field) < 1:
-                raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
+        check_ranges(self)
         if self.profile_steps is not None and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise UserError(
                 "--profile-steps takes the first and the last step, from 1, but is "
@@ -134,21 +123,19 @@ class TrainingOptions:
     workdir: str
     """Run directory, or an address such as gs://bucket/run. If it holds an unfinished run of the same command, that run
     continues. All workers share it."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of initial weights, data order, augmentation and dropout."""
     deterministic: bool = False
     """Bit-exact repeatability on a CPU, a few percent slower."""
     dry_run: bool = False
     """Print the configuration, steps, learning rate, operations and memory of the run, and stop."""
-    model_parallel: int = 1
+    model_parallel: Count = 1
     """With KERAS_BACKEND=jax, devices that share one model: the weights of attention and MLP are divided among them."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=Execution)
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
-        if self.model_parallel < 1:
-            raise UserError(f"--model-parallel must be at least 1, but is {self.model_parallel}.")
+        check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,14 +159,13 @@ class FeatureOptions:
     crop_from: int | None = None
     """Stretch images to a square of this side in pixels and center crop, as in the papers (256 for models of 224);
     default the model's own preprocessing."""
-    batch_size: int = 256
+    batch_size: Count = 256
     """Images per forward pass."""
     cache: str | None = None
     """Directory of computed features; default features/ in KERAS_VIT_CACHE, else in ~/.cache/keras_vit."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"--batch-size must be at least 1 image, but is {self.batch_size}.")
+        check_ranges(self)
 
 
 @dataclasses.dataclass(frozen=True)

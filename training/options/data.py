@@ -10,7 +10,7 @@ from keras_vit.errors import near_path
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden
-from keras_vit.parser import Positional
+from keras_vit.parser import Count, Positional
 from training.options.common import DataOptions
 
 # The file of the lengths of all records, beside TFRecord files.
@@ -24,7 +24,7 @@ class ShardOptions:
     source: DataOptions
     output: str
     """Directory of the files; must not hold TFRecord files yet."""
-    shards: int = 1
+    shards: Count = 1
     """Number of files per split."""
 
     def check_output(self) -> None:
@@ -47,7 +47,7 @@ class SamplesOptions:
     source: DataOptions
     output: pathlib.Path
     """Directory to write into."""
-    count: int = 128
+    count: Count = 128
     """Maximum number of images, drawn in a shuffled order."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from keras_vit import UserError
 from keras_vit.errors import nearest
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.parser import Aliases, Positional
+from keras_vit.parser import Aliases, Count, Positional
 from keras_vit.published_accuracy import ACCURACY
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
@@ -19,7 +19,7 @@ class EvaluateOptions:
     """Run directory, .keras file, checkpoint file or folder, address, official name, SavedModel directory or .tflite
     file."""
     source: DataOptions
-    batch_size: int = 256
+    batch_size: Count = 256
     """Images per forward pass; does not change the metrics."""
     output: str | None = None
     """Directory of the report; default the run directory."""
@@ -34,10 +34,6 @@ class EvaluateOptions:
     input: InputOptions = dataclasses.field(default_factory=InputOptions)
     devices: StrategyOptions = dataclasses.field(default_factory=lambda: StrategyOptions("single"))
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"--batch-size must be at least 1 image, but is {self.batch_size}.")
-
 
 @dataclasses.dataclass(frozen=True)
 class VerifyOfficialOptions:
@@ -46,7 +42,7 @@ class VerifyOfficialOptions:
     name: Annotated[str, Positional("NAME")]
     """Official name with a published accuracy, such as imagenet21k+imagenet2012/ViT-B_16-224."""
     source: DataOptions
-    batch_size: int = 256
+    batch_size: Count = 256
     """Images per forward pass; does not change the result."""
     devices: StrategyOptions = dataclasses.field(default_factory=lambda: StrategyOptions("single"))
 
@@ -57,8 +53,6 @@ class VerifyOfficialOptions:
                 f"There is no published accuracy to compare {self.name!r} with; the nearest names that have one are "
                 f"{close}."
             )
-        if self.batch_size < 1:
-            raise UserError(f"--batch-size must be at least 1 image, but is {self.batch_size}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from keras_vit import UserError
-from training.options.common import DataOptions, Execution, StrategyOptions, check_seed
+from keras_vit.parser import Count, Seed
+from training.options.common import DataOptions, Execution, StrategyOptions
 from training.recipes.recipe import PretrainRecipe
 from training.recipes.vtab_tasks import TASKS
 
@@ -14,11 +14,8 @@ class DemoOptions:
 
     workdir: str = "runs/demo"
     """Run directory; the exports and summary.json are written there, too."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of initial weights, data order and augmentation."""
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,19 +26,14 @@ class StudyOptions:
     workdir: str
     """Directory of the report, and of the run directories in runs/."""
     recipe: PretrainRecipe
-    seeds: int = 3
+    seeds: Count = 3
     """Runs of each setting, for the confidence intervals."""
-    shots: int = 5
+    shots: Count = 5
     """Images per class for the few-shot accuracy."""
-    train_images: tuple[int, ...] | None = None
+    train_images: tuple[Count, ...] | None = None
     """Only for data-size and small-data: numbers of training images; default 1, 10 and 100 % of the training split."""
-    jobs: int | None = None
+    jobs: Count | None = None
     """Runs in parallel; default one per core, at most 8, or one if there is a GPU."""
-
-    def __post_init__(self) -> None:
-        for field in ("seeds", "shots", "jobs"):
-            if getattr(self, field) is not None and getattr(self, field) < 1:
-                raise UserError(f"--{field} must be at least 1, but is {getattr(self, field)}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,10 +60,7 @@ class VtabOptions:
     """Height and width of the model's input in pixels."""
     num_heads: int | None = None
     """Attention heads, if the checkpoint does not specify them."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of data order, augmentation and dropout."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=lambda: Execution(checkpoint_every=500))
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)

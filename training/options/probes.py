@@ -1,10 +1,8 @@
 """Options of the commands that evaluate frozen features."""
 
 import dataclasses
-import math
-from collections.abc import Sequence
 
-from keras_vit import UserError
+from keras_vit.parser import Count, Positive
 from training.options.common import FeatureOptions
 
 
@@ -12,11 +10,11 @@ from training.options.common import FeatureOptions
 class FewshotOptions(FeatureOptions):
     """Few-shot linear accuracy of frozen features."""
 
-    shots: tuple[int, ...] | None = None
+    shots: tuple[Count, ...] | None = None
     """Training images per class. Default: those of 1, 5, 10 and 25 that every class has."""
-    seeds: int = 3
+    seeds: Count = 3
     """Number of random selections of these images."""
-    l2: float = 1024.0
+    l2: Positive = 1024.0
     """Strength of the L2 penalty."""
     sweep: bool = False
     """Instead of --l2 try 2^-10 to 2^19, and choose the best on training images outside the shots."""
@@ -26,9 +24,9 @@ class FewshotOptions(FeatureOptions):
 class LinearProbeOptions(FeatureOptions):
     """Accuracy of logistic regression on frozen features."""
 
-    c: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0, 10.0)
+    c: tuple[Positive, ...] = (0.001, 0.01, 0.1, 1.0, 10.0)
     """Inverse strengths of the penalty to choose from, scikit-learn's C; a single value is used as it is."""
-    max_iterations: int = 1000
+    max_iterations: Count = 1000
     """Maximum iterations of the solver (L-BFGS), for each strength."""
 
 
@@ -36,19 +34,7 @@ class LinearProbeOptions(FeatureOptions):
 class KnnOptions(FeatureOptions):
     """Accuracy of the nearest neighbors among frozen features."""
 
-    neighbors: tuple[int, ...] = (1, 10, 20, 100)
+    neighbors: tuple[Count, ...] = (1, 10, 20, 100)
     """Numbers of neighbors that vote; each is a row of the table."""
-    temperature: float = 0.07
+    temperature: Positive = 0.07
     """A neighbor votes with exp(cosine / temperature): the smaller, the more the nearest ones count."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_votes(self.neighbors, self.temperature)
-
-
-def check_votes(neighbors: Sequence[int], temperature: float) -> None:
-    """Raise UserError unless some neighbors vote, with a positive temperature."""
-    if not neighbors or min(neighbors) < 1:
-        raise UserError("--neighbors takes numbers from 1, such as --neighbors 1 10 20.")
-    if not 0.0 < temperature < math.inf:
-        raise UserError(f"--temperature must be a positive number, but is {temperature}.")

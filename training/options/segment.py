@@ -1,15 +1,14 @@
 """Options of `training.segment`."""
 
 import dataclasses
-import math
 import pathlib
 from typing import Annotated
 
 from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.download import check_name
 from keras_vit.files.remote import check_saved_model_path, is_remote, to_path
-from keras_vit.parser import Aliases
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, check_seed
+from keras_vit.parser import Aliases, Count, Positive, Seed
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 from training.options.workdir import check_outside, check_workdir
 
 TFDS = "tfds:"
@@ -36,23 +35,17 @@ class SegmentOptions:
     """Blocks whose tokens are the features, concatenated; negative numbers count from the last. DINOv2: -4 -3 -2 -1."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to which images are stretched; default the model's own."""
-    steps: int = 500
+    steps: Count = 500
     """Training steps."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Images per step."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Peak of the cosine schedule of AdamW."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the initial head and of the order of the images."""
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
         check_saved_model_path(self.workdir)  # which will hold one
-        for field in ("steps", "batch_size"):
-            if getattr(self, field) < 1:
-                raise UserError(f"--{field.replace('_', '-')} must be at least 1, but is {getattr(self, field)}.")
-        if not 0.0 < self.learning_rate < math.inf:
-            raise UserError(f"--learning-rate must be a positive number, but is {self.learning_rate}.")
 
     def check(self) -> None:
         """Raise UserError if the checkpoint or the folder of the data is not there."""

@@ -147,10 +147,6 @@ def fewshot(
     sweep: bool = False,
 ) -> list[dict]:
     """Evaluate, write fewshot.json and fewshot.md, and return the rows. See `FewshotOptions` for the arguments."""
-    if (shots is not None and (not shots or min(shots) < 1)) or seeds < 1:
-        raise UserError("--shots and --seeds take numbers from 1, such as --shots 1 5 10 25 --seeds 3.")
-    if not 0.0 < l2 < np.inf:
-        raise UserError(f"--l2 must be a positive number, but is {l2}.")
     features = open_features(options)
     if shots is None:
         shots = shots_that_fit(features.train.labels, features.names)

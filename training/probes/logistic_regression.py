@@ -69,10 +69,6 @@ def probe(
 
     See `LinearProbeOptions` for the arguments.
     """
-    if not c or not all(0.0 < strength < np.inf for strength in c):
-        raise UserError("--c takes positive numbers, such as --c 0.1 1 10.")
-    if max_iterations < 1:
-        raise UserError(f"--max-iterations must be at least 1, but is {max_iterations}.")
     features = open_features(options)
     found = linear_probe(features.train, features.evaluation, c, max_iterations=max_iterations)
     header = ("accuracy", "C", "iterations", "converged")

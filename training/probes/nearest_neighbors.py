@@ -6,7 +6,6 @@ import numpy as np
 import sklearn.neighbors
 
 from training.options.common import FeatureOptions
-from training.options.probes import check_votes
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
@@ -48,7 +47,6 @@ def knn(
     options: FeatureOptions, *, neighbors: Sequence[int] = (1, 10, 20, 100), temperature: float = 0.07
 ) -> list[dict]:
     """Evaluate, write knn.json and knn.md, and return the rows. See `KnnOptions` for the arguments."""
-    check_votes(neighbors, temperature)
     features = open_features(options)
     rows = nearest_neighbors(
         features.train,

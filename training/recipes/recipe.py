@@ -5,11 +5,12 @@ The named recipes are in `pretrain.py` (from scratch) and `finetune.py`. Any fie
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import keras_vit
 from keras_vit import ResNetConfig, UserError, ViTConfig
 from keras_vit.images.geometry import Resize
+from keras_vit.parser import Count, Natural, NotNegative, Positive, Range, Share, check_ranges
 from training.recipes.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -44,37 +45,37 @@ class Recipe:
 
     image_size: tuple[int, int]
     """Height and width of the model's input in pixels."""
-    batch_size: int
+    batch_size: Count
     """Images per step, on all workers together."""
-    learning_rate: float
+    learning_rate: Positive
     """Peak learning rate, reached after the warm-up."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Passes over the training data."""
-    examples: int | None = None
+    examples: Count | None = None
     """Training images seen, instead of epochs."""
-    steps: int | None = None
+    steps: Count | None = None
     """Training steps, instead of epochs."""
     schedule: Schedule = dataclasses.field(default_factory=Schedule)
     """Learning rate schedule."""
 
     optimizer: OptimizerKind = "adamw"
     """adamw: betas 0.9 and 0.999, epsilon 1e-8. sgd: momentum 0.9, without Nesterov."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Decoupled decay of kernels, times the learning rate, per step. big_vision's wd is this times the peak."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Range("(0, 1]")] = 1.0
     """Ratio of the learning rate of each encoder block to that of the next block."""
     freeze: tuple[str, ...] = ()
     """Layers that are not trained, by the first parts of their names, such as embedding or
     Transformer.encoderblock_0."""
-    lora: int = 0
+    lora: Natural = 0
     """Rank of LoRA adapters: only they and the head are trained; model.keras has them merged. 0 for none."""
     lora_on: tuple[str, ...] = ("query", "value")
     """Dense layers that get adapters, by the last part of their names: query, key, value, out, Dense_0, Dense_1."""
-    clip_norm: float | None = 1.0
+    clip_norm: Positive | None = 1.0
     """Maximum global norm of the gradient; None for no clipping."""
-    accumulation: int = 1
+    accumulation: Count = 1
     """Gradient accumulation: micro-batches per batch, to save memory; must divide batch_size."""
-    ema_decay: float | None = None
+    ema_decay: Annotated[float, Range("(0, 1)")] | None = None
     """Decay per step of the moving average of the weights, which is evaluated and saved; None for no average."""
 
     loss: Loss = "softmax"
@@ -82,16 +83,16 @@ class Recipe:
     multi-label is the sigmoid's for images of several classes; data of such images choose it."""
     head_bias: float = 0.0
     """Initial bias of the head; for the sigmoid loss about minus the logarithm of the number of classes."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range("[0, 1)")] = 0.0
     """Probability mass that is moved from the label to all classes."""
-    patch_sizes: tuple[int, ...] = ()
+    patch_sizes: tuple[Count, ...] = ()
     """FlexiViT: train with patches of one of these sizes in pixels, another one in each step; none for the model's own.
     The run is evaluated and saved with the model's own patch size; keras_vit.adapt makes the others."""
-    patch_dropout: float = 0.0
+    patch_dropout: Annotated[float, Range("[0, 1)")] = 0.0
     """Share of the patches of each image, chosen at random, that training leaves out of all blocks (PatchDropout)."""
     balance: bool = False
     """Repeat the training images of each class, until all classes have as many as the largest; an epoch gets longer."""
-    sharpness_radius: float = 0.0
+    sharpness_radius: NotNegative = 0.0
     """SAM: length of the step uphill at whose end the gradient is taken; 0.05 is the paper's, 0 for none. A training
     step takes twice as long."""
     teacher: str | None = None
@@ -100,7 +101,7 @@ class Recipe:
     distillation: Distillation = "soft"
     """With a teacher, soft: only its probabilities. hard (DeiT): labels for the class token, and the teacher's most
     likely class for the second token of a model with distillation head, by half each."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Divides the logits of teacher and model, for soft."""
 
     resize: Resize = "stretch"
@@ -113,27 +114,27 @@ class Recipe:
     --resize pad, letterboxed."""
     flip: bool = False
     """Flip images left to right with probability 0.5."""
-    shift: int = 0
+    shift: Natural = 0
     """Random translation by up to this many pixels in each direction, filled with black; with --resize pad with
     white."""
     autoaugment: bool = False
     """Apply a random one of AutoAugment's 25 ImageNet policies to each image."""
-    randaugment_layers: int = 0
+    randaugment_layers: Natural = 0
     """RandAugment operations per image; 0 for none. They change the image even at magnitude 0."""
-    randaugment_magnitude: float = 0.0
+    randaugment_magnitude: Annotated[float, Range("[0, 30]")] = 0.0
     """Magnitude of the RandAugment operations, 0 to 30; 10 is the end of the original scale."""
-    random_erasing: float = 0.0
+    random_erasing: Share = 0.0
     """Probability to replace a random window of the image with noise."""
     three_augment: bool = False
     """Apply grayscale, solarization or Gaussian blur, one of them by chance, to each image (DeiT III)."""
-    color_jitter: float = 0.0
+    color_jitter: Share = 0.0
     """Largest change of brightness, contrast and saturation as a share, 0 to 1; follows all changes above."""
-    mixup: float = 0.0
+    mixup: NotNegative = 0.0
     """p of Beta(p, p), from which the weight of the other image is drawn; 0 for no mixup."""
     mixup_partner: MixupPartner = "next"
     """The other image of mixup and cutmix. next: the next one of the batch, with at most weight 0.5 (big_vision).
     opposite: that of the reversed batch (BiT)."""
-    cutmix: float = 0.0
+    cutmix: NotNegative = 0.0
     """As mixup, for the area of a window from the other image. With both, each batch uses one of them at random."""
 
     def __post_init__(self) -> None:
@@ -141,15 +142,17 @@ class Recipe:
         object.__setattr__(self, "freeze", tuple(self.freeze))
         object.__setattr__(self, "lora_on", tuple(self.lora_on))
         object.__setattr__(self, "patch_sizes", tuple(self.patch_sizes))
-        for field, value in vars(self).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UserError(f"{_option(field)} must be a finite number, but is {value}.")
+        check_ranges(self)
         if all(getattr(self, field) is None for field in DURATIONS):
             raise UserError("A recipe needs steps, examples or epochs; give one, such as --epochs 10.")
-        self._check_numbers()
+        if self.schedule.decay == "linear" and self.schedule.linear_end > self.learning_rate:
+            raise UserError(
+                f"The learning rate must not rise, but linear_end is {self.schedule.linear_end} and the peak "
+                f"{self.learning_rate}; give --linear-end 0."
+            )
         if self.batch_size % self.accumulation:
             raise UserError(f"--accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}.")
-        if any(size < 1 for size in self.patch_sizes) or len(set(self.patch_sizes)) < len(self.patch_sizes):
+        if len(set(self.patch_sizes)) < len(self.patch_sizes):
             raise UserError(f"--patch-sizes must be different pixels, but are {self.patch_sizes}.")
         self._check_freeze()
         if "" in self.lora_on or not self.lora_on:
@@ -160,34 +163,6 @@ class Recipe:
             )
         self._check_crop()
         self._check_teacher()
-
-    def _check_numbers(self) -> None:
-        for field in (*DURATIONS, "batch_size", "learning_rate", "clip_norm", "accumulation", "temperature"):
-            value = getattr(self, field)
-            if value is not None and value <= 0:
-                raise UserError(f"{_option(field)} must be positive, but is {value}.")
-        for field in ("weight_decay", "lora", "sharpness_radius", "shift", "randaugment_layers", "mixup", "cutmix"):
-            if getattr(self, field) < 0:
-                raise UserError(f"{_option(field)} must not be negative, but is {getattr(self, field)}.")
-        if self.schedule.decay == "linear" and self.schedule.linear_end > self.learning_rate:
-            raise UserError(
-                f"The learning rate must not rise, but linear_end is {self.schedule.linear_end} and the peak "
-                f"{self.learning_rate}; give --linear-end 0."
-            )
-        if not 0.0 < self.layer_decay <= 1.0:
-            raise UserError(f"--layer-decay must be in (0, 1], but is {self.layer_decay}.")
-        if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
-            raise UserError(f"--ema-decay must be in (0, 1), but is {self.ema_decay}.")
-        if not 0.0 <= self.patch_dropout < 1.0:
-            raise UserError(f"--patch-dropout must be in [0, 1), but is {self.patch_dropout}.")
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise UserError(f"--label-smoothing must be in [0, 1), but is {self.label_smoothing}.")
-        if not 0.0 <= self.random_erasing <= 1.0:
-            raise UserError(f"--random-erasing must be in [0, 1], but is {self.random_erasing}.")
-        if not 0.0 <= self.color_jitter <= 1.0:
-            raise UserError(f"--color-jitter must be in [0, 1], but is {self.color_jitter}.")
-        if not 0.0 <= self.randaugment_magnitude <= 30.0:
-            raise UserError(f"--randaugment-magnitude must be in [0, 30], but is {self.randaugment_magnitude}.")
 
     def _check_freeze(self) -> None:
         if "" in self.freeze:
@@ -258,7 +233,7 @@ class PretrainRecipe(Recipe):
     colors of the patch downsampled to 4x4 (patch-4x4), all pixels (patch-pixels), or all pixels less their mean and
     divided by their deviation in the patch (patch-normalized-pixels); or, for crops of an image, what the moving
     average of the model says of other crops of it (self-distillation, DINO)."""
-    corruption: float = 0.5
+    corruption: Annotated[float, Range("(0, 1]")] = 0.5
     """Fraction of the patches of an image that are masked and predicted, for the targets of patches."""
     decoder_layers: int = 0
     """Masked autoencoder: the encoder computes only the patches that are not masked, and a decoder of this many blocks
@@ -269,7 +244,7 @@ class PretrainRecipe(Recipe):
     """Self-distillation: outputs of the head, the probabilities of which are learned."""
     head_width: int = 2048
     """Width of that head, a multiple of 8."""
-    local_crops: int = 8
+    local_crops: Natural = 8
     """Small crops of each image, beside two large ones of image_size."""
     local_size: int = 96
     """Height and width of the small crops in pixels."""
@@ -305,8 +280,6 @@ class PretrainRecipe(Recipe):
                 f"The target {self.target} is for a ViT that cuts the image itself into patches, without a "
                 "representation_size; give such a model, or --target classes."
             )
-        if not 0.0 < self.corruption <= 1.0:
-            raise UserError(f"--corruption must be in (0, 1], but is {self.corruption}.")
         self._check_no_labels()
         if self.decoder_layers:
             self._check_decoder(self.model)
@@ -339,8 +312,6 @@ class PretrainRecipe(Recipe):
                 "Self-distillation needs at least 2 prototypes and a head_width that is a multiple of 8, but they are "
                 f"{self.prototypes} and {self.head_width}."
             )
-        if self.local_crops < 0:
-            raise UserError(f"--local-crops must not be negative, but are {self.local_crops}.")
         if self.inception_crop or self.crop_from is not None:
             raise UserError("Self-distillation draws its own crops; leave --inception-crop and --crop-from out.")
         if self.local_crops:

@@ -5,10 +5,10 @@ multiplies the decayed value. All decays except stair count their progress from 
 """
 
 import dataclasses
-import math
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from keras_vit import UserError
+from keras_vit.parser import Count, Natural, NotNegative, Range, check_ranges
 
 Decay = Literal["cosine", "linear", "stair", "rsqrt", "constant"]
 
@@ -20,27 +20,23 @@ class Schedule:
     decay: Decay = "cosine"
     """cosine: to 0. linear: to linear_end. stair: times 0.1 after each of stairs. rsqrt: by 1 / sqrt(1 + step /
     timescale). constant: no decay."""
-    warmup_steps: int = 0
+    warmup_steps: Natural = 0
     """Steps over which the learning rate rises linearly from 0."""
-    linear_end: float = 1e-5
+    linear_end: NotNegative = 1e-5
     """Learning rate at the end of a linear decay."""
-    stairs: tuple[float, ...] = ()
+    stairs: tuple[Annotated[float, Range("(0, 1)")], ...] = ()
     """Fractions of all steps after which the learning rate drops; at that step it is still higher."""
-    timescale: int = 10_000
+    timescale: Count = 10_000
     """Steps after which rsqrt has decayed by the square root of two."""
-    cooldown_steps: int = 0
+    cooldown_steps: Natural = 0
     """Last steps, over which the learning rate additionally falls linearly to 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stairs", tuple(self.stairs))
         if self.decay not in get_args(Decay):
             raise UserError(f"decay must be one of {', '.join(get_args(Decay))}, but is {self.decay!r}.")
-        for field in ("warmup_steps", "cooldown_steps", "linear_end"):
-            if not 0 <= getattr(self, field) < math.inf:
-                raise UserError(f"{field} must not be negative, but is {getattr(self, field)}.")
-        if self.timescale < 1:
-            raise UserError(f"timescale must be at least 1 step, but is {self.timescale}.")
-        if any(not 0.0 < share < 1.0 for share in self.stairs) or list(self.stairs) != sorted(self.stairs):
-            raise UserError(f"stairs must be increasing fractions of all steps between 0 and 1, but are {self.stairs}.")
+        check_ranges(self)
+        if list(self.stairs) != sorted(self.stairs):
+            raise UserError(f"stairs must be increasing fractions of all steps, but are {self.stairs}.")
         if self.decay == "stair" and not self.stairs:
             raise UserError("decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9.")
