@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from keras_vit import UserError, run_directory
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.files.remote import check_saved_model_path, is_remote, to_path
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, check_seed
 from training.options.workdir import check_outside, check_workdir
