@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, to_path
 from keras_vit.parser import Count, Range

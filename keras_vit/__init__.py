@@ -28,7 +28,7 @@ from keras_vit.models.named_models import MODELS
 
 if TYPE_CHECKING:
     from keras_vit.checkpoints.describe import Description, describe
-    from keras_vit.checkpoints.download import find_checkpoint
+    from keras_vit.checkpoints.fetch.find import find_checkpoint
     from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
     from keras_vit.checkpoints.load import LoadReport, load_checkpoint
     from keras_vit.checkpoints.save import save_checkpoint
@@ -46,7 +46,7 @@ else:
             "checkpoints.from_checkpoint": ["adapt", "from_checkpoint"],
             "checkpoints.load": ["LoadReport", "load_checkpoint"],
             "checkpoints.describe": ["Description", "describe"],
-            "checkpoints.download": ["find_checkpoint"],
+            "checkpoints.fetch.find": ["find_checkpoint"],
             "published": ["list_models"],
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.resizing": ["resize_position_embedding"],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from keras_vit import cli, parser
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.checkpoints.layouts import check_new
 from keras_vit.models.config import Gelu
 from keras_vit.parser import Positional
@@ -46,17 +46,16 @@ def main(arguments: Sequence[str]) -> None:
     cli.import_keras()
 
     from keras_vit.checkpoints.convert import convert
+    from keras_vit.checkpoints.options import LoadOptions
 
-    convert(
-        parsed.source,
-        parsed.target,
-        parsed.layout,
+    options = LoadOptions(
         image_size=parsed.image_size,
         num_classes=parsed.num_classes,
         num_heads=parsed.num_heads,
         gelu=parsed.gelu,
         num_groups=parsed.num_groups,
     )
+    convert(parsed.source, parsed.target, parsed.layout, options)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping
 
-from keras_vit.checkpoints.download import official_names
+from keras_vit.checkpoints.fetch.find import official_names
 from keras_vit.errors import UserError, nearest
 from keras_vit.models.named_models import MODELS
 from keras_vit.published_accuracy import ACCURACY

@@ -1,7 +1,6 @@
-"""The repository layout: which modules may import which, how large folders are, and that imports are silent."""
+"""The repository layout: which modules may import which, and that imports are silent."""
 
 import ast
-import collections
 import graphlib
 import json
 import os
@@ -55,7 +54,6 @@ FLOORS = (
     "export.onnx",
     "training",  # the commands
 )
-MOST_MODULES = 12
 # The one module of keras_vit that imports backends, inside its functions, because keras.ops has no gradients.
 GRADIENTS = ROOT / "keras_vit" / "inspection" / "gradients.py"
 # The one that reads buckets, through TensorFlow, which it imports in a function.
@@ -130,12 +128,6 @@ def test_modules_do_not_import_each_other_in_a_circle(graph):
 def test_imports_go_down_only(graph):
     upwards = [(name, other) for name, others in graph.items() for other in others if floor(other) > floor(name)]
     assert not upwards
-
-
-def test_a_folder_has_at_most_a_dozen_modules():
-    commands = {ROOT / "training"}  # a module for each command
-    sizes = collections.Counter(path.parent for path in MODULES if path.stem not in ("__init__", "__main__"))
-    assert not {folder: size for folder, size in sizes.items() if size > MOST_MODULES and folder not in commands}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

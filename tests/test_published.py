@@ -6,8 +6,8 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.checkpoints.download import official_names
-from keras_vit.checkpoints.huggingface.hub import parse_name
+from keras_vit.checkpoints.fetch.find import official_names
+from keras_vit.checkpoints.fetch.hub import parse_name
 from keras_vit.published import _FAMILIES, _MILLIONS, find_models, upstream_checkpoint
 from tests.models.test_families import COUNTS
 from tests.models.test_models import OFFICIAL_COUNTS

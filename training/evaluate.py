@@ -9,7 +9,7 @@ writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistak
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data, check_finished, check_output, check_run_classes
 from training.options.evaluate import EvaluateOptions

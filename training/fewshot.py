@@ -9,7 +9,7 @@ whose image selection for a seed is the same here; all arithmetic is float64.
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from training.options.checks import check_data, check_finished
 from training.options.probes import FewshotOptions
 from training.options.workdir import check_split

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.published import upstream_checkpoint
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data, check_loss, check_model, check_recipe_of_files, check_start

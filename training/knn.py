@@ -9,7 +9,7 @@ Feature Learning via Non-Parametric Instance Discrimination" (arXiv 1805.01978) 
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from training.options.checks import check_data, check_finished
 from training.options.probes import KnnOptions
 from training.options.workdir import check_split

@@ -8,7 +8,7 @@ The strength of the penalty is chosen on a tenth of the training images; then th
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from training.options.checks import check_data, check_finished
 from training.options.probes import LinearProbeOptions
 from training.options.workdir import check_split

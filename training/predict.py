@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from training.options.checks import check_finished
 from training.options.predict import PredictOptions, check_names, with_run
 

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from training.devices.tpu import prepare_tpu
 from training.options.experiments import VtabOptions
 from training.recipes.finetune import FINETUNE_RECIPES

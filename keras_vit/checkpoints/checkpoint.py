@@ -15,15 +15,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.hf_config import FileConfig, read_file_config
-from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, translate
-from keras_vit.checkpoints.layouts import identify_layout
+from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.checkpoints.formats.layout import Layout
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, translate
+from keras_vit.checkpoints.layouts import Format, identify_format
 from keras_vit.errors import UserError
-from keras_vit.files.kinds import check_readable
+from keras_vit.files.kinds import check_readable, kind_of
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
-from keras_vit.files.safetensors import open_folder, open_safetensors
+from keras_vit.files.safetensors import open_folder, open_safetensors, read_json, stored_image_size
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
@@ -37,9 +38,10 @@ _UNSUPPORTED = {
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose headers have been read: its layout, and its weights under the model's names."""
+    """A checkpoint whose headers have been read: its format, and its weights under the model's names."""
 
-    layout_name: str
+    format: Format | None
+    """None for the weights of a model."""
     layout: Layout
     weights: Mapping[str, Weight]
     unexpected_keys: tuple[str, ...] = ()
@@ -51,12 +53,27 @@ class Checkpoint:
 
     @functools.cached_property
     def file_config(self) -> FileConfig:
-        """The settings in config.json. Raises UserError for unsupported ones."""
-        return (
-            FileConfig()
-            if self.path is None
-            else read_file_config(self.path, self.layout_name, self.layout.model_types)
-        )
+        """The settings in its configs. Raises UserError for unsupported ones."""
+        if self.format is None or self.path is None:
+            return FileConfig()
+        found = self.format.read_config(read_configs(self.path, self.format.CONFIG_FILES), self.layout)
+        if found == FileConfig() and kind_of(self.path) == "safetensors":
+            return FileConfig(image_size=stored_image_size(self.path))
+        return found
+
+
+def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) -> dict[str, dict]:
+    """The JSON files of these names that lie beside the weights, by name.
+
+    path: the folder or the file of weights in it.
+    """
+    folder = folder_of(path)
+    return {name: read_json(folder / name) for name in names if (folder / name).is_file()}
+
+
+def folder_of(path: pathlib.Path) -> pathlib.Path:
+    """The folder of a model: the path, or that of the file."""
+    return path if path.is_dir() else path.parent
 
 
 def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
@@ -70,16 +87,16 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
         warnings.warn(f"The keys of {path.name} are read without {prefix!r}.", stacklevel=2)
         ignored += tuple(key for key in arrays if not key.startswith(prefix))
         arrays = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-    layout_name, layout = identify_layout(arrays)
+    module, layout = identify_format(arrays)
     weights, unused = translate(arrays, layout.rules)
     if "registers/tokens" in weights and weights["registers/tokens"].shape[1:2] == (0,):
         del weights["registers/tokens"]  # which DINOv3 of transformers has without registers, too
-    if layout_name == "big_vision":
+    if layout.prefix_positions is False:
         weights = _with_class_position(weights)
     counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token"))}
     counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
     unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
-    return Checkpoint(layout_name, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
+    return Checkpoint(module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
 
 
 def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
@@ -144,7 +161,7 @@ def _wrapper(arrays: Mapping[str, LazyArray]) -> str:
         if is_adapter or not all(key.startswith(prefix) for key in keys):
             break
         with contextlib.suppress(UserError):
-            identify_layout({key.removeprefix(prefix): arrays[key] for key in keys})
+            identify_format({key.removeprefix(prefix): arrays[key] for key in keys})
             return prefix
     if is_adapter or any(key.startswith("base_model.model.") for key in keys):
         raise UserError(
@@ -168,7 +185,7 @@ def _unstack_scan(name: str, array: LazyArray) -> dict[str, LazyArray]:
 
 
 def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
-    """big_vision's table has no row for the class token; the model's row is zero."""
+    """Add the row of the class token, of zeros, to a table without it."""
     if "cls" not in weights or POSITIONS not in weights:
         return weights
     table = weights[POSITIONS]

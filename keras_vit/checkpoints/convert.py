@@ -4,57 +4,47 @@ import dataclasses
 import os
 import pathlib
 import warnings
-from typing import Any
 
 import keras
 import numpy as np
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, folder_of, open_checkpoint
 from keras_vit.checkpoints.describe import class_names_of
-from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.from_checkpoint import from_checkpoint
-from keras_vit.checkpoints.huggingface.layouts import VIT_TYPES
+from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.formats.layout import WrittenModel
+from keras_vit.checkpoints.from_checkpoint import load_with
 from keras_vit.checkpoints.infer_config import original_preprocessing
-from keras_vit.checkpoints.layouts import HEADS, check_new, num_classes_of
+from keras_vit.checkpoints.layouts import HEADS, check_new, format_for, num_classes_of
 from keras_vit.checkpoints.load import weights_by_key
+from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.checkpoints.save import save_checkpoint, settings_to_set
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import config_of, preprocessing_of
-from keras_vit.models.config import Gelu
 from keras_vit.run_directory import is_keras_model
 
+_UNCHANGED = LoadOptions()
 
-def convert(
-    source: str | os.PathLike,
-    target: pathlib.Path,
-    layout: str,
-    *,
-    image_size: tuple[int, int] | None = None,
-    num_classes: int | None = None,
-    num_heads: int | None = None,
-    gelu: Gelu | None = None,
-    num_groups: int | None = None,
-) -> None:
+
+def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, options: LoadOptions = _UNCHANGED) -> None:
     """Convert a checkpoint, read the new file, compare, and print the report.
 
     Args:
         source: checkpoint file or folder, address, official name, .keras file or run directory.
         target: file to write, or new folder.
         layout: one of LAYOUTS.
-        image_size: height and width in pixels to resize position embeddings to; None keeps their size.
-        num_classes: width of a new head of zeros, 0 for none; None keeps the head as stored.
-        num_heads, gelu, num_groups: if they are not in the file.
+        options: what the file does not say, and what is changed on the way.
 
     Raises:
         UserError: for an unknown layout, an existing target, and a source that cannot be read or converted.
     """
     check_new(target, layout)
-    model, checkpoint = _read(
-        source, image_size, num_classes, {"num_heads": num_heads, "gelu": gelu, "num_groups": num_groups}
-    )
-    labels = _labels(source) if num_classes is None else ()
-    with warnings.catch_warnings(action="ignore"):  # reported below
+    source = find_checkpoint(source)
+    model = load_with(source, options)
+    checkpoint = None if is_keras_model(source) else open_checkpoint(source)
+    labels = _labels(source) if options.num_classes is None else ()
+    with warnings.catch_warnings(record=True) as caught:  # printed below
+        warnings.simplefilter("always")
         save_checkpoint(model, target, layout=layout, labels=labels if len(labels) == model.output_shape[-1] else ())
     written = open_checkpoint(target)
     old_weights = {} if checkpoint is None else checkpoint.weights
@@ -64,7 +54,7 @@ def convert(
         is_equal = np.array_equal(weight.convert(weight.source.read()), keras.ops.convert_to_numpy(variable))
         changed += [] if is_equal else [key]
         notes = [] if is_equal else ["changed"]
-        if key.startswith(HEADS) and num_classes is not None:
+        if key.startswith(HEADS) and options.num_classes is not None:
             notes.append("new, of zeros")
         elif key in old_weights and old_weights[key].shape != tuple(variable.shape):
             notes.append("resized")
@@ -74,37 +64,20 @@ def convert(
         print(f"{name}  ->  dropped")
     print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
     print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
-    for sentence in settings_to_set(config_of(model), layout, num_classes_of(weights_by_key(model)), target.is_dir()):
+    saved = WrittenModel(config_of(model), preprocessing_of(model), num_classes_of(weights_by_key(model)))
+    sentences = settings_to_set(saved, layout, target.is_dir())
+    sentences += [str(warning.message) for warning in caught if warning.category is UserWarning]
+    for sentence in dict.fromkeys((*sentences, *format_for(saved, layout)[1].notes)):
         print(sentence)
     _report_preprocessing(model, written)
-    if set(written.layout.model_types) == set(VIT_TYPES) and "pre_logits/kernel" not in written.weights:
-        print("ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False.")
-    if layout == "huggingface" and preprocessing_of(model).interpolation in ("area", "box"):
-        print(
-            "preprocessor_config.json asks for the interpolation box, which transformers has in one backend: load it "
-            "by AutoImageProcessor.from_pretrained(…, backend='pil')."
-        )
 
 
-def _labels(source: str | os.PathLike) -> tuple[str, ...]:
+def _labels(source: pathlib.Path) -> tuple[str, ...]:
     """The class names of a run directory or of the config.json of a checkpoint."""
-    path = find_checkpoint(source)
-    if not is_keras_model(path):
-        return class_names_of(path)
-    folder = path if path.is_dir() else path.parent
+    if not is_keras_model(source):
+        return class_names_of(source)
+    folder = folder_of(source)
     return run_directory.load_labels(folder) if (folder / run_directory.LABELS).is_file() else ()
-
-
-def _read(
-    source: str | os.PathLike,
-    image_size: tuple[int, int] | None,
-    num_classes: int | None,
-    settings: dict[str, Any],
-) -> tuple[keras.Model, Checkpoint | None]:
-    """The model and its checkpoint; None for a Keras model."""
-    path = find_checkpoint(source)
-    model = from_checkpoint(path, image_size=image_size, num_classes=num_classes, **settings)
-    return model, None if is_keras_model(path) else open_checkpoint(path)
 
 
 def _dropped(source: Checkpoint, written: Checkpoint) -> list[str]:

@@ -1,17 +1,15 @@
 """Describe a checkpoint from its headers."""
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from keras_vit.checkpoints.download import find_checkpoint
-from keras_vit.checkpoints.hf_config import FileConfig
+from keras_vit.checkpoints.checkpoint import Checkpoint, folder_of, open_checkpoint, read_configs
+from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
     ambiguous_settings,
@@ -21,9 +19,9 @@ from keras_vit.checkpoints.infer_config import (
     known_num_heads,
 )
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
-from keras_vit.errors import check_integers
+from keras_vit.checkpoints.options import LoadOptions
+from keras_vit.errors import UserError
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.files.safetensors import read_json
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.models.named_models import MODELS
 from keras_vit.run_directory import is_keras_model, load_model
@@ -134,28 +132,23 @@ def describe(
         num_heads: see `from_checkpoint`.
         num_groups: see `from_checkpoint`.
     """
-    check_integers("stored_grid", stored_grid, length=2)
-    check_integers("num_heads", num_heads)
-    check_integers("num_groups", num_groups)
-    overrides: dict[str, Any] = {"num_heads": num_heads, "num_groups": num_groups}
-    overrides = {name: number for name, number in overrides.items() if number is not None}
+    options = LoadOptions(stored_grid=stored_grid, num_heads=num_heads, num_groups=num_groups)
     file = find_checkpoint(path)
     if is_keras_model(file):
         return _of_keras_model(file)
     checkpoint = open_checkpoint(file)
-    weights, file_config = checkpoint.weights, checkpoint.file_config
-    file_config = dataclasses.replace(file_config, **overrides)
-    config, heads = _config(checkpoint, file_config)
+    weights = checkpoint.weights
+    config, heads = _config(checkpoint, options)
     grid = stored_grid or file_config_grid(checkpoint, config)
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     is_complete = heads != "unknown"
     sources = {weight.source.key: weight.source for weight in weights.values()}
     return Description(
-        layout=checkpoint.layout_name,
+        layout=checkpoint.format.LAYOUT if checkpoint.format else "keras",
         name=official_name(config) if is_complete else None,
         config=config if is_complete else None,
         fields=fields if heads == "known" else fields | {"num_heads": None},
-        ambiguous=tuple(name for name in ambiguous_settings(checkpoint, config) if name not in overrides),
+        ambiguous=tuple(name for name in ambiguous_settings(checkpoint) if getattr(options, name, None) is None),
         image_size=known_image_size(checkpoint, config, grid),
         num_classes=num_classes_of(weights),
         num_parameters=sum(math.prod(weight.shape) for weight in weights.values()),
@@ -163,7 +156,7 @@ def describe(
         types=tuple(sorted({"bfloat16" if s.dtype.kind == "V" else s.dtype.name for s in sources.values()})),
         unused=checkpoint.unused,
         unexpected_keys=checkpoint.unexpected_keys,
-        is_activation_known=file_config.gelu is not None,
+        is_activation_known=checkpoint.file_config.gelu is not None,
     )
 
 
@@ -193,14 +186,14 @@ def _of_keras_model(path: pathlib.Path) -> Description:
 
 
 def _config(
-    checkpoint: Checkpoint, file_config: FileConfig
+    checkpoint: Checkpoint, options: LoadOptions
 ) -> tuple[ModelConfig, Literal["known", "official", "unknown"]]:
     """The config, and where its num_heads comes from: the file, the official model, or neither (it is 1 then)."""
     try:
-        config = infer_config(checkpoint, file_config)
+        config = infer_config(checkpoint, options)
     except UnknownNumHeads:
-        return infer_config(checkpoint, dataclasses.replace(file_config, num_heads=1)), "unknown"
-    known = isinstance(config, ResNetConfig) or known_num_heads(checkpoint.weights, file_config) is not None
+        return infer_config(checkpoint, dataclasses.replace(options, num_heads=1)), "unknown"
+    known = isinstance(config, ResNetConfig) or known_num_heads(checkpoint, options) is not None
     return config, "known" if known else "official"
 
 
@@ -234,10 +227,22 @@ def license_of(checkpoint: str | os.PathLike) -> str | None:
         checkpoint: as `find_checkpoint` takes it, before the download.
     """
     name = os.fsdecode(checkpoint)
-    if not is_remote(name) and os.path.exists(name):
-        path = to_path(name)
-        return _license_in(path if path.is_dir() else path.parent) if path.is_dir() or path.name in _IN_FOLDER else None
-    return next((text for pattern, text in _OFFICIAL_LICENSES.items() if re.match(pattern, name)), None)
+    if is_remote(name) or not os.path.exists(name):
+        return next((text for pattern, text in _OFFICIAL_LICENSES.items() if re.match(pattern, name)), None)
+    path = to_path(name)
+    try:
+        config = _config_of(path)
+    except UserError:  # a damaged file, which is reported where the model is read
+        return None
+    for place in (config, *(config.get(name) for name in ("pretrained_cfg", "weights"))):
+        if isinstance(place, dict) and isinstance(place.get("license"), str):
+            return place["license"]
+    card = folder_of(path) / "README.md"
+    if not _belongs_to_folder(path) or not card.is_file():
+        return None
+    front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    stated = front and re.search(r"^license: *([\w.+-]+) *$", front[1], re.MULTILINE)
+    return stated[1] if stated else None
 
 
 def class_names_of(checkpoint: str | os.PathLike) -> tuple[str, ...]:
@@ -248,11 +253,7 @@ def class_names_of(checkpoint: str | os.PathLike) -> tuple[str, ...]:
     Args:
         checkpoint: as `find_checkpoint` takes it; downloaded if it is not.
     """
-    path = find_checkpoint(checkpoint)
-    config_file = (path if path.is_dir() else path.parent) / "config.json"
-    if not (path.is_dir() or path.name in _IN_FOLDER) or not config_file.is_file():
-        return ()
-    config = read_json(config_file)
+    config = _config_of(find_checkpoint(checkpoint))
     names = config.get("id2label") or config.get("label_names")
     if isinstance(names, dict):
         names = [names.get(str(index)) for index in range(len(names))]
@@ -261,19 +262,10 @@ def class_names_of(checkpoint: str | os.PathLike) -> tuple[str, ...]:
     return () if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else tuple(names)
 
 
-def _license_in(folder: pathlib.Path) -> str | None:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = None
-    places = [config, *(config.get(name) for name in ("pretrained_cfg", "weights"))] if isinstance(config, dict) else []
-    for place in places:
-        if isinstance(place, dict) and isinstance(place.get("license"), str):
-            return place["license"]
-    try:
-        card = (folder / "README.md").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    front = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
-    stated = front and re.search(r"^license: *([\w.+-]+) *$", front[1], re.MULTILINE)
-    return stated[1] if stated else None
+def _belongs_to_folder(path: pathlib.Path) -> bool:
+    return path.is_dir() or path.name in _IN_FOLDER
+
+
+def _config_of(path: pathlib.Path) -> dict:
+    """The config.json of a folder, or of a file that belongs to it; empty if there is none."""
+    return read_configs(path).get("config.json", {}) if _belongs_to_folder(path) else {}

@@ -6,9 +6,7 @@ Changes follow the official code (vit_jax `checkpoint.load_pretrained`); patches
 import dataclasses
 import functools
 import io
-import numbers
 import os
-import typing
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -17,18 +15,21 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_unexpected_keys
-from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import (
+    FIRST_CONVOLUTIONS,
     file_config_grid,
     infer_config,
     known_image_size,
     original_preprocessing,
     refuse_ambiguous_settings,
 )
-from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
-from keras_vit.errors import UserError, check_integers
+from keras_vit.checkpoints.options import LoadOptions
+from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import build, classifier_activation_of, config_of, preprocessing_of
@@ -41,24 +42,15 @@ from keras_vit.models.config import (
     ResNetConfig,
     ShiftedPatches,
     ViTConfig,
-    convert_fields,
-    python_numbers,
 )
 from keras_vit.models.layers import no_init_weights
-from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, check_resampler, resize_patch_kernel
+from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
 from keras_vit.run_directory import is_keras_model, load_model
 
 # What to do where a model with a changed graph should be rebuilt.
 _CHANGE_FIRST = "adapt the model first, and change its layers then"
 _HEAD_LAYERS = tuple(head.replace("/", ".") for head in HEADS)
 _DEFAULT_SIZE = 224  # pixels, for models without position embeddings
-# Kernels whose input is the image.
-_FIRST_KERNELS = (
-    "conv_stem/0/conv/kernel",
-    "conv_root/kernel",
-    "resnet/root_block/standardized_conv2d/kernel",
-    "embedding/kernel",
-)
 
 
 def from_checkpoint(
@@ -124,104 +116,113 @@ def from_checkpoint(
         dtype: see `keras_vit.build`.
         name: see `keras_vit.build`.
     """
-    changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
-    build_options = BuildOptions(classifier_activation, dtype, name)
-    check_integers("stored_grid", stored_grid, length=2)
-    check_integers("conv_stem_strides", conv_stem_strides, length=0)
-    check_integers("num_heads", num_heads)
-    check_integers("num_groups", num_groups)
-    overrides: dict[str, Any] = {"num_heads": num_heads, "num_groups": num_groups}
-    overrides |= {"gelu": gelu, "layer_norm_epsilon": layer_norm_epsilon}
-    rates: dict[str, Any] = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
-    rates |= {"stochastic_depth_rate": stochastic_depth_rate}
-    vit_settings = {
-        "num_heads": num_heads,
-        "gelu": gelu,
-        "layer_norm_epsilon": layer_norm_epsilon,
-        "classifier": classifier,
-        **{name: rate or None for name, rate in rates.items()},
-    }
-    other_settings: dict[str, object] = {
-        "position_embedding": position_embedding,
-        "stored_grid": stored_grid,
-        "num_groups": num_groups,
-        "conv_stem_strides": conv_stem_strides,
-    }
+    options = LoadOptions(
+        image_size=image_size,
+        num_classes=num_classes,
+        patch_size=patch_size,
+        channels=channels,
+        channel_rule=channel_rule,
+        resampler=resampler,
+        stored_grid=stored_grid,
+        classifier=classifier,
+        position_embedding=position_embedding,
+        num_heads=num_heads,
+        num_groups=num_groups,
+        conv_stem_strides=conv_stem_strides,
+        gelu=gelu,
+        layer_norm_epsilon=layer_norm_epsilon,
+        dropout_rate=dropout_rate,
+        attention_dropout_rate=attention_dropout_rate,
+        stochastic_depth_rate=stochastic_depth_rate,
+        keep_pre_logits=keep_pre_logits,
+        classifier_activation=classifier_activation,
+        dtype=dtype,
+        name=name,
+    )
+    return load_with(path, options)
+
+
+def load_with(path: str | os.PathLike, options: LoadOptions) -> keras.Model:
+    """`from_checkpoint` with its keywords as one object."""
     file = find_checkpoint(path)
     if is_keras_model(file):
-        _refuse_settings_of_keras_model({**vit_settings, **other_settings}, rates)
-        model = load_model(file)
-        config = config_of(model)
-        if changed_layer(model):
-            if (changes, build_options, image_size) == (Changes(), BuildOptions(), None) and not any(rates.values()):
-                return model
-            check_unchanged(model, _CHANGE_FIRST)
-        if isinstance(config, ViTConfig):
-            config = dataclasses.replace(config, **rates)
-        elif any(rates.values()):
-            raise UserError("The file is of a ResNet, which has no dropout; leave the rates out.")
-        activation = classifier_activation or classifier_activation_of(model)
-        build_options = dataclasses.replace(build_options, classifier_activation=activation)
-        return _adapted(model, config, image_size, changes, build_options)
+        return _from_keras_model(load_model(file), options)
     checkpoint = open_checkpoint(file)
     refuse_unexpected_keys(checkpoint)
-    known = {name: value for name, value in overrides.items() if value is not None}
-    file_config = dataclasses.replace(checkpoint.file_config, **known)
-    image_size = python_numbers(image_size)
-    wanted = (image_size, image_size) if isinstance(image_size, int) else image_size
-    config = infer_config(
-        checkpoint, file_config, classifier, position_embedding, conv_stem_strides, stored_grid, wanted
-    )
-    refuse_ambiguous_settings(checkpoint, config, {**overrides, "position_embedding": position_embedding})
-    _refuse_inapplicable(checkpoint, config, vit_settings, other_settings)
+    config = infer_config(checkpoint, options)
+    refuse_ambiguous_settings(checkpoint, options)
+    _refuse_inapplicable(checkpoint, config, options)
     if isinstance(config, ViTConfig):
-        config = dataclasses.replace(config, **rates)
-        if wanted is not None and wanted != file_config.image_size:
-            changes.with_patch(config).check_image_size(wanted)
-    grid = stored_grid or file_config_grid(checkpoint, config)
-    if image_size is None:
-        image_size = known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
-    channels_now = stored_channels(checkpoint)
-    for sentence in checkpoint.file_config.differences(None if wanted else typing.cast(tuple[int, int], image_size)):
-        warnings.warn(f"The original of {os.fspath(path)} {sentence}", stacklevel=2)
-    if isinstance(means := (file_config.value_range or (0.0,))[0], tuple) and len(means) != channels_now:
+        config = dataclasses.replace(config, **options.rates)
+        if options.size is not None and options.size != checkpoint.file_config.image_size:
+            options.with_patch(config).check_image_size(options.size)
+    grid = options.stored_grid or file_config_grid(checkpoint, config)
+    size = options.size or known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
+    num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
+    _warn_of_images(checkpoint, os.fspath(path), None if options.size else size, num_channels)
+    preprocessing = original_preprocessing(checkpoint, size, num_channels)
+    return _build_and_fill(checkpoint, config, preprocessing, grid, options)
+
+
+def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | None, num_channels: int) -> None:
+    """Warn where the original makes other images. size: that of the file, unless the caller gave one."""
+    images = checkpoint.file_config.images
+    if images is None:
+        return
+    if None not in (images.size, size) and images.size != size:
+        made, taken = ("x".join(map(str, each or ())) for each in (images.size, size))
         warnings.warn(
-            f"{os.fspath(path)} says how {len(means)} channels are normalized, but its images have {channels_now}; "
-            "here they are scaled to [-1, 1].",
-            stacklevel=2,
+            f"The original of {path} gives its model images of {made} pixels, although the position embeddings are for "
+            f"{taken} pixels, which the model here takes; pass image_size={max(images.size or ())} for its "
+            "predictions.",
+            stacklevel=4,
         )
-    preprocessing = original_preprocessing(checkpoint, typing.cast(tuple[int, int], image_size), channels_now)
-    return build_and_fill(checkpoint, config, preprocessing, grid, changes, build_options)
+    if images.num_channels not in (None, num_channels):
+        warnings.warn(
+            f"{path} says how {images.num_channels} channels are normalized, but its images have {num_channels}; here "
+            "they are scaled to [-1, 1].",
+            stacklevel=4,
+        )
 
 
-def _refuse_settings_of_keras_model(settings: Mapping[str, object], rates: Mapping[str, float]) -> None:
-    for name, value in settings.items():
-        if value is not None and name not in rates:
-            raise UserError(f"{name}={value!r:.80} does not apply, because a .keras file contains it; leave it out.")
+_IN_KERAS_MODEL = (
+    *("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding"),
+    *("stored_grid", "num_groups", "conv_stem_strides"),
+)
 
 
-def _refuse_inapplicable(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    vit_settings: Mapping[str, object],
-    other_settings: Mapping[str, object],
-) -> None:
-    """Raise UserError for an argument that does not apply to this checkpoint; None means that it was not passed.
+def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
+    for name, value in options.given(*_IN_KERAS_MODEL).items():
+        raise UserError(f"{name}={value!r:.80} does not apply, because a .keras file contains it; leave it out.")
+    if changed_layer(model):
+        if options == LoadOptions():
+            return model
+        check_unchanged(model, _CHANGE_FIRST)
+    config = config_of(model)
+    if isinstance(config, ViTConfig):
+        config = dataclasses.replace(config, **options.rates)
+    elif any(options.rates.values()):
+        raise UserError("The file is of a ResNet, which has no dropout; leave the rates out.")
+    activation = options.classifier_activation or classifier_activation_of(model)
+    return _adapted(model, config, dataclasses.replace(options, classifier_activation=activation))
 
-    vit_settings: arguments of every Vision Transformer. other_settings: arguments of some models.
-    """
+
+def _refuse_inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> None:
+    """Raise UserError for an option that does not apply to this checkpoint."""
     is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
     stem = config.stem if isinstance(config, ViTConfig) else config
-    applies = dict.fromkeys((*vit_settings, "position_embedding"), (is_vit, "the file is of a ResNet"))
-    if has_table and other_settings["position_embedding"] != "learned":
-        applies["position_embedding"] = False, "the file has a table of them"
-    applies["stored_grid"] = has_table, "the file has no table of position embeddings"
-    applies["num_groups"] = isinstance(stem, ResNetConfig), "the file has no GroupNorm"
-    applies["conv_stem_strides"] = isinstance(stem, ConvStem), "the file has no early convolutions"
-    for name, value in {**vit_settings, **other_settings}.items():
-        does, why_not = applies[name]
-        if value is not None and not does:
-            raise UserError(f"{name}={value!r:.80} does not apply, because {why_not}; leave it out.")
+    of_vit = ("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding", *options.rates)
+    inapplicable: dict[str, str] = {} if is_vit else dict.fromkeys(of_vit, "the file is of a ResNet")
+    if has_table and options.position_embedding != "learned":
+        inapplicable["position_embedding"] = "the file has a table of them"
+    if not has_table:
+        inapplicable["stored_grid"] = "the file has no table of position embeddings"
+    if not isinstance(stem, ResNetConfig):
+        inapplicable["num_groups"] = "the file has no GroupNorm"
+    if not isinstance(stem, ConvStem):
+        inapplicable["conv_stem_strides"] = "the file has no early convolutions"
+    for name, value in options.given(*inapplicable).items():
+        raise UserError(f"{name}={value!r:.80} does not apply, because {inapplicable[name]}; leave it out.")
 
 
 def _default_image_size(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int]:
@@ -255,11 +256,21 @@ def adapt(
 
     Raises UserError for a model with other layers than its config says, which no new model would have.
     """
-    changes = Changes(num_classes, patch_size, channels, channel_rule, resampler, keep_pre_logits)
     check_unchanged(model, _CHANGE_FIRST)
     dtype = model.get_layer("spec").dtype_policy.name
-    build_options = BuildOptions(classifier_activation_of(model), None if dtype == "float32" else dtype, model.name)
-    adapted = _adapted(model, config_of(model), image_size, changes, build_options)
+    options = LoadOptions(
+        image_size=image_size,
+        num_classes=num_classes,
+        patch_size=patch_size,
+        channels=channels,
+        channel_rule=channel_rule,
+        resampler=resampler,
+        keep_pre_logits=keep_pre_logits,
+        classifier_activation=classifier_activation_of(model),
+        dtype=None if dtype == "float32" else dtype,
+        name=model.name,
+    )
+    adapted = _adapted(model, config_of(model), options)
     frozen = {layer.name for layer in model.layers if not layer.trainable}
     for layer in adapted.layers:
         if layer.name in frozen and not (num_classes is not None and f"{layer.name}.".startswith(_HEAD_LAYERS)):
@@ -267,13 +278,7 @@ def adapt(
     return adapted
 
 
-def _adapted(
-    model: keras.Model,
-    config: ModelConfig,
-    image_size: int | tuple[int, int] | None,
-    changes: "Changes",
-    build_options: "BuildOptions",
-) -> keras.Model:
+def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> keras.Model:
     """Build a model with the changes and copy the weights; `config` may differ from the model's in its drop rates."""
     preprocessing, weights = preprocessing_of(model), {}
     for key, value in values_by_key(model).items():
@@ -281,63 +286,23 @@ def _adapted(
         array = LazyArray(key, tuple(value.shape), np.dtype(np.float32), content)
         weights[key] = Weight(array, array.shape, np.asarray)
     grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
-    if image_size is not None:
-        size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(image_size)
+    if options.image_size is not None:
+        size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(options.image_size)
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
-            changes.with_patch(config).check_image_size(preprocessing.image_size)
-    return build_and_fill(Checkpoint("keras", Layout(()), weights), config, preprocessing, grid, changes, build_options)
+            options.with_patch(config).check_image_size(preprocessing.image_size)
+    return _build_and_fill(Checkpoint(None, Layout(()), weights), config, preprocessing, grid, options)
 
 
 def _value_stream(value: Any) -> io.BytesIO:
     return io.BytesIO(np.array(value, np.float32).tobytes())
 
 
-@dataclasses.dataclass(frozen=True)
-class Changes:
-    """How a new model differs from the checkpoint it is filled with; None: not at all."""
-
-    num_classes: int | None = None
-    patch_size: int | tuple[int, int] | None = None
-    channels: int | None = None
-    channel_rule: ChannelRule = "mean"
-    resampler: Resampler | None = None
-    keep_pre_logits: bool = False
-
-    def __post_init__(self) -> None:
-        convert_fields(self)
-        check_integers("num_classes", self.num_classes, least=0)
-        check_integers("channels", self.channels)
-        if self.patch_size is not None and not isinstance(self.patch_size, numbers.Integral):
-            check_integers("patch_size", self.patch_size, length=2)
-        rules = typing.get_args(ChannelRule)
-        if self.channel_rule not in rules:
-            raise UserError(f"channel_rule must be one of {', '.join(rules)}, but is {self.channel_rule!r}.")
-        if self.resampler is not None:
-            check_resampler(self.resampler)
-        if self.keep_pre_logits and self.num_classes is None:
-            raise UserError("keep_pre_logits is for a new head; give num_classes with it, or leave it out.")
-
-    def with_patch(self, config: ViTConfig) -> ViTConfig:
-        """The config with the new patch size."""
-        return config if self.patch_size is None else dataclasses.replace(config, patch_size=self.patch_size)
-
-
-@dataclasses.dataclass(frozen=True)
-class BuildOptions:
-    """Arguments of `keras_vit.build` that are not in a file."""
-
-    classifier_activation: str | None = None
-    dtype: str | None = None
-    name: str | None = None
-
-
-def build_and_fill(
+def _build_and_fill(
     checkpoint: Checkpoint,
     config: ModelConfig,
     preprocessing: Preprocessing,
     stored_grid: tuple[int, int] | None,
-    changes: Changes,
-    build_options: BuildOptions,
+    options: LoadOptions,
 ) -> keras.Model:
     """Build the model of a checkpoint with the changes and load the weights.
 
@@ -346,47 +311,47 @@ def build_and_fill(
         config: architecture of the checkpoint.
         preprocessing: of the new model, with the channels of the checkpoint.
         stored_grid: (rows, columns) of the stored position embeddings, if known.
-        changes: to config and preprocessing.
-        build_options: the arguments of `build` that no file tells.
+        options: changes to config and preprocessing, and the arguments of `build` that no file tells.
     """
-    weights, num_classes = checkpoint.weights, changes.num_classes
+    weights, num_classes = checkpoint.weights, options.num_classes
     new_head = num_classes is not None
     if not new_head:
         num_classes = num_classes_of(weights)
-    drops_pre_logits = new_head and not changes.keep_pre_logits
-    if isinstance(config, ViTConfig) and drops_pre_logits:
-        config = dataclasses.replace(config, representation_size=None)
-    if isinstance(config, ViTConfig) and new_head:
-        config = dataclasses.replace(config, head_bias=True)  # a new head is no projection
-    if changes.patch_size is not None:
+    drops_pre_logits = new_head and not options.keep_pre_logits
+    if isinstance(config, ViTConfig) and new_head:  # a new head is no projection
+        representation_size = None if drops_pre_logits else config.representation_size
+        config = dataclasses.replace(config, head_bias=True, representation_size=representation_size)
+    if options.patch_size is not None:
         if not isinstance(config, ViTConfig):
             raise UserError("patch_size does not apply to a ResNet, which has no patches; leave it out.")
-        config = changes.with_patch(config)
+        config = options.with_patch(config)
         config.check_image_size(preprocessing.image_size)
         weights = _with_patch(weights, config.patch)
-    if changes.channels is not None:
+    if options.channels is not None:
         if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):
             raise UserError(
                 "Shifted patches are normalized over all channels; keep their number, and leave channels out."
             )
-        weights = _with_channels(weights, changes.channels, changes.channel_rule)
-        preprocessing = preprocessing.for_channels(changes.channels)
+        weights = _with_channels(weights, options.channels, options.channel_rule)
+        preprocessing = preprocessing.for_channels(options.channels)
     with no_init_weights():
-        model = build(config, preprocessing=preprocessing, num_classes=num_classes, **dataclasses.asdict(build_options))
+        model = build(
+            config,
+            preprocessing=preprocessing,
+            num_classes=num_classes,
+            classifier_activation=options.classifier_activation,
+            dtype=options.dtype,
+            name=options.name,
+        )
     keep = HEADS if new_head else ()
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    assign(model, match_weights(model, checkpoint, changes.resampler, stored_grid, drop=drop, keep=keep).weights)
+    assign(model, match_weights(model, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep).weights)
     return model
 
 
-def stored_channels(checkpoint: Checkpoint) -> int:
-    """Number of image channels of the checkpoint."""
-    return _first_kernel(checkpoint.weights)[1].shape[2]
-
-
 def _first_kernel(weights: Mapping[str, Weight]) -> tuple[str, Weight]:
-    key = next(key for key in _FIRST_KERNELS if key in weights)
+    key = next(key for key in (*FIRST_CONVOLUTIONS, "embedding/kernel") if key in weights)
     return key, weights[key]
 
 

@@ -4,23 +4,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
-from keras_vit.checkpoints.hf_config import FileConfig, refuse_contradictions, refuse_other_widths
-from keras_vit.checkpoints.huggingface.image_processor import ValueRange
+from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
-from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH, TORCH_STAGES
+from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
+from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
-from keras_vit.models.config import (
-    Classifier,
-    ConvStem,
-    Distillation,
-    ModelConfig,
-    PositionEmbeddingKind,
-    ResNetConfig,
-    ViTConfig,
-)
+from keras_vit.models.config import Classifier, ConvStem, Distillation, ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.models.named_models import MODELS
 from keras_vit.models.resizing import Resampler
 
@@ -36,61 +28,27 @@ _OFFICIAL_HEADS = {
 }
 # Initial layer scale where config.json does not say: that of DINOv2. The stored factors are read in any case.
 _LAYER_SCALE = 1e-5
-# How images are resized by the codes whose files of weights say nothing of it (ImageClassification of torchvision, _cfg
-# of the Vision Transformers of timm).
-_PILLOW = {"library": "timm", "background": None, "resize": "resize-small"}
-_LAYOUT_RESIZING: Mapping[str, dict[str, Any]] = {
-    "torchvision": {
-        "preprocessing": _PILLOW | {"interpolation": "bilinear", "crop_from": 256},
-        "processed_size": (224, 224),
-    },
-    "timm": {"preprocessing": _PILLOW | {"interpolation": "bicubic"}, "crop_shares": {None: 0.9}},
-}
-# ImageNet normalization, as torchvision's models expect: (0 - mean) / std and (1 - mean) / std.
-_IMAGENET_RANGE = (
-    (-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225),
-    (0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225),
-)
+# Kernels whose input is the image, of a model with convolutions before the encoder or without encoder.
+FIRST_CONVOLUTIONS = ("conv_root/kernel", "conv_stem/0/conv/kernel", "resnet/root_block/standardized_conv2d/kernel")
 
 
-def ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:
-    """Settings that neither the arrays nor a config.json determine, because several timm models have the same arrays.
-
-    OpenAI's CLIP has another GELU than OpenCLIP, and timm's Perception Encoders have the arrays of CLIP beside rotary
-    positions. Without a class token, timm's models with a norm before pooling differ
-    in GELU and in the number of heads. Those with a norm after pooling have either ordinary blocks or blocks that
-    normalize after each branch.
-    """
-    if not isinstance(config, ViTConfig) or checkpoint.layout_name not in ("timm", "huggingface"):
-        return ()
-    in_timm = checkpoint.layout_name == "timm" and not checkpoint.file_config.names_model
-    if config.pre_norm:
-        gelu = ("gelu",) if checkpoint.file_config.gelu is None else ()
-        return (*gelu, "position_embedding") if in_timm else gelu
-    if not in_timm or config.classifier == "token":
-        return ()
-    if config.norm_after_pooling:
-        return ("block",)
-    return ("gelu", "num_heads")
+def ambiguous_settings(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Settings that neither the arrays nor a config.json determine, because several models have the same arrays."""
+    return checkpoint.layout.ambiguous if checkpoint.file_config.gelu is None else ()
 
 
-def refuse_ambiguous_settings(checkpoint: Checkpoint, config: ModelConfig, overrides: Mapping[str, object]) -> None:
-    """Raise UserError if a setting that affects the outputs is ambiguous and not overridden.
-
-    overrides: by argument of `from_checkpoint`; None where the caller passed none.
-    """
-    ambiguous = set(ambiguous_settings(checkpoint, config))
-    if overrides.get("gelu") == "quick":  # of OpenAI's CLIP; Perception Encoders have the exact one
+def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> None:
+    """Raise UserError if a setting that affects the outputs is ambiguous and not overridden."""
+    ambiguous = set(ambiguous_settings(checkpoint))
+    if options.gelu == "quick":  # of OpenAI's CLIP; Perception Encoders have the exact one
         ambiguous.discard("position_embedding")
-    if "block" in ambiguous and isinstance(config, ViTConfig) and not config.qkv_bias:
+    missing = [name for name in sorted(ambiguous) if getattr(options, name, 0) is None]
+    # With biases of query, key and value, it is the order of norms that models here have.
+    if missing or ("block" in ambiguous and f"{_FIRST_QUERY}/bias" not in checkpoint.weights):
+        advice = f", or give {' and '.join(missing)} to keras_vit.from_checkpoint" if missing else ""
         raise UserError(
-            "The arrays are those of timm's vit_base_patch16_rpn_224, which normalizes after each branch and is not "
-            "supported, as well as of a supported model; put the config.json beside them, which names the architecture."
-        )
-    if missing := [name for name in sorted(ambiguous) if name in overrides and overrides[name] is None]:
-        raise UserError(
-            f"Several models have these arrays but other outputs; put the config.json beside the file, which names the "
-            f"architecture, or give {' and '.join(missing)} to keras_vit.from_checkpoint."
+            "Several models have these arrays but other outputs; put the config.json beside the file, which names the "
+            f"architecture{advice}."
         )
 
 
@@ -98,52 +56,28 @@ def _numbered(numbers: Iterable[int]) -> str:
     return f"[{join_keys([str(number) for number in sorted(numbers)])}]"
 
 
-def infer_config(
-    checkpoint: Checkpoint,
-    file_config: FileConfig,
-    classifier: Classifier | None = None,
-    position_embedding: PositionEmbeddingKind | None = None,
-    conv_stem_strides: tuple[int, ...] | None = None,
-    stored_grid: tuple[int, int] | None = None,
-    image_size: tuple[int, int] | None = None,
-) -> ModelConfig:
-    """The architecture of the weights.
-
-    Args:
-        checkpoint: whose weights are known.
-        file_config: settings of config.json, with the caller's overrides.
-        classifier, position_embedding, conv_stem_strides: settings that the weights may leave open.
-        stored_grid: (rows, columns) of the stored position embeddings, if known.
-        image_size: of the images that the model is wanted for, if given.
-    """
-    weights = checkpoint.weights
-    refuse_other_widths(weights, file_config)
+def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
+    """The architecture of the weights of a checkpoint, with the settings that the caller gave."""
+    file_config = options.override(checkpoint.file_config)
+    _refuse_other_widths(checkpoint.weights, file_config)
     config: ModelConfig
-    if "embedding/kernel" in weights:
-        vit = _infer_vit(checkpoint, file_config, classifier, position_embedding, conv_stem_strides)
-        vit = _with_prefix_positions(checkpoint, vit, stored_grid, image_size)
-        per_block = 4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim
-        least = vit.num_layers * per_block
-        refuse_contradictions(vit, file_config.sizes)
+    if "embedding/kernel" in checkpoint.weights:
+        vit = _with_prefix_positions(checkpoint, _infer_vit(checkpoint, file_config, options), options)
+        least = vit.num_layers * (4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim)
+        _refuse_contradictions(vit, file_config.sizes)
         _require_biases(checkpoint)
         if isinstance(vit.stem, ResNetConfig):
-            refuse_contradictions(vit.stem, file_config.resnet_sizes)
+            _refuse_contradictions(vit.stem, file_config.resnet_sizes)
         config = vit
     else:
-        preactivation = "resnet/group_norm/gamma" in weights
-        if checkpoint.layout_name == "huggingface" and not (preactivation or file_config.resnet_sizes):
-            raise UserError(
-                "The arrays of a Bit of layer_type 'bottleneck' do not tell its global_padding, which changes the "
-                "outputs; put its config.json beside them."
-            )
-        resnet = _infer_resnet(checkpoint, file_config, preactivation)
-        refuse_contradictions(resnet, file_config.resnet_sizes)
+        resnet = _infer_resnet(checkpoint, file_config, "resnet/group_norm/gamma" in checkpoint.weights)
+        _refuse_contradictions(resnet, file_config.resnet_sizes)
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
-            for units, wide in zip(resnet.block_units, resnet.stage_channels or (), strict=True)
+            for units, wide in zip(resnet.block_units, resnet.output_channels, strict=True)
         )
         config = resnet
-    num_parameters = sum(math.prod(weight.shape) for weight in weights.values())
+    num_parameters = sum(math.prod(weight.shape) for weight in checkpoint.weights.values())
     if least > num_parameters:
         raise UserError(
             f"The arrays are inconsistent: such a model has at least {least} parameters, but they have "
@@ -152,14 +86,32 @@ def infer_config(
     return config
 
 
-def _infer_vit(
-    checkpoint: Checkpoint,
-    file_config: FileConfig,
-    classifier: Classifier | None,
-    position_embedding: PositionEmbeddingKind | None,
-    conv_stem_strides: tuple[int, ...] | None,
-) -> ViTConfig:
+def _refuse_contradictions(config: ModelConfig, sizes: Mapping[str, tuple[str, object]]) -> None:
+    for field, (name, value) in sizes.items():
+        if getattr(config, field) != value:
+            raise UserError(
+                f"config.json says {name}={value!s:.80}, but the arrays are of a model with {getattr(config, field)}; "
+                "replace it by the one that belongs to them."
+            )
+
+
+def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> None:
+    """Raise UserError if config.json counts other channels or classes than the arrays have."""
+    for counted, axis, keys in (
+        (file_config.channels, -2, (*FIRST_CONVOLUTIONS, "embedding/kernel")),
+        (file_config.num_classes, -1, ("head/kernel", "resnet/head/conv2d/kernel")),
+    ):
+        weight = next((weights[key] for key in keys if key in weights and len(weights[key].shape) >= 2), None)
+        if counted is not None and weight is not None and weight.shape[axis] != counted[1]:
+            raise UserError(
+                f"config.json says {counted[0]}={counted[1]}, but {weight.source.key!r} has {weight.shape[axis]}; "
+                "replace it by the one that belongs to the arrays."
+            )
+
+
+def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:
     weights, layout = checkpoint.weights, checkpoint.layout
+    classifier, position_embedding = options.classifier, options.position_embedding
     blocks = {int(match[1]) for key in weights if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
     if not blocks or blocks != set(range(len(blocks))):
         raise UserError(f"The encoder blocks should be numbered from 0 without gaps, but are {_numbered(blocks)}.")
@@ -202,16 +154,14 @@ def _infer_vit(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
         hidden_size=hidden_size,
         num_layers=len(blocks),
-        num_heads=_num_heads(weights, file_config, (hidden_size, mlp_dim, len(blocks))),
+        num_heads=_num_heads(checkpoint, options, (hidden_size, mlp_dim, len(blocks))),
         mlp_dim=mlp_dim,
         classifier=classifier,
         representation_size=_shape(checkpoint, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in weights else None,
         gelu=file_config.gelu or layout.gelu,
         layer_norm_epsilon=file_config.layer_norm_epsilon or layout.layer_norm_epsilon,
-        stem=_infer_stem(checkpoint, file_config, conv_stem_strides),
-        position_embedding=position_embedding
-        or layout.settings.get("position_embedding")
-        or ("sincos-2d" if checkpoint.layout_name == "big_vision" else "none"),
+        stem=_infer_stem(checkpoint, file_config, options.conv_stem_strides),
+        position_embedding=position_embedding or layout.settings.get("position_embedding") or layout.default_positions,
         qkv_bias=f"{_FIRST_QUERY}/bias" in weights,
         norm_after_pooling=norm_after_pooling,
         key_bias=key_bias or f"{_FIRST_QUERY}/bias" not in weights,
@@ -227,14 +177,9 @@ def _infer_vit(
 
 def _require_biases(checkpoint: Checkpoint) -> None:
     """Raise UserError if a bias is missing that the code of the layout always has."""
-    weights, layout = checkpoint.weights, checkpoint.layout
-    projects = any(kind.startswith("clip") for kind in layout.model_types)
-    biases = ["head_distillation/bias"] if projects else ["head/bias", "head_distillation/bias"]
-    if "Transformer/pre_norm/scale" not in weights:
-        biases.append("embedding/bias")
-    if layout.qkv_bias:
-        biases.append(f"{_FIRST_QUERY}/bias")
-    for bias in biases:
+    weights = checkpoint.weights
+    patch_bias = () if "Transformer/pre_norm/scale" in weights else ("embedding/bias",)
+    for bias in (*checkpoint.layout.biases, *patch_bias):
         if bias not in weights and bias.replace("/bias", "/kernel") in weights:
             raise UserError(f"The checkpoint is incomplete; missing keys: {bias}.")
 
@@ -246,16 +191,16 @@ def _distillation(checkpoint: Checkpoint) -> Distillation:
     return checkpoint.layout.settings.get("distillation", in_weights)
 
 
-def _with_prefix_positions(
-    checkpoint: Checkpoint, config: ViTConfig, stored_grid: tuple[int, int] | None, image_size: tuple[int, int] | None
-) -> ViTConfig:
-    """Say whether timm's table has rows for class and distillation token.
+def _with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, options: LoadOptions) -> ViTConfig:
+    """Say whether a table of timm has rows for class and distillation token.
 
     It has where the patches of the stored grid, or of the images that the file or config.json names, leave as many
     rows. If neither is known, a square number of rows is that of the patches alone. The images that the model is wanted
     for, and those of config.json where they may be older than the table, decide only where no number of rows is square.
     """
-    if checkpoint.layout_name != "timm" or POSITIONS not in checkpoint.weights or not config.has_class_token:
+    if checkpoint.layout.prefix_positions is not None or POSITIONS not in checkpoint.weights:
+        return config
+    if not config.has_class_token:
         return config
     if config.stem is not None:  # all hybrids of timm have them
         return config
@@ -270,12 +215,12 @@ def _with_prefix_positions(
 
     stated = patches(file_config.image_size)
     square = next((number for number in possible if square_grid(number) is not None), None)
-    known = None if stored_grid is None else math.prod(stored_grid)
+    known = None if options.stored_grid is None else math.prod(options.stored_grid)
     if known not in possible and (file_config.image_size_is_exact or stated == square):
         known = stated
     if known in possible:
         return dataclasses.replace(config, prefix_positions=known != rows)
-    wanted = patches(image_size) or stated
+    wanted = patches(options.size) or stated
     if None not in (square, wanted) and wanted != square:
         raise UserError(
             f"The {rows} rows of {checkpoint.weights[POSITIONS].source.key!r} may be for {square} or for {wanted} "
@@ -301,8 +246,8 @@ class UnknownNumHeads(UserError):
     """The number of attention heads is not in the file, and no official model has its sizes."""
 
 
-def _num_heads(weights: Mapping[str, Weight], file_config: FileConfig, sizes: tuple[int, int, int]) -> int:
-    num_heads = known_num_heads(weights, file_config) or _OFFICIAL_HEADS.get(sizes)
+def _num_heads(checkpoint: Checkpoint, options: LoadOptions, sizes: tuple[int, int, int]) -> int:
+    num_heads = known_num_heads(checkpoint, options) or _OFFICIAL_HEADS.get(sizes)
     if num_heads is None:
         raise UnknownNumHeads(
             f"The file does not contain the number of attention heads, and no official model is {sizes[0]} wide with "
@@ -311,13 +256,13 @@ def _num_heads(weights: Mapping[str, Weight], file_config: FileConfig, sizes: tu
     return num_heads
 
 
-def known_num_heads(weights: Mapping[str, Weight], file_config: FileConfig) -> int | None:
-    """The number of attention heads in the arrays or in config.json; None if it is in neither."""
-    query = weights[f"{_FIRST_QUERY}/kernel"]
+def known_num_heads(checkpoint: Checkpoint, options: LoadOptions) -> int | None:
+    """The number of attention heads in the arrays, in config.json or in the options; None if it is in none of them."""
+    query, num_heads = checkpoint.weights[f"{_FIRST_QUERY}/kernel"], options.override(checkpoint.file_config).num_heads
     in_shape = heads_in(f"{_FIRST_QUERY}/kernel", query)
-    if in_shape is not None and file_config.num_heads not in (None, in_shape):
-        raise UserError(f"The file has {in_shape} heads ({query.source.key!r}), not {file_config.num_heads}.")
-    return in_shape or file_config.num_heads
+    if in_shape is not None and num_heads not in (None, in_shape):
+        raise UserError(f"The file has {in_shape} heads ({query.source.key!r}), not {num_heads}.")
+    return in_shape or num_heads
 
 
 def _infer_stem(
@@ -350,7 +295,7 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
             units.setdefault(int(match[1]), set()).add(match[2])
     if sorted(units) != list(range(1, len(units) + 1)):
         raise UserError(f"The stages should be numbered from 1 without gaps, but are {_numbered(units)}.")
-    if len(units) > TORCH_STAGES and checkpoint.layout_name in TORCH:
+    if len(units) > TORCH_STAGES and layout.torch:
         raise UserError(
             f"The file has {len(units)} stages, of which timm and transformers dilate those after the fourth; ResNets "
             f"here have at most {TORCH_STAGES} of them."
@@ -405,19 +350,11 @@ def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
 
 def resampler_of(checkpoint: Checkpoint, config: ModelConfig) -> Resampler:
     """How the code that wrote the file resizes its position embeddings."""
-    file_config = checkpoint.file_config
+    file_config, layout = checkpoint.file_config, checkpoint.layout
     if file_config.resampler is not None:
         return file_config.resampler
-    # Of timm's models, FlexiViT alone is so.
-    is_flexivit = (
-        isinstance(config, ViTConfig)
-        and checkpoint.layout_name == "timm"
-        and not file_config.names_model
-        and config.classifier == "token"
-        and not (config.prefix_positions or config.layer_scale or config.num_registers)
-        and config.distillation == "none"
-    )
-    return "bilinear" if is_flexivit else checkpoint.layout.resampler
+    patches_alone = isinstance(config, ViTConfig) and not config.prefix_positions and file_config.gelu is None
+    return (layout.patch_resampler if patches_alone else None) or layout.resampler
 
 
 def known_image_size(
@@ -439,19 +376,5 @@ def known_image_size(
 
 
 def original_preprocessing(checkpoint: Checkpoint, image_size: int | tuple[int, int], channels: int) -> "Preprocessing":
-    """How the original code makes the model's images: as its files say, else as its layout does."""
-    file_config = checkpoint.file_config
-    if not file_config.preprocessing:
-        defaults = _LAYOUT_RESIZING.get(checkpoint.layout_name, {})
-        file_config = dataclasses.replace(file_config, **defaults)
-    return file_config.preprocessing_at(image_size, channels, value_range(checkpoint, channels))
-
-
-def value_range(checkpoint: Checkpoint, channels: int) -> ValueRange:
-    """`Preprocessing.value_range`: that of config.json or of the layout, else the official [-1, 1]."""
-    found = checkpoint.file_config.value_range
-    if found is None and checkpoint.layout_name == "torchvision":
-        found = _IMAGENET_RANGE
-    if found is None or (isinstance(found[0], tuple) and len(found[0]) != channels):
-        return -1.0, 1.0
-    return found
+    """How the original code makes the model's images: as its files say, else as its format does."""
+    return (checkpoint.file_config.images or checkpoint.layout.images).at(image_size, channels)

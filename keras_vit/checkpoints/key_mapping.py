@@ -8,19 +8,17 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray, empty
-from keras_vit.models.config import Gelu
-from keras_vit.models.resizing import Resampler
 
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 BLOCK = "Transformer/encoderblock_{i}/"
 ATTENTION = f"{BLOCK}MultiHeadDotProductAttention_1/"
 QKV = ("query", "key", "value")
+PROJECTIONS = tuple(f"{ATTENTION}{part}" for part in QKV)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,31 +96,6 @@ class Rule:
     names: tuple[str, ...]
     key: str
     transform: Transform = SAME
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The keys of a code's files, and the settings of its models."""
-
-    rules: tuple[Rule, ...]
-    gelu: Gelu = "tanh"
-    layer_norm_epsilon: float = 1e-6
-    group_norm_epsilon: float = 1e-5
-    variance_epsilon: float = 1e-8
-    """Added to the variance of standardized kernels; transformers and timm do so for both BiT and hybrids."""
-    deviation_epsilon: float = 0.0
-    resampler: Resampler = "bilinear-aligned"
-    """How the code resizes position embeddings."""
-    qkv_bias: bool = False
-    """Whether query, key and value always have biases."""
-    square_positions: bool = False
-    """Whether the code takes the stored grid for a square whatever the images are."""
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of ViTConfig that the arrays do not show."""
-    model_types: tuple[str, ...] = ()
-    """Names of this layout in config.json of transformers; empty for other codes."""
-    ignored: tuple[str, ...] = ()
-    """Beginnings of the keys of other networks in the file: a text encoder, a decoder."""
 
 
 def dense(name: str, key: str, transform: Transform = LINEAR) -> tuple[Rule, Rule]:

@@ -16,10 +16,11 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
-from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import file_config_grid, resampler_of
-from keras_vit.checkpoints.key_mapping import POSITIONS, Layout, Weight, heads_in, key_of
-from keras_vit.checkpoints.layouts import TORCH, num_classes_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
+from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.keras_weights import open_keras_weights
 from keras_vit.files.kinds import kind_of
@@ -99,7 +100,7 @@ def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
         for index, variable in enumerate(layer.weights):
             if (array := arrays.pop(f"{layer.name}/{index}", None)) is not None:
                 weights[keys[id(variable)]] = Weight(array, array.shape, np.asarray)
-    return Checkpoint("keras", Layout(()), weights, unexpected_keys=tuple(sorted(arrays)), path=path)
+    return Checkpoint(None, Layout(()), weights, unexpected_keys=tuple(sorted(arrays)), path=path)
 
 
 def _prefixes(name: str, value: object) -> tuple[str, ...]:
@@ -180,7 +181,7 @@ def match_weights(
         raise UserError(f"The checkpoint does not fit the model; {found}.")
     resized: tuple[str, ...] = ()
     config = config_of(model)
-    if checkpoint.layout_name != "keras" and isinstance(config, ViTConfig):
+    if checkpoint.format is not None and isinstance(config, ViTConfig):
         _check_settings(checkpoint, config)
     if POSITIONS in matched:
         layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
@@ -261,7 +262,7 @@ def _fit_positions(
     if stored_grid is None:
         square = square_grid(num_tokens)
         same_number = num_tokens == rows * columns
-        is_grid = same_number and (square is None or checkpoint.layout_name not in TORCH)
+        is_grid = same_number and (square is None or not checkpoint.layout.torch)
         stored_grid = (rows, columns) if is_grid else square
     if stored_grid is None:
         raise not_square_error(num_tokens)

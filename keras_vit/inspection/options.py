@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
 

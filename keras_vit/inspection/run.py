@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import keras
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import to_path

@@ -14,7 +14,7 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError
 from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.describe import class_names_of
-from keras_vit.checkpoints.timm_models import timm_model
+from keras_vit.checkpoints.formats.timm_models import timm_model
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, TINY_STEM, randomize
@@ -69,7 +69,7 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
         ({"image_size": 30}, r"says image_size=\(30, 30\), but the arrays hold position embeddings for 16 patches"),
         ({"image_size": [64, 32]}, r"says image_size=\(64, 32\), but the arrays hold position embeddings for 16"),
         ({"patch_size": "x"}, "config.json should give 'patch_size' as one or two numbers of pixels, but gives 'x'"),
-        ({"model_type": "swin"}, "config.json has the unsupported model_type='swin'; supported are"),
+        ({"model_type": "swin"}, "says model_type='swin', but the arrays are those of vit"),
         ({"model_type": "deit"}, "says model_type='deit', but the arrays are those of vit"),
         ({"model_type": "vit_mae"}, "says model_type='vit_mae', but the arrays are those of vit"),
         ({"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported activation 'relu'"),
@@ -468,7 +468,7 @@ def test_an_ambiguous_timm_file_is_refused_and_described(tmp_path):
     arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit_avg.safetensors")
     residual_post_norm = {key: array for key, array in arrays.items() if not key.endswith("qkv.bias")}
     safetensors.numpy.save_file(residual_post_norm, tmp_path / "rpn.safetensors")
-    with pytest.raises(UserError, match="vit_base_patch16_rpn_224"):
+    with pytest.raises(UserError, match="put the config.json beside the file, which names the architecture"):
         keras_vit.from_checkpoint(tmp_path / "rpn.safetensors", num_heads=4)
     assert keras_vit.describe(tmp_path / "rpn.safetensors").ambiguous == ("block",)
     before = {key.replace("fc_norm", "norm"): array for key, array in arrays.items()}

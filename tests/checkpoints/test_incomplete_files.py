@@ -119,7 +119,7 @@ def test_a_config_of_another_model_beside_a_file_of_timm_is_refused(kind, tmp_pa
     shutil.copyfile(MODERN / "timm_deit3.safetensors", tmp_path / "model.safetensors")
     fields = {"num_attention_heads": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
     (tmp_path / "config.json").write_text(json.dumps(fields | {"model_type": kind}))
-    with pytest.raises(UserError, match="config.json has the unsupported model_type"):
+    with pytest.raises(UserError, match="config.json has the unsupported architecture"):
         keras_vit.from_checkpoint(tmp_path)
 
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.checkpoints import download
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch import find as download
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.published_accuracy import ACCURACY, PublishedAccuracy
 from tests.support import TINY, randomize
 from training import verify_official

@@ -25,7 +25,7 @@ GOLDEN = json.loads((MODERN / "index.json").read_text())["fixtures"]
 # What bare files of timm cannot tell.
 OVERRIDES = {name: {"num_heads": 4} for name in GOLDEN if name.startswith("timm")}
 OVERRIDES["timm_siglip"] = {"num_heads": 4, "gelu": "tanh"}
-OVERRIDES["timm_clip"] = {"num_heads": 4, "gelu": "quick"}
+OVERRIDES["timm_clip"] = {"num_heads": 4, "gelu": "quick", "position_embedding": "learned"}
 # The names here of what other codes recorded. CLIP's last hidden state is before the last norm, as are all of timm's
 # features where that norm follows the pooling.
 SAME_THING = {

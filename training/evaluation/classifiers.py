@@ -15,7 +15,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
-from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.files import tflite_metadata
 from keras_vit.files.remote import check_saved_model_path, is_remote, is_web, local_copy, to_path
 from keras_vit.models.build import logits_model

@@ -5,7 +5,7 @@ import pathlib
 from typing import Annotated
 
 from keras_vit import UserError, run_directory
-from keras_vit.checkpoints.download import check_name
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.files.remote import check_saved_model_path, is_remote, to_path
 from keras_vit.parser import Aliases, Count, Positive, Seed
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES

@@ -12,7 +12,7 @@ import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection, preprocessing_of, run_directory
 from keras_vit.checkpoints.describe import class_names_of
-from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.tables import markdown_table

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of, run_directory
-from keras_vit.checkpoints.download import CACHE_VARIABLE
+from keras_vit.checkpoints.fetch.find import CACHE_VARIABLE
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.models.layers import PoolTokens

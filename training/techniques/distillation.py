@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of, run_directory
-from keras_vit.checkpoints.download import find_checkpoint
+from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.files.remote import is_remote, is_web, to_path
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 

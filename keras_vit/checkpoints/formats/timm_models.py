@@ -1,16 +1,11 @@
-"""The settings of timm's models that their arrays do not contain: read by architecture, and written to config.json.
-
-Taken from timm 1.0.31: every architecture whose arrays are those of a supported model.
-"""
+"""The architectures of timm 1.0.31 whose arrays are those of a supported model, and what their names say."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 
 from keras_vit.errors import UserError
-from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.models.config import Classifier, Gelu, ModelConfig, ViTConfig
+from keras_vit.models.config import Classifier, Gelu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,9 +117,6 @@ _WITHOUT_QKV_BIAS = (
 )
 
 
-# What the names of the architectures say of their arrays.
-
-
 def components_of(architecture: str) -> dict[str, tuple[str, object]]:
     """Components that an architecture always has: ViTConfig field -> (argument of timm, value)."""
     name = architecture.partition(".")[0]
@@ -190,118 +182,3 @@ def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmMod
                 "without it."
             )
     return model
-
-
-_POOLS = {"token": "token", "gap": "avg", "map": "map"}
-# Architectures by what no argument of timm changes.
-_CLIP = "vit_base_patch16_clip_224"  # LayerNorm's epsilon 1e-5
-_GATED = "vit_giant_patch14_dinov2"  # packed SwiGLU
-_DISTILLED = "deit_base_distilled_patch16_224"
-_PLAIN = "vit_base_patch16_224"
-
-
-def timm_config(config: ModelConfig, preprocessing: Preprocessing, num_classes: int) -> dict:
-    """The content of the config.json that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
-
-    Raises UserError for a model that no arguments of timm describe.
-    """
-    if not isinstance(config, ViTConfig) or config.stem is not None:
-        raise UserError(
-            "timm builds a ResNet or hybrid only by the name of one of its own sizes; give the name of a .safetensors "
-            "file instead of a folder."
-        )
-    architecture = _architecture(config)
-    hidden = config.mlp_dim * (2 if config.gated_mlp else 1)
-    arguments = {
-        "img_size": list(preprocessing.image_size),
-        "patch_size": list(config.patch),
-        "in_chans": preprocessing.channels,
-        "embed_dim": config.hidden_size,
-        "depth": config.num_layers,
-        "num_heads": config.num_heads,
-        # timm takes the integer part of embed_dim * mlp_ratio.
-        "mlp_ratio": (hidden + 0.5) / config.hidden_size,
-        "qkv_bias": config.qkv_bias,
-        "init_values": config.layer_scale,
-        "pre_norm": config.pre_norm,
-        "global_pool": _POOLS[config.classifier],
-        "act_layer": {gelu: name for name, gelu in ACTIVATIONS.items()}[config.gelu],
-    }
-    if architecture != _DISTILLED:
-        arguments |= {
-            "class_token": config.has_class_token,
-            "no_embed_class": bool(config.num_registers) or not config.has_class_token or not config.prefix_positions,
-            "reg_tokens": config.num_registers,
-            "fc_norm": config.norm_after_pooling,
-        }
-    return {
-        "architecture": architecture,
-        "num_classes": num_classes,
-        "num_features": config.hidden_size,
-        "model_args": arguments,
-        "pretrained_cfg": _pretrained_cfg(preprocessing, num_classes, architecture == _DISTILLED),
-    }
-
-
-def _architecture(config: ViTConfig) -> str:
-    if config.distillation == "head":
-        if not config.prefix_positions:
-            raise UserError(
-                "timm's distilled models have positions of class and distillation token, but this one has none; give "
-                "the name of a .safetensors file instead of a folder."
-            )
-        found, epsilon = _DISTILLED, 1e-6
-    elif config.gated_mlp:
-        found, epsilon = _GATED, 1e-6
-    else:
-        found, epsilon = (_CLIP, 1e-5) if config.layer_norm_epsilon == 1e-5 else (_PLAIN, 1e-6)
-    if config.layer_norm_epsilon != epsilon or config.classifier not in _POOLS:
-        raise UserError(
-            f"timm has no architecture with LayerNorm's epsilon {config.layer_norm_epsilon} and the classifier "
-            f"{config.classifier!r} for this model; give the name of a .safetensors file instead of a folder."
-        )
-    return found
-
-
-def _pretrained_cfg(preprocessing: Preprocessing, num_classes: int, distilled: bool) -> dict:
-    height, width = preprocessing.image_size
-    mode, share = _crop(preprocessing)
-    interpolation = {"lanczos3": "lanczos", "area": "box"}.get(name := str(preprocessing.interpolation), name)
-    lows, highs = preprocessing.channel_ranges()
-    scales = [high - low for low, high in zip(lows, highs, strict=True)]
-    return {
-        "input_size": [preprocessing.channels, height, width],
-        "fixed_input_size": True,
-        "interpolation": interpolation,
-        "crop_pct": share,
-        "crop_mode": mode,
-        "mean": [-low / scale for low, scale in zip(lows, scales, strict=True)],
-        "std": [1.0 / scale for scale in scales],
-        "num_classes": num_classes,
-        "first_conv": "patch_embed.proj",
-        "classifier": ["head", "head_dist"] if distilled else "head",
-    }
-
-
-def _crop(preprocessing: Preprocessing) -> tuple[str, float]:
-    """(crop_mode, crop_pct) of a preprocessing. Raises UserError for one that timm does not have."""
-    size, full = preprocessing.image_size, preprocessing.crop_from or preprocessing.image_size
-    if preprocessing.resize == "pad" and preprocessing.background is not None:
-        raise UserError(
-            "timm pads with the mean color, not with white; give the name of a .safetensors file instead of a folder."
-        )
-    if preprocessing.resize == "crop" and size[0] != size[1]:
-        raise UserError(
-            f"timm cannot resize by 'crop' to {size[0]}x{size[1]}, which is not square; give the name of a "
-            ".safetensors file instead of a folder."
-        )
-    sides = (full, full) if isinstance(full, int) else full
-    # timm takes the integer part of size / crop_pct.
-    for share in (size[0] / sides[0], size[1] / sides[1], size[0] / (sides[0] + 0.5), size[1] / (sides[1] + 0.5)):
-        if all(math.floor(side / share) == length for side, length in zip(size, sides, strict=True)):
-            modes = {"stretch": "squash", "pad": "border"}
-            return modes.get(preprocessing.resize, "center"), share
-    raise UserError(
-        f"timm's crop_pct cannot express images of {size} that are cropped from {full}; give the name of a "
-        ".safetensors file instead of a folder."
-    )

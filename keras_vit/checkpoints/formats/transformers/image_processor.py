@@ -1,18 +1,26 @@
 """The image processors of transformers: how they resize and normalize, read and written."""
 
 import re
+import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.checkpoints.huggingface.config_json import is_side, number
+from keras_vit.checkpoints.formats.file_config import is_side, number
+from keras_vit.checkpoints.formats.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ImageProcessing,
+    ValueRange,
+    value_range_of,
+)
 from keras_vit.errors import UserError
-from keras_vit.images.geometry import Interpolation
+from keras_vit.images.geometry import Interpolation, scaled_crop
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
 
 # The first has the fields of the image processor under "image_processor".
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 # The filters of Pillow by their numbers; hamming, 5, is not supported.
 _FILTERS: tuple[Interpolation, ...] = ("nearest", "lanczos3", "bilinear", "bicubic", "box")
 # Defaults of transformers' image processors for fields missing in preprocessor_config.json.
@@ -48,16 +56,49 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "vit-hybrid": {"image_processor_type": "ViTHybridImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
 }
 _DTYPE = "dtype of resized pixels"
-ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
 
-def processor_of_family(model_type: str | None) -> dict:
+def read_images(
+    files: Mapping[str, dict], model_type: str | None, image_size: tuple[int, int] | None
+) -> ImageProcessing | None:
+    """The images that the processor beside a model makes, else that of its family; None if neither is known."""
+    own = _own_processor(files)
+    processor = _completed(own or _processor_of_family(model_type))
+    if not processor:
+        return None
+    fields, size = _resize(processor)
+    if not own and size is not None and image_size is not None and image_size != size:
+        # The processor of the family, at the size of this model.
+        if (full := fields.get("crop_from")) is not None:
+            new = image_size
+            fields["crop_from"] = (
+                tuple(map(scaled_crop, full, size, new))
+                if isinstance(full, tuple)
+                else scaled_crop(full, max(size), max(new))
+            )
+        size = image_size
+    return ImageProcessing(fields, size, value_range=_value_range(processor))
+
+
+def has_processor(files: Mapping[str, dict]) -> bool:
+    """Whether a processor lies beside the model."""
+    return bool(_own_processor(files))
+
+
+def _own_processor(files: Mapping[str, dict]) -> dict:
+    """The fields of the image processor: those in processor_config.json, which transformers 5 writes, go first."""
+    nested, own = (files.get(name, {}) for name in PROCESSOR_FILES)
+    fields = nested.get("image_processor")
+    return fields if isinstance(fields, dict) else own
+
+
+def _processor_of_family(model_type: str | None) -> dict:
     """The fields of the processor of a family, by model_type; empty for another one."""
     found = [fields for name, fields in _OF_FAMILY.items() if re.match(rf"{name}(_|$)", model_type or "")]
     return found[-1] if found else {}
 
 
-def completed_processor(fields: dict) -> dict:
+def _completed(fields: dict) -> dict:
     """The fields with the defaults of the processor's class; empty if there are none."""
     if not fields:
         return {}
@@ -75,7 +116,7 @@ def completed_processor(fields: dict) -> dict:
     return processor | {_DTYPE: "float32" if family == "DINOv3ViT" else "uint8"}
 
 
-def processor_resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
+def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     """(fields of Preprocessing, size of the model's images) of an image processor; the size is None where it keeps it.
 
     Raises UserError if Preprocessing has no equivalent.
@@ -147,6 +188,12 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
     else:
         kind = "DINOv3ViT" if preprocessing.library == "transformers" and preprocessing.dtype == "float32" else "ViT"
     interpolation = "box" if preprocessing.interpolation == "area" else preprocessing.interpolation
+    if interpolation == "box":
+        warnings.warn(
+            "preprocessor_config.json asks for the interpolation box, which transformers has in one backend: load it "
+            "by AutoImageProcessor.from_pretrained(…, backend='pil').",
+            stacklevel=4,
+        )
     crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}} if kind in ("Bit", "DeiT") else {}
     return {
         "image_processor_type": f"{kind}ImageProcessor",
@@ -182,7 +229,7 @@ def _unsupported(field: str, value: object) -> UserError:
     )
 
 
-def processor_range(processor: dict) -> ValueRange | None:
+def _value_range(processor: dict) -> ValueRange | None:
     """Value range of transformers' image processor, which rescales and normalizes unless flags disable it."""
     rescales, normalizes = (_flag(processor, field) for field in ("do_rescale", "do_normalize"))
     factor = number(processor, "rescale_factor", float)
@@ -197,27 +244,3 @@ def _flag(processor: dict, field: str, *, default: bool = True) -> bool:
     if not isinstance(value, bool):
         raise UserError(f"preprocessor_config.json should give true or false for {field!r}, but gives {value!r:.80}.")
     return value
-
-
-def value_range_of(mean: Any, std: Any, white: float = 1.0) -> ValueRange | None:
-    """(mean, std) of images in [0, white] -> `Preprocessing.value_range`."""
-    if mean is None or std is None:
-        return None
-    channels = [mean, std]
-    if not all(isinstance(part, list) and all(_is_moderate(n) for n in part) for part in channels):
-        raise UserError(
-            f"The mean and standard deviation of the images should be lists of numbers, but are {mean!r}, {std!r}."
-        )
-    if len(mean) != len(std) or not mean or min(std) <= 0:
-        raise UserError(
-            f"The images' mean {mean} and standard deviation {std} should have one positive number per channel."
-        )
-    low = tuple(-m / s for m, s in zip(mean, std, strict=True))
-    high = tuple((white - m) / s for m, s in zip(mean, std, strict=True))
-    if len(set(low)) == len(set(high)) == 1:
-        return low[0], high[0]
-    return low, high
-
-
-def _is_moderate(number: object) -> bool:
-    return isinstance(number, int | float) and -1e6 < number < 1e6

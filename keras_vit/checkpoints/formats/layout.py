@@ -1,0 +1,109 @@
+"""What the modules of the formats take and give: keys of weights, numerics of a code, a model to write."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.checkpoints.formats.images import ImageProcessing
+from keras_vit.checkpoints.key_mapping import ATTENTION, Rule
+from keras_vit.models.config import Gelu, ModelConfig, PositionEmbeddingKind, ViTConfig
+from keras_vit.models.resizing import Resampler
+
+if TYPE_CHECKING:
+    from keras_vit.images.preprocessing import Preprocessing
+
+# Biases of heads, which most codes always have, and of the first query.
+HEAD_BIASES = ("head/bias", "head_distillation/bias")
+QUERY_BIAS = ATTENTION.replace("{i}", "0") + "query/bias"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The keys of a kind of model, and what the library computes where its files do not say it.
+
+    The default epsilons are those of timm and transformers, the other defaults those of the JAX codes.
+    """
+
+    rules: tuple[Rule, ...]
+    gelu: Gelu = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    group_norm_epsilon: float = 1e-5
+    variance_epsilon: float = 1e-8
+    """Added to the variance of standardized kernels; transformers and timm do so for both BiT and hybrids."""
+    deviation_epsilon: float = 0.0
+    resampler: Resampler = "bilinear-aligned"
+    """How the code resizes position embeddings."""
+    patch_resampler: Resampler | None = None
+    """The same where a class token has no row among them, if that means another model."""
+    images: ImageProcessing = dataclasses.field(default_factory=ImageProcessing)
+    """How the code makes its images where no file says it."""
+    biases: tuple[str, ...] = HEAD_BIASES
+    """Biases that a complete file has wherever it has their kernels."""
+    square_positions: bool = False
+    """Whether the code takes the stored grid for a square whatever the images are."""
+    prefix_positions: bool | None = True
+    """Whether position embeddings have rows for class and distillation token; None for either."""
+    default_positions: PositionEmbeddingKind = "none"
+    """Position embeddings of a model without a table of them."""
+    torch: bool = False
+    """Whether the code is on PyTorch: it dilates the stages of a ResNet after the fourth, and takes a square number of
+    position embeddings for a square grid."""
+    stores_groups: bool = False
+    """Whether config.json has the number of groups of GroupNorm."""
+    warns: bool = False
+    """Whether saving warns of other numerics, because the library's builders take none."""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of ViTConfig that the arrays do not show."""
+    ambiguous: tuple[str, ...] = ()
+    """Settings in which models with the same arrays differ, unless config.json names the model."""
+    model_types: tuple[str, ...] = ()
+    """Names of the model in config.json of transformers; empty for other codes."""
+    ignored: tuple[str, ...] = ()
+    """Beginnings of the keys of other networks in the file: a text encoder, a decoder."""
+    constants: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """Arrays by key that the library's files have beside the weights, for saving."""
+    notes: tuple[str, ...] = ()
+    """What the user of a saved file has to know."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenModel:
+    """What a format knows of a model that is written."""
+
+    config: ModelConfig
+    preprocessing: "Preprocessing"
+    num_classes: int
+    """Width of the head; 0 without a head."""
+    labels: tuple[str, ...] = ()
+    """Class names; empty if they are unknown."""
+
+    @property
+    def vit(self) -> ViTConfig:
+        """The config of a Vision Transformer."""
+        assert isinstance(self.config, ViTConfig)
+        return self.config
+
+
+_UNRESTRICTED = {
+    *("patch_size", "hidden_size", "num_layers", "mlp_dim"),  # in the shapes
+    *("num_heads", "layer_norm_epsilon"),  # in the shapes, config.json or an option of from_checkpoint
+    *("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"),  # of training alone
+}
+# Values by field of ViTConfig; None for any, a type for its instances. A format takes only the default of every other
+# field, a new one too, unless its own table has more values.
+DEFAULTS: Mapping[str, tuple | None] = {
+    field.name: None if field.name in _UNRESTRICTED else (field.default,) for field in dataclasses.fields(ViTConfig)
+} | {"gelu": ("tanh", "erf")}
+
+
+def no_settings(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    """The `read_config` of a format without configs."""
+    return FileConfig()
+
+
+def no_files(model: WrittenModel) -> dict[str, dict]:
+    """The `write_config` of a format without configs."""
+    return {}

@@ -1,0 +1,151 @@
+"""The vision towers of transformers' CLIP and SigLIP, alone or beside a text tower."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel
+from keras_vit.checkpoints.formats.transformers.config_json import (
+    BASE,
+    CONFIG,
+    FILES,
+    completed,
+    positions_and_tokens,
+    read_vit,
+    refuse_other_values,
+    vit_fields,
+    written,
+)
+from keras_vit.checkpoints.key_mapping import (
+    ATTENTION,
+    BLOCK,
+    CONV,
+    POSITIONS,
+    QKV,
+    SAME,
+    TABLE,
+    TOKEN,
+    Rule,
+    dense,
+    fused,
+    norm,
+)
+from keras_vit.errors import UserError
+from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.config import ViTConfig
+
+LAYOUT = "huggingface"
+SUFFIXES: tuple[str, ...] = ("",)
+CONFIG_FILES: tuple[str, ...] = FILES
+_CLIP = {**BASE, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+_SIGLIP = {**BASE, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+_DEFAULTS: dict[str, dict[str, Any]] = {"clip_vision_model": _CLIP, "clip": _CLIP}
+_DEFAULTS |= {"siglip_vision_model": _SIGLIP, "siglip": _SIGLIP}
+_MLP = f"{BLOCK}MlpBlock_3/"
+
+
+def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
+    """The layout of a file with these arrays; None for that of another format."""
+    for prefix in ("vision_model.", ""):
+        if f"{prefix}embeddings.patch_embedding.weight" in arrays:
+            return _layout(prefix, clip=f"{prefix}pre_layrnorm.weight" in arrays)
+    return None
+
+
+def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+    """The fields that they have; None for models without the norm of CLIP or the pooling of SigLIP."""
+    config = model.config
+    if not isinstance(config, ViTConfig) or config.layer_scale is not None or config.position_embedding == "rotary":
+        return None
+    common = {**DEFAULTS, "gelu": None, "qkv_bias": (True,)}
+    if config.pre_norm:
+        own = {"pre_norm": (True,), "patch_bias": (False,), "prefix_positions": None}
+        return {**common, **own, "head_bias": (False,) if model.num_classes else None}
+    return {**common, "classifier": ("map",) * (not model.num_classes)} if config.classifier == "map" else None
+
+
+def layout_for(model: WrittenModel) -> Layout:
+    """The layout to write a model in."""
+    return _layout("vision_model." if model.num_classes else "", clip=model.vit.pre_norm)
+
+
+def _layout(prefix: str, *, clip: bool) -> Layout:
+    layer, head = f"{prefix}encoder.layers.{{i}}.", f"{prefix}head."
+    projections = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True)
+    pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
+    in_projection = tuple(f"{attention}{part}" for part in QKV)
+    rules = (
+        Rule(("cls",), f"{prefix}embeddings.class_embedding", TOKEN),
+        Rule((POSITIONS,), f"{prefix}embeddings.position_embedding.weight", TABLE),
+        Rule((), f"{prefix}embeddings.position_ids"),
+        *dense("embedding", f"{prefix}embeddings.patch_embedding", CONV),
+        *norm("Transformer/pre_norm", f"{prefix}pre_layrnorm"),
+        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layer_norm1"),
+        *(rule for part, key in projections for rule in dense(f"{ATTENTION}{part}", f"{layer}self_attn.{key}")),
+        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layer_norm2"),
+        *dense(f"{_MLP}Dense_0", f"{layer}mlp.fc1"),
+        *dense(f"{_MLP}Dense_1", f"{layer}mlp.fc2"),
+        *norm("Transformer/encoder_norm", f"{prefix}post_layernorm"),
+        Rule((f"{pooling}probe",), f"{head}probe", SAME),
+        *fused(in_projection, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
+        *dense(f"{attention}out", f"{head}attention.out_proj"),
+        *norm(f"{pooling}LayerNorm_0", f"{head}layernorm"),
+        *dense(f"{pooling}MlpBlock_0/Dense_0", f"{head}mlp.fc1"),
+        *dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
+        *dense("head", "visual_projection"),
+    )
+    return Layout(
+        rules,
+        gelu="quick" if clip else "tanh",
+        layer_norm_epsilon=1e-5 if clip else 1e-6,
+        biases=(QUERY_BIAS,) if clip else (*HEAD_BIASES, QUERY_BIAS),  # the head of CLIP is a projection
+        resampler="bicubic",
+        ambiguous=("gelu",) if clip else (),  # OpenCLIP has another one
+        model_types=("clip_vision_model", "clip") if clip else ("siglip_vision_model", "siglip"),
+        ignored=("text_model.", "text_projection.", "logit_scale", "logit_bias", f"{prefix}embeddings.position_ids"),
+    )
+
+
+def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    """What config.json says. Raises UserError for unsupported values."""
+    if CONFIG not in files:
+        return FileConfig()
+    config = completed(_vision_config(files[CONFIG]), layout, _DEFAULTS)
+    refuse_other_values(config, {"vision_use_head": True})
+    sizes: Sizes = positions_and_tokens(config, layout)
+    if layout.ambiguous:  # the head of CLIP is a projection
+        return read_vit(files, config, layout, sizes, num_classes=None)
+    del sizes["num_class_tokens"]
+    return read_vit(files, config, layout, sizes, classifier="map" if config.get("model_type") else None)
+
+
+def _vision_config(fields: dict) -> dict:
+    """The fields of the vision tower, which are an object of their own beside those of a text tower."""
+    if fields.get("model_type") not in ("clip", "siglip"):
+        return fields
+    older = fields.get("vision_config_dict") or {}  # of old versions, whose values go first
+    tower = fields.get("vision_config") or older
+    if not isinstance(tower, dict):
+        raise UserError(f"config.json should give vision_config as an object, but gives {tower!r:.80}.")
+    complete = _DEFAULTS[fields["model_type"]] | tower
+    for name, value in older.items() if isinstance(older, dict) else ():
+        if name in complete and value != complete[name]:
+            raise UserError(
+                f"config.json gives {name}={complete[name]!r:.80} in vision_config and {value!r:.80} in "
+                "vision_config_dict; remove the wrong one."
+            )
+    return {**tower, "model_type": fields["model_type"]}
+
+
+def write_config(model: WrittenModel) -> dict[str, dict]:
+    """config.json and preprocessor_config.json. Raises UserError for sizes that they cannot express."""
+    kind, name = ("clip", "CLIPVisionModel") if model.vit.pre_norm else ("siglip", "SiglipVisionModel")
+    fields = vit_fields(model, f"{kind}_vision_model", name)
+    if list in map(type, (fields["image_size"], fields["patch_size"])):
+        raise UserError(
+            f"A {name} of transformers has square images and patches, but these are {model.preprocessing.image_size} "
+            f"and {model.vit.patch}; adapt the model to square images, or choose another layout."
+        )
+    if model.num_classes:
+        fields |= {"architectures": [f"{name}WithProjection"], "projection_dim": model.num_classes}
+    return written(model, fields)

@@ -1,0 +1,158 @@
+"""What all families of transformers have in common in config.json, read and written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, named_number, number, pair, sizes_in
+from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
+from keras_vit.checkpoints.formats.transformers.image_processor import (
+    PROCESSOR_FILES,
+    preprocessor_config,
+    read_images,
+)
+from keras_vit.errors import UserError
+from keras_vit.models.config import Gelu
+
+CONFIG = "config.json"
+FILES = (CONFIG, *PROCESSOR_FILES)
+# `ViTConfig.gelu` -> name in transformers.
+TRANSFORMERS_GELU: Mapping[Gelu, str] = {
+    "erf": "gelu",
+    "tanh": "gelu_pytorch_tanh",
+    "quick": "quick_gelu",
+    "silu": "silu",
+}
+# All names in transformers -> `ViTConfig.gelu`.
+_GELU: dict[str, Gelu] = {name: gelu for gelu, name in TRANSFORMERS_GELU.items()}
+_GELU |= {"gelu_new": "tanh", "gelu_fast": "tanh", "gelu_python": "erf"}
+# Defaults that most config classes of transformers 5.23 share, for fields missing in config.json.
+BASE: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+}
+# Required fields that the arrays do not contain; without a model_type they have no defaults.
+_NOT_IN_ARRAYS = ("num_attention_heads", "hidden_act", "layer_norm_eps")
+# Sizes that are also in the arrays: ViTConfig field -> name in transformers.
+_SIZES = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "mlp_dim": "intermediate_size"}
+
+
+def completed(fields: dict, layout: Layout, defaults: Mapping[str, Mapping[str, Any]]) -> dict:
+    """config.json with the defaults of its class; transformers writes only values that differ from them.
+
+    defaults: by model_type.
+    """
+    kind = fields.get("model_type")
+    if kind is None:
+        if missing := [field for field in _NOT_IN_ARRAYS if fields.get(field) is None]:
+            raise UserError(
+                f"config.json has neither model_type nor {', '.join(missing)}, which are not in the arrays; use the "
+                "complete config.json."
+            )
+        return fields
+    if kind not in layout.model_types:
+        raise UserError(
+            f"config.json says model_type={kind!r:.80}, but the arrays are those of {' or '.join(layout.model_types)}; "
+            "replace it by the one that belongs to them."
+        )
+    # transformers accepts null for the backbone only, where it means the default.
+    return {**defaults[kind], **{name: value for name, value in fields.items() if value is not None}}
+
+
+def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Sizes, **own: Any) -> FileConfig:
+    """The settings of a Vision Transformer.
+
+    Args:
+        files: config.json and the files of its image processor.
+        config: the completed config.json, or the part for the images.
+        layout: of the arrays.
+        sizes: of the family, which the arrays must agree with.
+        own: other fields of FileConfig, of the family.
+    """
+    kind, act = config.get("model_type"), config.get("hidden_act")
+    if act is not None and (not isinstance(act, str) or act not in _GELU):
+        raise UserError(f"config.json has the unsupported activation {act!r:.80}; supported are {', '.join(_GELU)}.")
+    if "qkv_bias" in config:
+        sizes = {"qkv_bias": ("qkv_bias", config["qkv_bias"]), **sizes}
+    image_size = pair(config, "image_size")
+    settings: dict[str, Any] = {
+        "num_heads": number(config, "num_attention_heads"),
+        "gelu": _GELU[act] if act else None,
+        "layer_norm_epsilon": number(config, "layer_norm_eps", float),
+        "layer_scale": number(config, "layerscale_value", float),
+        "image_size": image_size,
+        "images": read_images(files, kind, image_size),
+        "sizes": sizes_in(config, _SIZES) | sizes,
+        "heads": _heads_of(files[CONFIG]),
+        "channels": named_number(config, "num_channels"),
+        "num_classes": num_labels(files[CONFIG]),
+    }
+    return FileConfig(**{**settings, **own})
+
+
+def positions_and_tokens(config: dict, layout: Layout, num_class_tokens: int = 1) -> Sizes:
+    """The positions and class tokens that all models of a family have."""
+    because = f"model_type={config.get('model_type') or layout.model_types[0]!r} and thus"
+    return {
+        "position_embedding": (f"{because} positions", "learned"),
+        "num_class_tokens": (f"{because} class tokens", num_class_tokens),
+    }
+
+
+def refuse_other_values(config: dict, supported: Mapping[str, object]) -> None:
+    """Raise UserError for a field with another value than the only supported one."""
+    for name, value in supported.items():
+        if config.get(name, value) != value:
+            raise UserError(
+                f"config.json has the unsupported {name}={config[name]!r:.80}; supported is a model with {value}."
+            )
+
+
+def num_labels(config: dict) -> tuple[str, int] | None:
+    """(name in config.json, width of the head), if it says so."""
+    names = config.get("id2label")
+    if isinstance(names, dict) and names:
+        return "classes in id2label", len(names)
+    return named_number(config, "num_labels")
+
+
+def _heads_of(fields: dict) -> tuple[str, ...]:
+    """The heads of the architecture that a config.json names, where another one has the same other arrays."""
+    names = fields.get("architectures")
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    if any(name.endswith("WithTeacher") for name in names):
+        return "head", "head_distillation"
+    has_head = ("ForImageClassification", "VisionModelWithProjection", "CLIPModel")
+    return ("head",) if any(name.endswith(has_head) for name in names) else ()
+
+
+def written(model: WrittenModel, own: dict) -> dict[str, dict]:
+    """config.json, with the fields of the family, and preprocessor_config.json."""
+    fields: dict[str, Any] = {"dtype": "float32", "num_channels": model.preprocessing.channels}
+    if model.num_classes:
+        names = model.labels or [f"LABEL_{index}" for index in range(model.num_classes)]
+        fields["id2label"] = {str(index): name for index, name in enumerate(names)}
+        fields["label2id"] = {label: int(index) for index, label in fields["id2label"].items()}
+    return {CONFIG: fields | own, PROCESSOR_FILES[1]: preprocessor_config(model.preprocessing)}
+
+
+def vit_fields(model: WrittenModel, model_type: str, architecture: str) -> dict[str, Any]:
+    """The fields of all Vision Transformers."""
+    config, (height, width) = model.vit, model.preprocessing.image_size
+    return {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "image_size": height if height == width else [height, width],
+        "patch_size": config.patch_size if isinstance(config.patch_size, int) else list(config.patch_size),
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": TRANSFORMERS_GELU[config.gelu],
+        "layer_norm_eps": config.layer_norm_epsilon,
+    }

@@ -1,0 +1,149 @@
+"""transformers' ViT, ViT-MSN, ViTMAE, DeiT, and the hybrids of ViTHybrid."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
+from keras_vit.checkpoints.formats.transformers import bit
+from keras_vit.checkpoints.formats.transformers.config_json import (
+    BASE,
+    CONFIG,
+    FILES,
+    completed,
+    positions_and_tokens,
+    read_vit,
+    vit_fields,
+    written,
+)
+from keras_vit.checkpoints.key_mapping import ATTENTION, BLOCK, CONV, POSITIONS, QKV, Rule, dense, norm
+from keras_vit.errors import UserError
+from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.config import ResNetConfig, ViTConfig
+
+LAYOUT = "huggingface"
+SUFFIXES: tuple[str, ...] = ("",)
+CONFIG_FILES: tuple[str, ...] = FILES
+_TYPES = ("vit", "vit_msn", "vit-hybrid", "vit_mae")
+_VIT = {**BASE, "qkv_bias": True, "pooler_act": "tanh"}
+_BACKBONE = {"layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "vit": _VIT,
+    "vit_msn": _VIT | {"layer_norm_eps": 1e-6},
+    # Of ViTHybridConfig as in 4.57, the last version that has it.
+    "vit-hybrid": _VIT | {"patch_size": 1, "backbone_config": _BACKBONE | {"depths": [3, 4, 9]}},
+    "vit_mae": _VIT,
+    "deit": _VIT,
+}
+_POOLER = "ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False."
+
+
+def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
+    """The layout of a file with these arrays; None for that of another format."""
+    for prefix in ("vit.", "deit.", ""):
+        if f"{prefix}embeddings.patch_embeddings.projection.weight" not in arrays:
+            continue
+        if f"{prefix}encoder.layer.0.norm1.weight" in arrays:
+            return None  # DINOv2
+        if prefix and "encoder.layer.0.layernorm_before.weight" in arrays:  # a classifier of transformers 5.23
+            return _layout(prefix, ("vit_msn",), has_bare_layers=True)
+        distilled = f"{prefix}embeddings.distillation_token" in arrays
+        ends = f"{prefix}pooler.dense.weight" in arrays or "classifier.weight" in arrays  # which MAE has not
+        types = ("deit",) if distilled else _TYPES[: -1 if ends else None]
+        return _layout(prefix, types, two_heads="cls_classifier.weight" in arrays)
+    return None
+
+
+def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+    """The fields that it has; None for a ResNet."""
+    if not isinstance(model.config, ViTConfig):
+        return None
+    fields = {**DEFAULTS, "gelu": None, "qkv_bias": None, "stem": (None, ResNetConfig)}
+    if not model.num_classes:
+        fields["representation_size"] = None
+    if model.config.distillation != "none":
+        fields["distillation"] = ("token", "head") if model.num_classes else ("token",)
+    return fields
+
+
+def layout_for(model: WrittenModel) -> Layout:
+    """The layout to write a model in."""
+    distillation = model.vit.distillation
+    kind, types = ("vit", _TYPES) if distillation == "none" else ("deit", ("deit",))
+    found = _layout(f"{kind}." if model.num_classes else "", types, two_heads=distillation == "head")
+    has_pooler = model.num_classes or model.vit.representation_size or kind == "deit"
+    return found if has_pooler else dataclasses.replace(found, notes=(_POOLER,))
+
+
+def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    """What config.json says. Raises UserError for unsupported values."""
+    if CONFIG not in files:
+        return FileConfig()
+    config = completed(files[CONFIG], layout, _DEFAULTS)
+    if config.get("pooler_act", "tanh") != "tanh":
+        raise UserError(
+            f"config.json has the unsupported pooler activation {config['pooler_act']!r:.80}; supported is tanh."
+        )
+    backbone = bit.settings(config["backbone_config"]) if config.get("backbone_config") else {}
+    sizes = positions_and_tokens(config, layout, 2 if "deit" in layout.model_types else 1)
+    return read_vit(files, config, layout, sizes, **backbone)
+
+
+def write_config(model: WrittenModel) -> dict[str, dict]:
+    """config.json and preprocessor_config.json."""
+    config = model.vit
+    kind, name = ("vit", "ViT") if config.stem is None else ("vit-hybrid", "ViTHybrid")
+    if config.distillation != "none":
+        kind, name = "deit", "DeiT"
+    teacher = "WithTeacher" if config.distillation == "head" else ""
+    architecture = name + (f"ForImageClassification{teacher}" if model.num_classes else "Model")
+    fields = vit_fields(model, kind, architecture)
+    fields |= {
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.attention_dropout_rate,
+        "qkv_bias": config.qkv_bias,
+        "pooler_act": "tanh",
+        "pooler_output_size": config.representation_size or config.hidden_size,
+    }
+    if isinstance(config.stem, ResNetConfig):
+        fields["backbone_config"] = bit.config_fields(config.stem)
+    return written(model, fields)
+
+
+_BIT = "embeddings.patch_embeddings.backbone.bit."
+
+
+def _layout(
+    prefix: str, model_types: tuple[str, ...] = _TYPES, *, two_heads: bool = False, has_bare_layers: bool = False
+) -> Layout:
+    """`prefix` is that of all keys but the classifiers', and with `has_bare_layers` those of the layers."""
+    layer = f"{'' if has_bare_layers else prefix}encoder.layer.{{i}}."
+    rules = (
+        Rule(("cls",), f"{prefix}embeddings.cls_token"),
+        Rule(("distillation/tokens",), f"{prefix}embeddings.distillation_token"),
+        Rule((POSITIONS,), f"{prefix}embeddings.position_embeddings"),
+        Rule((), f"{prefix}embeddings.mask_token"),
+        *dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
+        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
+        *(rule for part in QKV for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.attention.{part}")),
+        *dense(f"{ATTENTION}out", f"{layer}attention.output.dense"),
+        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}intermediate.dense"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}output.dense"),
+        *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
+        *dense("pre_logits", f"{prefix}pooler.dense"),
+        *dense("head", "cls_classifier" if two_heads else "classifier"),
+        *dense("head_distillation", "distillation_classifier"),
+        *bit.resnet_rules(f"{prefix}{_BIT}"),
+    )
+    return Layout(
+        rules,
+        gelu="erf",
+        layer_norm_epsilon=1e-6 if has_bare_layers else 1e-12,
+        resampler="bicubic",
+        torch=True,
+        stores_groups=True,
+        model_types=model_types,
+        ignored=("decoder.mask_token", "decoder.decoder_"),  # of a masked autoencoder
+    )

@@ -1,1 +1,0 @@
-"""The Hugging Face hub, and the families of transformers beside ViT and DeiT: their keys and their config.json."""

@@ -1,0 +1,78 @@
+"""The keywords of `from_checkpoint` as one object."""
+
+import dataclasses
+import numbers
+import typing
+
+from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.errors import UserError, check_integers
+from keras_vit.models.config import Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
+from keras_vit.models.resizing import ChannelRule, Resampler, check_resampler
+
+RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """What the caller of `from_checkpoint` gives, which has the docs; None: as the file says."""
+
+    image_size: int | tuple[int, int] | None = None
+    num_classes: int | None = None
+    patch_size: int | tuple[int, int] | None = None
+    channels: int | None = None
+    channel_rule: ChannelRule = "mean"
+    resampler: Resampler | None = None
+    stored_grid: tuple[int, int] | None = None
+    classifier: Classifier | None = None
+    position_embedding: PositionEmbeddingKind | None = None
+    num_heads: int | None = None
+    num_groups: int | None = None
+    conv_stem_strides: tuple[int, ...] | None = None
+    gelu: Gelu | None = None
+    layer_norm_epsilon: float | None = None
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    stochastic_depth_rate: float = 0.0
+    keep_pre_logits: bool = False
+    classifier_activation: str | None = None
+    dtype: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+        check_integers("num_classes", self.num_classes, least=0)
+        for field in ("channels", "num_heads", "num_groups"):
+            check_integers(field, getattr(self, field))
+        check_integers("stored_grid", self.stored_grid, length=2)
+        check_integers("conv_stem_strides", self.conv_stem_strides, length=0)
+        if self.patch_size is not None and not isinstance(self.patch_size, numbers.Integral):
+            check_integers("patch_size", self.patch_size, length=2)
+        rules = typing.get_args(ChannelRule)
+        if self.channel_rule not in rules:
+            raise UserError(f"channel_rule must be one of {', '.join(rules)}, but is {self.channel_rule!r}.")
+        if self.resampler is not None:
+            check_resampler(self.resampler)
+        if self.keep_pre_logits and self.num_classes is None:
+            raise UserError("keep_pre_logits is for a new head; give num_classes with it, or leave it out.")
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of the images."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def rates(self) -> dict[str, typing.Any]:
+        """The rates for further training, by field of ViTConfig."""
+        return {name: getattr(self, name) for name in RATES}
+
+    def given(self, *names: str) -> dict[str, typing.Any]:
+        """Of these options, those that the caller gave."""
+        return {name: value for name in names if (value := getattr(self, name)) not in (None, 0.0)}
+
+    def override(self, config: FileConfig) -> FileConfig:
+        """The settings of a config.json with those that the caller gave instead."""
+        return dataclasses.replace(config, **self.given("num_heads", "num_groups", "gelu", "layer_norm_epsilon"))
+
+    def with_patch(self, config: ViTConfig) -> ViTConfig:
+        """The config with the new patch size."""
+        return config if self.patch_size is None else dataclasses.replace(config, patch_size=self.patch_size)
