@@ -8,7 +8,7 @@ from keras_vit import run_directory
 from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, to_path
-from keras_vit.parser import Count, Range
+from keras_vit.parser import Count, Range, check_ranges
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -146,6 +146,7 @@ class TFLiteOptions:
     """Largest share of images with another predicted class than the model, for all formats but float32."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         check_tflite_formats(self.formats, self.target, uint8_input=self.uint8_input, dynamic_batch=self.dynamic_batch)
 
 
