@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import math
-import os
 import pathlib
 import re
 import shutil
@@ -201,6 +200,8 @@ def read(options_class: type, arguments: Sequence[str], *, prog: str, **defaults
             )
         named[option.path] = name
         if option.kind is bool:
+            if "=" in argument:
+                raise UserError(f"{name} takes no value, but was given {argument}; leave the value out.")
             given[option.path] = name == option.name
             continue
         texts = [argument.partition("=")[2]] if "=" in argument else []
@@ -218,10 +219,13 @@ def read(options_class: type, arguments: Sequence[str], *, prog: str, **defaults
 
 def build(options_class: type[Options], given: Mapping[tuple[str, ...], Any], *, prog: str, **defaults: Any) -> Options:
     """Return the dataclass with the values that were read; see `read`."""
+    options = {option.path: option for option in _options(options_class, defaults)}
+    # Other defaults may have other options: a ResNet has none of a Vision Transformer's.
+    if unknown := given.keys() - options.keys():
+        names = ", ".join(sorted(path[-1].replace("_", "-") for path in unknown))
+        raise UserError(f"With these defaults there is no option for {names}; leave it out.")
     missing = [
-        option.name
-        for option in _options(options_class, defaults)
-        if option.default is dataclasses.MISSING and option.path not in given
+        option.name for path, option in options.items() if option.default is dataclasses.MISSING and path not in given
     ]
     if missing:
         raise UserError(f"Missing from {as_typed(prog)}: {', '.join(missing)}; {_HELP}")
@@ -329,7 +333,7 @@ def _texts_of(option: _Option, texts: Sequence[str], rest: list[str]) -> list[st
     elif set(typing.get_args(option.kind)) == {int}:  # the second is a number, or something else follows
         count = 0 if "," in "".join(texts) else 1 - len(texts)
         after = rest[count : count + 1]
-        count += bool(after and re.fullmatch(r"-?\d+", after[0]) and not os.path.exists(after[0]))
+        count += bool(after and re.fullmatch(r"-?\d+", after[0]))
     else:
         count = len(typing.get_args(option.kind)) - len(texts)
     taken: list[str] = []

@@ -53,7 +53,7 @@ MISTAKES = {
     f"{TRAIN} --data tfds:mnist --data-dir gone": "There is no folder 'gone'; --data-dir takes the folder of prepared",
     f"{TRAIN} --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax; set it",
     f"{TRAIN} --data digits --seed -1": "--seed must be in [0, 4294967295], but is -1",
-    f"{TRAIN} --data folder:. --split-seed -3": "--split-seed must be in [0, 4294967295], but is -3",
+    f"{TRAIN} --data folder:. --split-seed -3": "--split-seed must be at least 0, but is -3",
     "training.segment --checkpoint gone --data . --workdir never --seed -1": "--seed must be in [0, ",
     "training.vtab --checkpoint gone --workdir never --seed -1": "--seed must be in [0, ",
     "training.demo --workdir never --seed -1": "--seed must be in [0, ",

@@ -84,6 +84,7 @@ def test_options_set_the_fields(arguments, fields):
         (["--copy", "2"], "There is no option --copy; did you mean --copies?"),
         (["--copies", "2", "--times", "2"], "--copies and --times are two names of one option"),
         (["--shape.radius", "2"], "There is no option --shape.radius"),
+        (["--fill=false"], "--fill takes no value, but was given --fill=false"),
     ],
 )
 def test_a_mistake_in_an_option_is_one_sentence(arguments, sentence):
@@ -99,7 +100,22 @@ def test_missing_options_are_named():
 def test_what_was_read_once_is_built_on_several_defaults():
     given = read(Drawing, ["--where", "here", "--shape.radius", "3"], prog="draw", shape=Circle())
     assert build(Drawing, given, prog="draw", shape=Circle(9.0)).shape == Circle(3.0)
-    assert build(Drawing, given, prog="draw", shape=Square(7)).shape == Square(7)
+    given = read(Drawing, ["--where", "here", "--copies", "3"], prog="draw", shape=Circle())
+    assert build(Drawing, given, prog="draw", shape=Square(7)) == Drawing(
+        inner=Inner(where="here"), shape=Square(7), copies=3
+    )
+
+
+def test_an_option_of_another_default_is_not_dropped():
+    given = read(Drawing, ["--where", "here", "--shape.radius", "3"], prog="draw", shape=Circle())
+    with pytest.raises(UserError, match="With these defaults there is no option for radius; leave it out"):
+        build(Drawing, given, prog="draw", shape=Square())
+
+
+def test_the_second_number_of_a_size_is_no_file_of_that_name(tmp_path, monkeypatch):
+    (tmp_path / "128").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert drawn("--image-size", "96", "128").image_size == (96, 128)
 
 
 def test_the_help_has_every_option_with_its_text_and_default(capsys):

@@ -40,7 +40,7 @@ def ambiguous_settings(checkpoint: Checkpoint) -> tuple[str, ...]:
 def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> None:
     """Raise UserError if a setting that affects the outputs is ambiguous and not overridden."""
     ambiguous = set(ambiguous_settings(checkpoint))
-    if options.gelu == "quick":  # of OpenAI's CLIP; Perception Encoders have the exact one
+    if options.gelu == "quick":  # of CLIP alone; Perception Encoders have the exact one
         ambiguous.discard("position_embedding")
     missing = [name for name in sorted(ambiguous) if getattr(options, name, 0) is None]
     # With biases of query, key and value, it is the order of norms that models here have.

@@ -41,11 +41,7 @@ _ORIENTATION, _ENTRY_BYTES = 0x0112, 12
 
 
 def _rare(function: Callable) -> Callable:
-    """A function of its own in the graph.
-
-    Inlined, its hundreds of operations take time in every file that takes the other branch of a condition: as long as
-    decoding it, in all.
-    """
+    """A function of its own, traced once for all graphs, which are built in less time if it is not inlined."""
 
     @functools.cache
     def traced() -> Callable:

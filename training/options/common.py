@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, Seed, check_ranges
+from keras_vit.parser import Aliases, Count, Natural, Seed, check_ranges
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -46,7 +46,7 @@ class DataOptions:
     on_bad_image: OnBadImage = "stop"
     """For an image that cannot be decoded, in a folder or in TFRecord files: stop: name it and stop; skip: name, count
     and skip it. To skip images in TFRecord files, all files are read once."""
-    split_seed: Seed | None = None
+    split_seed: Natural | None = None
     """Of a folder or CSV file without splits, draw the tenth of each class that is kept for evaluation with this seed;
     default every tenth image by name. Give the same to training.evaluate."""
 
