@@ -93,6 +93,7 @@ def test_of_equal_shares_the_first_class_is_the_label(tmp_path):
     assert set(labels) == {0, 1}  # as argmax over the classes
 
 
+@pytest.mark.slow
 def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
     recipe = dataclasses.replace(find_recipe("digits"), batch_size=12, mixup=0.0)
     options = {"preprocessing": Preprocessing((8, 8), 1), "num_classes": 3, "seed": 3, "first_step": 0}

@@ -181,6 +181,7 @@ def _with_a_longer_weight(arrays: dict) -> dict:
     return arrays | {"weight/00000": np.zeros((1, 2, 3, 5))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [_without_last_weight, _with_a_longer_weight, lambda arrays: {}])
 def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tmp_path):
     run = Run(shutil.copytree(trained.path, tmp_path / "run"))

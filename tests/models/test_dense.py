@@ -39,6 +39,7 @@ def _adapted(tiny_images):
     return model
 
 
+@pytest.mark.slow
 def test_lora_is_fitted_saved_and_loaded(adapted, tiny_images, tmp_path):
     adapted.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")

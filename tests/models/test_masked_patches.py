@@ -185,6 +185,7 @@ def test_without_corruption_the_encoder_is_that_of_the_plain_model():
     np.testing.assert_allclose(predictions, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_ends_with_the_features_of_its_model(finished):
     losses = [record["loss"] for record in finished.metrics()]
     assert losses[-1] < losses[0]

@@ -38,6 +38,7 @@ def test_the_network_of_another_size_is_the_adapted_model_with_its_gradients(siz
     assert all(gradient is not None and np.any(gradient) for gradient in map(np.array, gradients[:3]))
 
 
+@pytest.mark.slow
 def test_all_sizes_are_trained_in_one_trace(monkeypatch):
     traces, sizes = [], []
     step = Trainer.train_step
