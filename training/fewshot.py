@@ -17,8 +17,8 @@ from training.options.probes import FewshotOptions
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
-    run = options.open_run()
     check_data(options.source)
+    run = options.open_run()
     report_directory(run, options.output)
     check_split(run, options.source)
     cli.require_tensorflow()

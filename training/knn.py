@@ -17,8 +17,8 @@ from training.options.probes import KnnOptions
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(KnnOptions, arguments, prog="python -m training.knn")
-    run = options.open_run()
     check_data(options.source)
+    run = options.open_run()
     report_directory(run, options.output)
     check_split(run, options.source)
     cli.require_tensorflow()

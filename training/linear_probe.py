@@ -16,8 +16,8 @@ from training.options.probes import LinearProbeOptions
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
-    run = options.open_run()
     check_data(options.source)
+    run = options.open_run()
     report_directory(run, options.output)
     check_split(run, options.source)
     cli.require_tensorflow()
