@@ -28,11 +28,13 @@ FLOORS = (
     "keras_vit.cli",
     "keras_vit.parser",
     "keras_vit.files",
+    "keras_vit.scores",
     "keras_vit.models.config",
     "keras_vit.images",
     "keras_vit.run_directory",
     "keras_vit.models",
     "keras_vit.checkpoints",
+    "keras_vit.runs",
     "keras_vit.inspection",
     "keras_vit",  # keras_vit.convert
     "training.recipes",
