@@ -17,6 +17,7 @@ _WITH_LAYERS = (
     "keras_vit.models.positions",
     "keras_vit.models.attention",
     "keras_vit.models.stems",
+    "keras_vit.text.layers",
     "keras_vit.images.preprocessing",
 )
 
