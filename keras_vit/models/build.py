@@ -13,6 +13,7 @@ from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
 from keras_vit.models.config import Classes, ModelConfig, ResNetConfig, ViTConfig, config_from_dict, python_numbers
+from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.named_models import model_config
 from keras_vit.models.stems import resnet_classifier
@@ -83,7 +84,7 @@ def build(
         if classifier_activation is None:
             return built
         activation = keras.layers.Activation(classifier_activation, dtype="float32", name=_PROBABILITIES)
-        return keras.Model(built.input, activation(built.output), name=built.name)
+        return ImageModel(built.input, activation(built.output), name=built.name)
 
 
 def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:

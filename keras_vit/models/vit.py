@@ -16,6 +16,7 @@ import numpy as np
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import attention, axis_attention
 from keras_vit.models.config import ConvStem, ShiftedPatches, ViTConfig, config_to_dict
+from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import (
     CHANNELS_LAST,
     ClassToken,
@@ -46,7 +47,7 @@ def vision_transformer(
         x = PoolTokens("gap", config.num_prefix_tokens, name="pool")(x)  # (B, D)
     x = tokens = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
     if config.classifier == "none":
-        return keras.Model(images, x, name=name)
+        return ImageModel(images, x, name=name)
 
     if config.classifier == "map":
         x = attention_pooling(x, config, "MAPHead_0")  # (B, 1, D)
@@ -63,7 +64,7 @@ def vision_transformer(
     if config.distillation == "head":
         second = head(PoolTokens("second", name="pool_distillation")(tokens), config, num_classes, "head_distillation")
         x = keras.layers.Average(name="mean_of_heads")([x, second])
-    return keras.Model(images, x, name=name)
+    return ImageModel(images, x, name=name)
 
 
 def representation(features, config: ViTConfig, width: int):
