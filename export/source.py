@@ -17,7 +17,7 @@ from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
-from keras_vit.models.build import classifier_head
+from keras_vit.models.build import classes_of, classifier_head
 from keras_vit.models.layers import ModelSpec
 from keras_vit.run_directory import Samples, is_keras_model
 
@@ -144,7 +144,10 @@ def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | Non
     path = find_checkpoint(checkpoint)
     model = from_checkpoint(path, **config)
     check_classifier(model)
+    texts = None if run_directory.is_run(path) else classes_of(model)
     labels = () if labels_file or is_keras_model(path) else class_names_of(path)
+    if texts is not None and not labels_file:
+        labels = texts.labels
     if len(labels) != model.output_shape[1]:
         labels = checkpoint_labels(labels_file or _labels_of_run(path), model.output_shape[1])
     if images is None:
@@ -159,7 +162,7 @@ def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | Non
         weights=short_name(checkpoint),
         license=license_of(checkpoint),
         temperature=run_directory.load_temperature(path),  # a run directory is a checkpoint too
-        multi_label=run_directory.is_multi_label(path),
+        multi_label=run_directory.is_multi_label(path) if texts is None else texts.multi_label,
     )
     return Source(model, labels, samples, origin)
 
