@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Protocol
 
-from keras_vit.checkpoints.formats import big_transfer, big_vision, timm, torchvision, vit_jax, vit_jax_linen
+from keras_vit.checkpoints.formats import big_transfer, big_vision, timm, timm_eva, torchvision, vit_jax, vit_jax_linen
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers import bit, clip, dinov2, dinov3, vit
@@ -51,7 +51,7 @@ class Format(Protocol):
 FORMATS: tuple[Format, ...] = (
     *(vit_jax, big_transfer, vit_jax_linen, big_vision),
     *(dinov3, dinov2, clip, vit, bit),  # transformers
-    *(timm, torchvision),
+    *(timm_eva, timm, torchvision),
 )
 LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in FORMATS))
 
