@@ -25,9 +25,8 @@ _OTHERS = (
     ("rel_pos_bias.relative_position_bias_table", "BEiT"),
     ("embeds.proj.weight", "NaFlex ViT"),
     ("patch_embed.norm.weight", "AIMv2"),
-    ("blocks.0.attn.q_norm.weight", "model with norms of queries and keys, such as Sapiens2"),
     ("blocks.0.mlp.norm.weight", "EVA-02 or BEiT-3"),
-    ("blocks.0.attn.q_proj.weight", "EVA-02"),
+    ("blocks.0.attn.q_proj.weight", "EVA-02 or Sapiens2"),
 )
 
 
