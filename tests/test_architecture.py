@@ -34,6 +34,7 @@ FLOORS = (
     "keras_vit.run_directory",
     "keras_vit.models",
     "keras_vit.checkpoints",
+    "keras_vit.text",
     "keras_vit.runs",
     "keras_vit.inspection",
     "keras_vit",  # keras_vit.convert
