@@ -113,7 +113,7 @@ MISTAKES = {
     "training.vtab --checkpoint gone --workdir never": NAME,
     "training.soup gone other --output never": RUN,
     "training.shard --data folder:gone --output never": DATA,
-    "training.shard --data digits --output docs": "docs should be new or empty, but holds accelerators.md; give",
+    "training.shard --data digits --output docs": "docs should be new or empty, but holds api; give",
     "training.samples --data folder:gone --output never": DATA,
     "training.predict --run gone README.md": NAME,
     "training.predict --run gone/model-int8.tflite README.md": "is an export, but pictures are classified by the model",
