@@ -121,7 +121,7 @@ MISTAKES = {
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",
     "training.segment --checkpoint augreg:B_16 --data docs --workdir docs/never": "docs/never is in docs; give one out",
     f"{TRAIN} --data tfrecord:docs": "takes files, but 'docs' is a folder; give 'tfrecord:docs/*.tfrecord'.",
-    f"{TRAIN} --data 'tfrecord:docs/q*'": "files that end in .tfrecord, but 'docs/q*' matches only others, such",
+    f"{TRAIN} --data 'tfrecord:docs/c*'": "files that end in .tfrecord, but 'docs/c*' matches only others, such",
     f"{TRAIN} --data tfrecord:gone/*": "No file matches 'gone/*'; --data tfrecord:GLOB takes",
     "training.segment --checkpoint gone --data . --workdir never": NAME,
     "training.segment --checkpoint augreg:B_16 --data gone --workdir never": "There is no folder 'gone'; --data takes",
