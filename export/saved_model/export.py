@@ -110,11 +110,11 @@ def export_saved_model(
         card = model_card(model, labels, origin, facts, _interface(version))
         (version / "README.md").write_text(card, encoding="utf-8")
         report.write(version, f"{short_name(origin.name)} as SavedModel", facts)
-        path = _put_as_next_version(version, output)
+        path = put_as_next_version(version, output)
     return path, found
 
 
-def _put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
+def put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
     """Rename a directory to the next version in `output`. Tries again if another export takes the number first."""
     while True:
         number = 1 + max((int(entry.name) for entry in output.glob("*") if entry.name.isdecimal()), default=0)

@@ -179,7 +179,8 @@ def describe(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
     file = directory / "saved_model.pb"
     saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
     for graph in saved.meta_graphs:
-        graph.signature_def["classify"].method_name = tf.saved_model.CLASSIFY_METHOD_NAME
+        if "classify" in graph.signature_def:
+            graph.signature_def["classify"].method_name = tf.saved_model.CLASSIFY_METHOD_NAME
         for definition in graph.signature_def.values():
             for name, info in definition.inputs.items():
                 shape = (None, *image_shape) if name == "image" else (None,)

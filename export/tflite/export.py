@@ -171,11 +171,13 @@ def convert(
     uint8_input: bool = False,
     dynamic_batch: bool = False,
     all_tokens: bool = False,
+    output: str = "logits",
 ) -> bytes:
     """Convert the `inference_model` of a model to a float32 TFLite file, with batch 1 or a dynamic batch.
 
-    With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. The conversion
-    goes through a SavedModel. A file converted from a concrete function would have no weights.
+    With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. `output` is
+    the name of the output. The conversion goes through a SavedModel. A file converted from a concrete function would
+    have no weights.
     """
     preprocessing = preprocessing_of(model)
     if for_delegates is None:
@@ -188,7 +190,7 @@ def convert(
     @tf.function(autograph=False, input_signature=[spec])
     def classify(image):
         logits = network(preprocessing.normalize(image) if uint8_input else image, training=False)
-        return {"logits": tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}
+        return {output: tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}
 
     module = tf.Module()
     module.weights = [weight.value for weight in network.weights]

@@ -275,7 +275,7 @@ def test_two_exports_never_take_the_same_version(tmp_path, monkeypatch):
     (tmp_path / "stage" / "mine").touch()
     (tmp_path / "served").mkdir()
     monkeypatch.setattr(pathlib.Path, "glob", slow)
-    path = saved_model_export._put_as_next_version(tmp_path / "stage", tmp_path / "served")
+    path = saved_model_export.put_as_next_version(tmp_path / "stage", tmp_path / "served")
     assert path.name == "3"
     assert [entry.name for entry in path.iterdir()] == ["mine"]
 

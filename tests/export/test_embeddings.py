@@ -1,0 +1,79 @@
+"""Embeddings of images as SavedModel and TFLite: of models with and without a head, normalized or not."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
+
+import keras_vit
+from export.embeddings import embedding_model, require_same_direction
+from export.saved_model.embeddings import export_embeddings as as_saved_model
+from export.source import random_images
+from export.tflite.embeddings import export_embeddings as as_tflite
+from keras_vit.errors import ParityError, UserError
+from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+
+
+def tiny(**options):
+    return randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, **options))
+
+
+@pytest.fixture(name="clip", scope="module")
+def _clip():
+    return keras_vit.from_checkpoint(FIXTURES / "tasks" / "hf_clip_two_towers")
+
+
+def samples_of(model):
+    return random_images(keras_vit.preprocessing_of(model))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_signature_embed_gives_the_embeddings_of_clip(normalize, clip, tmp_path):
+    samples = samples_of(clip)
+    path, _ = as_saved_model(clip, samples, tmp_path / "served", normalize=normalize)
+    found = tf.saved_model.load(path).signatures["embed"](image_bytes=tf.constant(samples.encoded))["embeddings"]
+    preprocess = keras_vit.preprocessing_of(clip)
+    images = np.stack([np.asarray(preprocess(tf.io.decode_png(file).numpy())) for file in samples.encoded])
+    expected = np.asarray(clip(images))
+    if normalize:
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    assert json.loads((path / "report.json").read_text())["files"]["SavedModel"]["least_cosine"] > 0.9999
+
+
+def test_tflite_files_give_the_embeddings(clip, tmp_path):
+    written = as_tflite(clip, samples_of(clip), tmp_path, ("float32", "int8-dynamic"), normalize=True)
+    interpreter = Interpreter(str(written["float32"][0]))
+    interpreter.allocate_tensors()
+    image = np.random.default_rng(0).normal(size=(1, 20, 20, 3)).astype(np.float32)
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
+    interpreter.invoke()
+    found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    expected = np.asarray(clip(image))
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), rtol=0, atol=1e-5)
+    assert json.loads((tmp_path / "report.json").read_text())["files"]["int8-dynamic"]["least_cosine"] >= 0.99
+
+
+def test_what_the_head_reads_is_the_embedding_of_a_classifier_and_of_a_model_without_head():
+    images = np.random.default_rng(1).normal(size=(2, *TINY_IMAGE, 3)).astype(np.float32)
+    model = tiny(num_classes=3)
+    np.testing.assert_allclose(embedding_model(model)(images), keras_vit.intermediates(model, "pre_logits")(images))
+    features = tiny(num_classes=0)
+    np.testing.assert_allclose(embedding_model(features)(images), features(images))
+
+
+def test_a_model_of_all_tokens_and_a_calibrated_format_are_refused(clip, tmp_path):
+    tokens = keras_vit.build(dataclasses.replace(TINY, classifier="unpooled"), image_size=TINY_IMAGE, num_classes=0)
+    with pytest.raises(UserError, match="needs one vector per image"):
+        as_saved_model(tokens, samples_of(tokens), tmp_path)
+    with pytest.raises(UserError, match="int8 is calibrated for classes"):
+        as_tflite(clip, samples_of(clip), tmp_path, ("int8",))
+
+
+def test_embeddings_that_point_elsewhere_are_not_kept(clip):
+    expected = type("Reference", (), {"logits": np.eye(3, dtype=np.float32)})
+    with pytest.raises(ParityError, match="has the cosine 0.0000"):
+        require_same_direction("file", expected, np.roll(np.eye(3, dtype=np.float32), 1, axis=1))
