@@ -160,6 +160,8 @@ class FeatureOptions:
     crop_from: int | None = None
     """Stretch images to a square of this side in pixels and center crop, as in the papers (256 for models of 224);
     default the model's own preprocessing."""
+    resize: Resize | None = None
+    """How images are resized to the model's input: pad shows them whole; default the model's own."""
     batch_size: Count = 256
     """Images per forward pass."""
     cache: str | None = None
@@ -167,6 +169,8 @@ class FeatureOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.resize is not None and self.crop_from is not None:
+            raise UserError("--crop-from stretches and crops images, so --resize has no effect; give one of them.")
 
     def open_run(self) -> Run:
         """The model of the features. Raises UserError for what is no model."""

@@ -43,6 +43,14 @@ def check_workdir(path: pathlib.Path) -> None:
         raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
 
 
+def check_new_workdir(workdir: str) -> None:
+    """Raise UserError for the directory of a finished run, and if something exists that is no run directory."""
+    path = to_path(workdir)
+    check_workdir(path)
+    if (path / run_directory.MODEL).is_file():
+        raise UserError(f"{path} holds a finished run; choose another --workdir, or delete {path}.")
+
+
 def check_outside(workdir: str, data: str) -> None:
     """Raise UserError for a run directory in the folder of the images, where it would be taken for one of a class."""
     kind, _, folder = data.partition(":")
