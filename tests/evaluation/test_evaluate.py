@@ -15,13 +15,12 @@ import sklearn.metrics
 import tensorflow as tf
 
 import keras_vit
-from export.saved_model import export as saved_model_export
 from export.tflite import __main__ as tflite_command
-from export.tflite import export as tflite_export
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.files.npz import read_npz
 from keras_vit.files.tables import rounded
 from keras_vit.run_directory import Samples
+from tests.exports import saved_model_of, tflite_of
 from tests.support import randomize, serving
 from training import evaluate as evaluate_command
 from training.devices.strategies import StrategyOptions
@@ -389,8 +388,8 @@ def _made(tmp_path_factory) -> pathlib.Path:
     keras_vit.save_checkpoint(model, folder / "weights.npz", layout="npz")
     images = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), np.uint8)
     samples = Samples(tuple(tf.io.encode_png(image).numpy() for image in images), np.arange(9))
-    saved_model_export.export_saved_model(model, tuple("0123456789"), samples, folder / "served")
-    tflite_export.export_tflite(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
+    saved_model_of(model, tuple("0123456789"), samples, folder / "served")
+    tflite_of(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
     return folder
 
 
@@ -491,7 +490,7 @@ def test_a_tflite_file_says_what_its_images_are_padded_with(uint8_input, few_dig
     model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=10))
     model.save(tmp_path / "model.keras")
     samples = Samples((tf.io.encode_png(np.zeros((8, 8, 1), np.uint8)).numpy(),), np.arange(1))
-    [(file, _)] = tflite_export.export_tflite(
+    [(file, _)] = tflite_of(
         model, tuple("0123456789"), samples, tmp_path / "phone", ("float32",), uint8_input=uint8_input
     ).values()
     expected, _ = _evaluated(tmp_path / "model.keras", few_digits, tmp_path / "report")
