@@ -21,7 +21,7 @@ from keras_vit.checkpoints.load import changed_layer
 from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import gelu_erf
 from keras_vit.run_directory import LABELS, MODEL, SAMPLES, Samples
-from tests.exports import saved_model_of, tflite_of
+from tests.exports import exported_model, saved_model_of, tflite_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
 from training.loop.fit import rebuilt
 
