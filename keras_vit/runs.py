@@ -143,12 +143,16 @@ class Run:
     @functools.cached_property
     def temperature(self) -> float:
         """Divides the logits before the softmax; 1 unless `training.evaluate --calibrate` fitted another."""
-        return run_directory.load_temperature(self.directory) if self.directory else 1.0
+        file = self.file(run_directory.TEMPERATURE)
+        return run_directory.read_temperature(file) if file else 1.0
 
     @functools.cached_property
     def is_multi_label(self) -> bool:
         """Whether an image may have several classes. Raises UserError for a config.json that does not tell it."""
-        return run_directory.is_multi_label(self.directory) if self.directory else False
+        if file := self.file(run_directory.CONFIG):
+            run_directory.check_config(file)
+        recipe = self.settings.get("recipe")
+        return isinstance(recipe, dict) and recipe.get("loss") == "multi-label"
 
     def scoring(self, threshold: float | None = None) -> Scoring:
         """How its logits become probabilities and classes."""

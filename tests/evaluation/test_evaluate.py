@@ -20,6 +20,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.files.npz import read_npz
 from keras_vit.files.tables import rounded
 from keras_vit.run_directory import Samples
+from keras_vit.runs import open_run
 from tests.exports import saved_model_of, tflite_of
 from tests.support import randomize, serving
 from training import evaluate as evaluate_command
@@ -122,7 +123,7 @@ def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
     stored = json.loads((copy / "temperature.json").read_text())
     assert stored == metrics["calibration"]
     assert stored["after"]["log_loss"] < stored["before"]["log_loss"] == metrics["log_loss"]
-    assert keras_vit.run_directory.load_temperature(copy) == stored["temperature"]
+    assert open_run(copy).temperature == stored["temperature"]
     sentence = capsys.readouterr().out.splitlines()[-1]
     no_better = "The probabilities on these images are no better than equal ones for all classes. "
     assert sentence.startswith(f"{no_better if stored['temperature'] > 19.9 else ''}Temperature ")
