@@ -43,8 +43,11 @@ class SourceOptions:
         if (self.run is None) == (self.checkpoint is None):
             raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
         if self.run is None:
-            name = self.checkpoint or ""
-            return open_run(name, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups)
+            name, size = self.checkpoint or "", self.image_size
+            run = open_run(name, image_size=size, num_heads=self.num_heads, num_groups=self.num_groups)
+            if self.labels is not None:
+                run.check_label_file(self.labels)
+            return run
         of_checkpoint = ("labels", "images", "image_size", "num_heads", "num_groups")
         given = [f"--{name.replace('_', '-')}" for name in of_checkpoint if getattr(self, name) is not None]
         if given:
@@ -53,13 +56,11 @@ class SourceOptions:
         return open_run_directory(self.run)
 
 
-def check_output(source: SourceOptions, output: str) -> None:
-    """Raise UserError for a place where nothing can be written, and for labels that are not those of a run."""
+def check_output(output: str) -> None:
+    """Raise UserError for a place where nothing can be written."""
     run_directory.check_output(output)
     if run_directory.is_run(output):
         raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
-    if source.labels is not None and source.checkpoint is not None:
-        run_directory.check_label_file(source.labels, source.checkpoint)
 
 
 def _check_directory(run: str) -> None:

@@ -1,7 +1,6 @@
 """The model to export, from a run or a checkpoint, with its labels, its sample images, and its origin."""
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 
 import keras
@@ -76,14 +75,10 @@ class ExportedModel:
         """What is done to the images of the model."""
         return preprocessing_of(self.model)
 
-    def check(self, output: pathlib.Path) -> "ExportedModel":
-        """Return it with logits as the model's output.
-
-        Raises UserError unless the model is a classifier of these labels and the output can be written.
-        """
+    def with_logits(self) -> "ExportedModel":
+        """Return it with logits as the model's output. Raises UserError unless it is a classifier of these labels."""
         check_classifier(self.model)
         run_directory.check_classes(self.model, self.labels)
-        run_directory.check_output(output)
         return dataclasses.replace(self, model=logits_model(self.model))
 
 

@@ -201,23 +201,6 @@ def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
         )
 
 
-def check_label_file(labels: str | os.PathLike, model: str) -> None:
-    """Raise UserError if there is no such file, or if it has not a line for each class of a run.
-
-    `model` is a run directory or its model.keras, of which labels.txt tells the number; of others it is not known yet.
-    """
-    if not to_path(labels).is_file():
-        raise UserError(f"There is no file {str(labels)!r}; --labels takes a text file with one class per line.")
-    folder = to_path(model).parent if to_path(model).name == MODEL else to_path(model)
-    if is_remote(model) or not ((folder / MODEL).is_file() and (folder / LABELS).is_file()):
-        return
-    given, own = len(read_labels(labels)), len(load_labels(folder))
-    if given != own:
-        raise UserError(
-            f"{labels} names {given} classes, but the model {model} has {own}; give a line for each class of the model."
-        )
-
-
 def check_output(output: str | os.PathLike) -> pathlib.Path:
     """Raise UserError unless `output` is a writable directory or can be created; creates nothing.
 

@@ -218,6 +218,22 @@ class Run:
         if self.place.is_dir() and not run_directory.holds_model(self.place):
             run_directory.find(self.place, run_directory.MODEL)  # raises
 
+    def check_label_file(self, labels: str | os.PathLike) -> None:
+        """Raise UserError if there is no such file, or if it has not a line for each class of a run.
+
+        Of anything but a run, the number of classes is not known yet.
+        """
+        if not to_path(labels).is_file():
+            raise UserError(f"There is no file {str(labels)!r}; --labels takes a text file with one class per line.")
+        if is_remote(self.name) or not (self.file(run_directory.MODEL) and self.file(LABELS)):
+            return
+        given, own = len(read_labels(labels)), len(self.labels)
+        if given != own:
+            raise UserError(
+                f"{labels} names {given} classes, but the model {self.name} has {own}; give a line for each class of "
+                "the model."
+            )
+
     def warn_of_missing_files(self, *, labels_given: bool = False) -> None:
         """Print what is assumed where a folder has a model without the other files of a run, as if partly copied."""
         if not (self.place / run_directory.MODEL).is_file():

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(OnnxOptions, arguments, prog="python -m export.onnx")
     run = options.source.open_run()
-    check_output(options.source, options.output)
+    check_output(options.output)
     cli.require_tensorflow()
 
     from export.onnx import runtimes

@@ -15,10 +15,9 @@ from export.onnx import runtimes, web_page
 from export.onnx.runtimes import FILES, Runner
 from export.options import OnnxFormat, OnnxOptions
 from export.source import ExportedModel, Provenance
-from keras_vit import UserError
+from keras_vit import UserError, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
-from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
 
 # Further batch sizes to verify, on the first images.
@@ -32,13 +31,13 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
     if the logits differ from those of the model by more than rounding. Raises UserError if the output holds files of
     another model. `options.source` is not used.
     """
-    output, formats = to_path(options.output), options.formats
+    output, formats = run_directory.check_output(options.output), options.formats
     if not formats:
         raise UserError(f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none.")
     if options.web:
         web_page.check_page(formats, exported.preprocessing)
     runtimes.require_packages(formats)
-    exported = exported.check(output)
+    exported = exported.with_logits()
     model, labels, origin = exported.model, exported.labels, exported.origin
     for kind in formats:
         runtimes.check_size(kind, model)

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
     run = options.source.open_run()
-    check_output(options.source, options.output)
+    check_output(options.output)
     cli.require_tensorflow()
 
     from export import parity

@@ -30,7 +30,7 @@ from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
-from keras_vit.files.remote import RemotePath, to_path
+from keras_vit.files.remote import RemotePath
 from keras_vit.files.tables import short_name
 
 # Number of images for the C++ loader, and of timed calls.
@@ -44,8 +44,8 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
     from the model by more than rounding, or if bfloat16 or merged tokens predict other classes for too many images.
     `options.source` is not used.
     """
-    output, dtype, merge_tokens = to_path(options.output), options.dtype, options.merge_tokens or 0
-    exported = exported.check(output)
+    output, dtype, merge_tokens = run_directory.check_output(options.output), options.dtype, options.merge_tokens or 0
+    exported = exported.with_logits()
     model, labels, origin = exported.model, exported.labels, exported.origin
     if options.attention:
         attention_names(model)

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
     check_calibration(options)
     run = options.source.open_run()
-    check_output(options.source, options.output)
+    check_output(options.output)
     cli.require_tensorflow()
 
     from export import parity

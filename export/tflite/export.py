@@ -26,7 +26,6 @@ from export.tflite.smooth_quant import Gain, smooth_quant
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
-from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.run_directory import CALIBRATION, Samples
@@ -54,13 +53,13 @@ def export_tflite(
         options: of the command; `source` and `calibration` are not used.
         calibration: representative images; see `read_calibration`.
     """
-    output, formats, target = to_path(options.output), options.formats, options.target
+    output, formats, target = run_directory.check_output(options.output), options.formats, options.target
     uint8_input, dynamic_batch = options.uint8_input, options.dynamic_batch
     if calibration is None and (calibrated := [kind for kind in formats if kind in CALIBRATED]):
         raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
     if "int4-weights" in formats:
         _check_dense(exported.model, target)
-    exported = exported.check(output)
+    exported = exported.with_logits()
     model, labels, samples, origin = exported.model, exported.labels, exported.samples, exported.origin
     texts = fingerprint.check_output(output, model, labels, origin)
     ending = "" if target == "cpu" else f"-{target}"
