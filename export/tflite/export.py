@@ -23,7 +23,7 @@ from export.tflite.four_bits import DenseLayers
 from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, STATIC, WEIGHT_SHARE
 from export.tflite.smooth_quant import Gain, smooth_quant
-from keras_vit import UserError, preprocessing_of
+from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
