@@ -1,6 +1,7 @@
 """Options that several commands share, as frozen dataclasses. No TensorFlow or Keras, so `--help` is fast."""
 
 import dataclasses
+import pathlib
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
+from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, Natural, Seed, check_ranges
 from keras_vit.runs import Run, open_run
@@ -53,6 +55,16 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    @property
+    def kind(self) -> str:
+        """What is before the colon: digits, tfds, folder, csv or tfrecord."""
+        return self.data.partition(":")[0]
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Of a folder or file, where it is."""
+        return to_path(self.data.partition(":")[2])
 
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them: without split_seed where it is not set, as runs did before it."""
