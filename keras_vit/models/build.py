@@ -79,7 +79,7 @@ def build(
     if classifier_activation and not num_classes:
         raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
-    with _dtype_policy(dtype):
+    with dtype_policy(dtype):
         built = _network(config, preprocessing, num_classes, name or default_name)
         if classifier_activation is None:
             return built
@@ -96,7 +96,7 @@ def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelCon
 
 
 @contextlib.contextmanager
-def _dtype_policy(name: str | None) -> Iterator[None]:
+def dtype_policy(name: str | None) -> Iterator[None]:
     """Build the layers inside the block with a dtype policy; None keeps the global one."""
     before = keras.config.dtype_policy()
     try:

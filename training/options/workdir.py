@@ -28,6 +28,8 @@ _LOCK_WAIT = 5.0
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
+# Defaults of fields that older runs do not have.
+_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0))
 # Settings of another run that a message names.
 _MOST_DIFFERENCES = 5
 
@@ -212,6 +214,8 @@ def check_no_run(output: str) -> None:
 def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> dict[str, Any]:
     """Everything but the images that changes the result of a run, as in config.json."""
     settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
+    # Runs did not have them before, and continue without.
+    settings = {name: value for name, value in settings.items() if (name, value) not in _NEWER}
     settings["source"] = options.source.settings()
     return {"command": command, "recipe_name": recipe_name, "precision": options.execution.precision, **settings}
 
