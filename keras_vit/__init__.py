@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING
 
 from keras_vit.errors import UserError
 from keras_vit.lazy_imports import public_names, register_layers_with_keras
-from keras_vit.models.config import ConvStem, ResNetConfig, ShiftedPatches, ViTConfig, hybrid_resnet
+from keras_vit.models.config import (
+    ConvStem,
+    DetectionConfig,
+    ResNetConfig,
+    SegmentationConfig,
+    ShiftedPatches,
+    ViTConfig,
+    hybrid_resnet,
+)
 from keras_vit.models.named_models import MODELS
 
 if TYPE_CHECKING:
@@ -36,7 +44,9 @@ if TYPE_CHECKING:
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
     from keras_vit.models.complexity import summary
+    from keras_vit.models.detection import query_embeddings, with_classes, with_queries
     from keras_vit.models.resizing import resize_position_embedding
+    from keras_vit.models.tasks import detection_model, segmentation_model, task_of
     from keras_vit.published import list_models
 else:
     __getattr__ = public_names(
@@ -51,6 +61,8 @@ else:
             "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
             "models.resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
+            "models.detection": ["query_embeddings", "with_classes", "with_queries"],
+            "models.tasks": ["detection_model", "segmentation_model", "task_of"],
             "images.preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],
         },
@@ -62,9 +74,11 @@ __all__ = [
     "MODELS",
     "ConvStem",
     "Description",
+    "DetectionConfig",
     "LoadReport",
     "Preprocessing",
     "ResNetConfig",
+    "SegmentationConfig",
     "ShiftedPatches",
     "UserError",
     "ViTConfig",
@@ -73,6 +87,7 @@ __all__ = [
     "chunk_attention",
     "config_of",
     "describe",
+    "detection_model",
     "feature_map",
     "feature_maps",
     "find_checkpoint",
@@ -82,9 +97,14 @@ __all__ = [
     "list_models",
     "load_checkpoint",
     "preprocessing_of",
+    "query_embeddings",
     "resize_position_embedding",
     "save_checkpoint",
+    "segmentation_model",
     "summary",
+    "task_of",
+    "with_classes",
+    "with_queries",
 ]
 
 

@@ -19,7 +19,8 @@ from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import write_json, write_safetensors
 from keras_vit.models.build import config_of, preprocessing_of
-from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.models.config import ModelConfig, ResNetConfig, SegmentationConfig, ViTConfig
+from keras_vit.models.tasks import task_of
 
 
 def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str, labels: Sequence[str] = ()) -> None:
@@ -40,7 +41,9 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
     check_target(path, layout)
     check_unchanged(model, "save it with model.save, or give the model from before the change")
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
-    written = WrittenModel(config_of(model), preprocessing_of(model), num_classes_of(weights), tuple(labels))
+    task = task_of(model)
+    num_classes = task.num_classes if isinstance(task, SegmentationConfig) else num_classes_of(weights)
+    written = WrittenModel(config_of(model), preprocessing_of(model), num_classes, tuple(labels), task)
     if labels and len(labels) != written.num_classes:
         raise UserError(
             f"The model has {written.num_classes} classes, but labels names {len(labels)}; name each class once."

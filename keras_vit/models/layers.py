@@ -79,13 +79,15 @@ class ModelSpec(keras.layers.Layer):
     Args:
         model: the model configuration as a dict.
         preprocessing: the fields of `keras_vit.Preprocessing` as a dict.
+        task: the configuration of a further task, such as segmentation, as a dict; None for a classifier.
     """
 
-    def __init__(self, model: dict, preprocessing: dict, **kwargs):
+    def __init__(self, model: dict, preprocessing: dict, task: dict | None = None, **kwargs):
         _check_backend()  # every model starts with this layer, built or loaded
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing
+        self.task = task
 
     def call(self, images):
         return images
@@ -94,7 +96,8 @@ class ModelSpec(keras.layers.Layer):
         return input_shape
 
     def get_config(self):
-        return {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing}
+        config = {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing}
+        return config if self.task is None else {**config, "task": self.task}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -249,6 +252,21 @@ class TokenDense(keras.layers.Dense):
         if self.bias_stddev:
             del config["bias_initializer"]
         return {**config, "bias_stddev": self.bias_stddev}
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Activation(keras.layers.Layer):
+    """The activation that `ViTConfig.gelu` names, of tensors of any shape."""
+
+    def __init__(self, gelu: str, **kwargs):
+        super().__init__(**kwargs)
+        self.gelu = gelu
+
+    def call(self, x):
+        return ops.silu(x) if self.gelu == "silu" else _GELUS[f"gelu_{self.gelu}"](x)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

@@ -9,6 +9,7 @@ from keras_vit.checkpoints.formats.transformers.image_processor import (
     PROCESSOR_FILES,
     preprocessor_config,
     read_images,
+    whole_picture_config,
 )
 from keras_vit.errors import UserError
 from keras_vit.models.config import Gelu
@@ -74,15 +75,13 @@ def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Siz
         sizes: of the family, which the arrays must agree with.
         own: other fields of FileConfig, of the family.
     """
-    kind, act = config.get("model_type"), config.get("hidden_act")
-    if act is not None and (not isinstance(act, str) or act not in _GELU):
-        raise UserError(f"config.json has the unsupported activation {act!r:.80}; supported are {', '.join(_GELU)}.")
+    kind = config.get("model_type")
     if "qkv_bias" in config:
         sizes = {"qkv_bias": ("qkv_bias", config["qkv_bias"]), **sizes}
     image_size = pair(config, "image_size")
     settings: dict[str, Any] = {
         "num_heads": number(config, "num_attention_heads"),
-        "gelu": _GELU[act] if act else None,
+        "gelu": gelu_of(config),
         "layer_norm_epsilon": number(config, "layer_norm_eps", float),
         "layer_scale": number(config, "layerscale_value", float),
         "image_size": image_size,
@@ -93,6 +92,14 @@ def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Siz
         "num_classes": num_labels(files[CONFIG]),
     }
     return FileConfig(**{**settings, **own})
+
+
+def gelu_of(config: dict) -> Gelu | None:
+    """The activation that hidden_act names; None if it names none."""
+    act = config.get("hidden_act")
+    if act is not None and (not isinstance(act, str) or act not in _GELU):
+        raise UserError(f"config.json has the unsupported activation {act!r:.80}; supported are {', '.join(_GELU)}.")
+    return _GELU[act] if act else None
 
 
 def positions_and_tokens(config: dict, layout: Layout, num_class_tokens: int = 1) -> Sizes:
@@ -138,6 +145,9 @@ def written(model: WrittenModel, own: dict) -> dict[str, dict]:
         names = model.labels or [f"LABEL_{index}" for index in range(model.num_classes)]
         fields["id2label"] = {str(index): name for index, name in enumerate(names)}
         fields["label2id"] = {label: int(index) for index, label in fields["id2label"].items()}
+    kinds = {"eomt": "Eomt", "eomt_dinov3": "Eomt", "owlvit": "OwlViT", "owlv2": "Owlv2"}
+    if (kind := kinds.get(own["model_type"])) is not None:
+        return {CONFIG: fields | own, PROCESSOR_FILES[1]: whole_picture_config(model.preprocessing, kind)}
     return {CONFIG: fields | own, PROCESSOR_FILES[1]: preprocessor_config(model.preprocessing)}
 
 
