@@ -11,6 +11,7 @@ Classifier = Literal["token", "gap", "token+gap", "map", "sequence", "unpooled",
 Gelu = Literal["tanh", "erf", "quick", "silu"]
 PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "rotary", "none"]
 Distillation = Literal["none", "token", "head"]
+Representation = Literal["tanh", "projection"]
 PositionInjection = Literal["input", "every-layer", "shared"]
 
 
@@ -198,7 +199,12 @@ class ViTConfig:
     (map), mean of the tokens with learned weights (sequence, arXiv 2104.05704), each token (unpooled); none: no
     head."""
     representation_size: int | None = None
-    """Width of the tanh layer "pre_logits" before the head; None for no such layer, as in all released configs."""
+    """Width of the layer "pre_logits" before the head; None for no such layer, as in all released configs."""
+    representation: Representation = "tanh"
+    """What the layer "pre_logits" is: dense with tanh, or a projection without bias (CLIP, before texts as classes)."""
+    normalized: bool = False
+    """Whether what the head reads is divided by its length, so that logits are cosines times the lengths in the head
+    (texts as classes)."""
     dropout_rate: float = 0.0
     """Probability of dropping a unit after the position embedding, each attention output and each MLP layer."""
     attention_dropout_rate: float = 0.0
@@ -299,6 +305,8 @@ class ViTConfig:
         self._check_prefix()
         if self.norm_after_pooling and self.classifier != "gap":
             raise UserError(f"norm_after_pooling belongs to the classifier 'gap', not {self.classifier!r}.")
+        if self.normalized and (self.distillation == "head" or self.classifier in ("unpooled", "none")):
+            raise UserError("Features are normalized in front of one head of one vector; leave normalized out.")
         if isinstance(self.stem, ResNetConfig) and self.stem.preactivation:
             raise UserError("The ResNet in front of a hybrid is post-activation; see hybrid_resnet.")
 
@@ -427,9 +435,27 @@ class DetectionConfig:
 TaskConfig = SegmentationConfig | DetectionConfig
 
 _CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu, "distillation": Distillation}
+_CHOICES |= {"representation": Representation}
 _CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": PositionInjection}
 
 ModelConfig = ViTConfig | ResNetConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """The classes of a model whose head are texts, saved with it: their names and what they were made of."""
+
+    labels: tuple[str, ...]
+    """Class names, in the order of the logits."""
+    texts: tuple[tuple[str, ...], ...]
+    """The texts of each class, before the templates."""
+    templates: tuple[str, ...]
+    """Sentences in which each text replaces {}; the embeddings of all of a class are averaged."""
+    multi_label: bool = False
+    """Whether an image may have several classes: its probabilities are the sigmoid of the logits (SigLIP)."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
 
 
 def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches | TaskConfig) -> dict[str, Any]:

@@ -79,14 +79,18 @@ class ModelSpec(keras.layers.Layer):
     Args:
         model: the model configuration as a dict.
         preprocessing: the fields of `keras_vit.Preprocessing` as a dict.
+        classes: the fields of `Classes` as a dict; None for a head that is not made of texts.
         task: the configuration of a further task, such as segmentation, as a dict; None for a classifier.
     """
 
-    def __init__(self, model: dict, preprocessing: dict, task: dict | None = None, **kwargs):
+    def __init__(
+        self, model: dict, preprocessing: dict, classes: dict | None = None, task: dict | None = None, **kwargs
+    ):
         _check_backend()  # every model starts with this layer, built or loaded
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing
+        self.classes = classes
         self.task = task
 
     def call(self, images):
@@ -96,8 +100,9 @@ class ModelSpec(keras.layers.Layer):
         return input_shape
 
     def get_config(self):
-        config = {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing}
-        return config if self.task is None else {**config, "task": self.task}
+        further = {"classes": self.classes, "task": self.task}
+        further = {name: value for name, value in further.items() if value is not None}
+        return {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing, **further}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

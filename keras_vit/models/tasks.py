@@ -58,6 +58,8 @@ def backbone_config(config: ViTConfig) -> ViTConfig:
         with_class_token=config.has_class_token,
         norm_after_pooling=False,
         representation_size=None,
+        representation="tanh",
+        normalized=False,
         head_bias=True,
     )
 

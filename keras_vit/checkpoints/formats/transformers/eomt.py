@@ -163,6 +163,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     if "num_register_tokens" in config:
         sizes["num_registers"] = "num_register_tokens", config["num_register_tokens"]
     own: dict[str, Any] = {}
+    activation = gelu_of(config["hidden_act"]) if config.get("hidden_act") else None
     if layout.model_types == ("eomt_dinov3",):
         del sizes["position_embedding"]
         refuse_other_values(config, {"proj_bias": True, "mlp_bias": True})
@@ -188,7 +189,11 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         task["num_upscale_blocks"] = "num_upscale_blocks", config["num_upscale_blocks"]
     if (labels := num_labels(config)) is not None:
         task["num_classes"] = labels
-    own |= {"task_sizes": task, "task_settings": {"gelu": gelu_of(config)}, "num_classes": None}
+    own |= {
+        "task_sizes": task,
+        "task_settings": {"gelu": activation},
+        "num_classes": None,
+    }
     return read_vit(files, config, layout, sizes, **own)
 
 
