@@ -66,6 +66,29 @@ def test_an_object_on_another_image_is_found_as_transformers_does(name, size):
     np.testing.assert_allclose(outputs["class_logits"], data["guided_logits"], **TOLERANCE)
 
 
+@pytest.mark.parametrize("name", OWL)
+def test_texts_find_what_they_find_in_transformers(name):
+    """The text tower of the same folder, with the recorded token ids."""
+    data = recorded(name)
+    embeddings = keras_vit.text_tower(TASKS / name)(data["input_ids"].astype(np.int32))
+    texts = np.reshape(embeddings, data["text_embeds"].shape)
+    present = data["input_ids"].reshape(*texts.shape[:2], -1)[..., :1] > 0
+    np.testing.assert_allclose(np.where(present, texts, 0), queries_of(data), **TOLERANCE)
+    model = keras_vit.with_queries(golden_model(name))
+    logits = model({"image": data["images"], "queries": np.where(present, texts, 0)})["class_logits"]
+    np.testing.assert_allclose(logits, data["logits"], **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", OWL)
+def test_a_detector_is_written_back_beside_its_text_tower(name, tmp_path):
+    model = keras_vit.from_checkpoint(TASKS / name)
+    model.get_layer("box_head.Dense_2").bias.assign([1.0, 2.0, 3.0, 4.0])
+    keras_vit.save_checkpoint(model, tmp_path / name, layout="huggingface", two_towers=TASKS / name)
+    original, copy = (safetensors.numpy.load_file(f / name / "model.safetensors") for f in (TASKS, tmp_path))
+    assert original.keys() == copy.keys()
+    assert [key for key in original if not np.array_equal(original[key], copy[key])] == ["box_head.dense2.bias"]
+
+
 def test_the_object_in_a_given_box_is_the_query():
     data = recorded("hf_owlv2")
     model = golden_model("hf_owlv2")
