@@ -41,9 +41,9 @@ def save_checkpoint(
         layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
             For big_vision, the position embedding of the class token is added to the token.
         labels: class names, for the config.json of "huggingface" and "timm".
-        two_towers: for "huggingface", the folder or name of a CLIP, SigLIP, OWL-ViT or OWLv2 with both towers: the new folder is a copy
-            of it with the image tower of the model, which may have a head of texts (`keras_vit.zero_shot`). The text
-            tower stays bit for bit.
+        two_towers: for "huggingface", the folder or name of a CLIP, SigLIP, OWL-ViT or OWLv2 with both towers: the new
+            folder is a copy of it with the image tower of the model, which may have a head of texts
+            (`keras_vit.zero_shot`). The text tower stays bit for bit.
 
     Raises UserError for a model that the layout cannot express, and for one with other layers than its config says.
     Warns of a GELU and an epsilon other than torchvision's, which have to be set there.
