@@ -11,13 +11,17 @@ Datasets. The same command evaluates a finished run again.
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
+from keras_vit.files.remote import to_path
 from training.options.segment import SegmentOptions
+from training.workdir import check_outside, check_workdir
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data FOLDER --workdir DIR`"""
     options = parser.parse(SegmentOptions, arguments, prog="python -m training.segment")
     options.check()
+    check_workdir(to_path(options.workdir))
+    check_outside(options.workdir, f"folder:{options.data}")
     cli.require_tensorflow()
 
     from training.segmentation.segment import segment

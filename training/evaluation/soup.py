@@ -19,9 +19,11 @@ from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.remote import to_path
 from training.evaluation.classifiers import outputs
 from training.input.sources import Source, open_source
+from training.lock import locked
 from training.loop.run import Run
 from training.options.common import DataOptions
-from training.options.workdir import check_images, differences, locked, trained_on
+from training.options.workdir import check_images, trained_on
+from training.workdir import differences
 
 _BATCH = 500
 _COPIED = (run_directory.SAMPLES, run_directory.CALIBRATION)

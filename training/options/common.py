@@ -10,6 +10,7 @@ from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, Natural, Seed, check_ranges
+from training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -133,6 +134,8 @@ class TrainingOptions:
     """With KERAS_BACKEND=jax, devices that share one model: the weights of attention and MLP are divided among them."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=Execution)
+    recipe: Recipe
+    """How to train."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

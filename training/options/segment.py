@@ -6,10 +6,9 @@ from typing import Annotated
 
 from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.files.remote import check_saved_model_path, is_remote, to_path
+from keras_vit.files.remote import check_saved_model_path, is_remote
 from keras_vit.parser import Aliases, Count, Positive, Seed
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
-from training.options.workdir import check_outside, check_workdir
 
 TFDS = "tfds:"
 
@@ -53,7 +52,6 @@ class SegmentOptions:
         run_directory.check_model_file(self.checkpoint)
         if is_remote(self.workdir) or is_remote(self.data):
             raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
-        check_workdir(to_path(self.workdir))
         if self.data.startswith(TFDS):
             return
         for field in ("data_dir", "train_split", "eval_split"):
@@ -64,7 +62,6 @@ class SegmentOptions:
                 f"There is no folder {self.data!r}; --data takes one with images/ and masks/, or with train/ and test/ "
                 "that hold these two, or tfds:NAME."
             )
-        check_outside(self.workdir, f"folder:{self.data}")
         root = pathlib.Path(self.data)
         for folder in split_folders(root) or (root,):
             check_pairs(folder)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from training.options.common import TrainingOptions
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.recipe import PretrainRecipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,6 @@ class PretrainOptions(TrainingOptions):
 class FinetuneOptions(TrainingOptions):
     """Fine-tune a checkpoint."""
 
-    recipe: Recipe
     checkpoint: str | None = None
     """A run directory or .keras file of keras_vit; an .npz or .safetensors file or folder of any published layout; an
     https:// or gs:// address; or an official name, such as imagenet21k/ViT-B_16, augreg:B_16 or bit:BiT-M-R50x1."""

@@ -15,10 +15,10 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from training.evaluation.classifiers import load_model
+from training.lock import locked
 from training.loop.run import Run
 from training.options.checks import check_batch_size
 from training.options.segment import TFDS
-from training.options.workdir import locked
 from training.segmentation.export import export_segmenter
 from training.segmentation.head import segmenter
 from training.segmentation.masks import open_scenes
