@@ -55,7 +55,7 @@ class InspectionResult:
     heads: tuple[int, ...]
     """Indices of the heads in "attention"."""
     arrays: dict[str, np.ndarray]
-    """Arrays of the requested figures by name. docs/inspect.md lists their shapes and units."""
+    """Arrays of the requested figures by name. docs/reference/inspection.md lists their shapes and units."""
     measures: dict[str, Any]
     """The numbers of `locality.py`, and the range of the attention distance in each layer."""
     scoring: Scoring = dataclasses.field(default_factory=Scoring)

@@ -243,8 +243,8 @@ def test_a_bucket_has_no_lock_and_the_command_says_so(folder, monkeypatch, capsy
 
 
 def documented(row: str) -> list[int]:
-    """The numbers in a row of the table of docs/accelerators.md."""
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "accelerators.md").read_text()
+    """The numbers in a row of the table of docs/reference/devices.md."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "devices.md").read_text()
     return [int(number) for number in re.findall(r"\d+", re.search(rf"^\| {row} \|(.*)$", text, re.MULTILINE)[1])]
 
 
