@@ -240,7 +240,8 @@ class Run:
             return
         run_directory.check_model_file(self.name)
         if self.file(run_directory.MODEL):
-            run_directory.is_multi_label(self.directory or self.place)  # raises
+            if file := self.file(run_directory.CONFIG):
+                run_directory.check_config(file)
             self._refuse_settings()
         if self.place.is_dir() and not run_directory.holds_model(self.place):
             run_directory.find(self.place, run_directory.MODEL)  # raises

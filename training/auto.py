@@ -16,7 +16,7 @@ from training.options.auto import AutoOptions
 from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.probes import LinearProbeOptions
-from training.options.workdir import check_new_workdir, check_outside
+from training.workdir import check_new_workdir, check_outside
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from keras_vit.files.remote import local_path
-    from training.loop.setup import report_interruption
-    from training.options.workdir import locked
+    from training.lock import locked
+    from training.loop.signals import report_interruption
 
     # A second lock besides that of the training, because the exports also need the directory for themselves.
     with report_interruption(), locked(local_path(options.workdir, "workdir"), ".demo.lock"):

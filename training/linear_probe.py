@@ -13,7 +13,7 @@ from keras_vit import cli, parser
 from training.input.known_images import check_split
 from training.options.checks import check_data, report_directory
 from training.options.probes import LinearProbeOptions
-from training.options.workdir import check_new_workdir, check_outside
+from training.workdir import check_new_workdir, check_outside
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.experiments.vtab_runs import vtab
-    from training.loop.setup import report_interruption
+    from training.loop.signals import report_interruption
 
     with report_interruption():
         vtab(options)

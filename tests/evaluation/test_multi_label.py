@@ -26,7 +26,7 @@ from training import evaluate, predict, pretrain, soup
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
 from training.evaluation.report import Subject
 from training.input.sources import Source, array_split
-from training.loop.fit import compile_trainer
+from training.loop.build import compile_trainer
 from training.loop.objectives import Classification
 from training.loop.run import Run
 from training.options.common import Execution

@@ -23,7 +23,7 @@ from keras_vit.models.layers import gelu_erf
 from keras_vit.run_directory import LABELS, MODEL, SAMPLES, Samples
 from tests.exports import exported_model, saved_model_of, tflite_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
-from training.loop.fit import rebuilt
+from training.loop.build import model_with_config
 
 NAMES = ("ash", "birch", "cedar")
 GAP = dataclasses.replace(TINY, classifier="gap")
@@ -238,7 +238,7 @@ def test_a_changed_model_is_not_converted_and_loads_as_it_is(tmp_path):
     with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
         convert(tmp_path / "mine.keras", tmp_path / "mine.npz", "npz")
     with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
-        rebuilt(model, keras_vit.config_of(model), keras_vit.preprocessing_of(model))
+        model_with_config(model, keras_vit.config_of(model), keras_vit.preprocessing_of(model))
 
 
 def test_probabilities_are_not_exported_as_logits(tmp_path):

@@ -102,8 +102,8 @@ def resize_for(run: Run, source: Source) -> Resize | None:
     is_padded = padded >= cropped
     chosen = "Whole pictures (--resize pad)" if is_padded else "Cropped pictures"
     print(
-        f"{chosen}: on {some.num_examples} training images a linear classifier reaches {padded:.1%} with whole pictures "
-        f"and {cropped:.1%} with crops ({_FOLDS}-fold cross-validation)."
+        f"{chosen}: on {some.num_examples} training images a linear classifier reaches {padded:.1%} with whole "
+        f"pictures and {cropped:.1%} with crops ({_FOLDS}-fold cross-validation)."
     )
     return "pad" if is_padded else None
 

@@ -22,9 +22,9 @@ from training.experiments.figures import draw
 from training.experiments.grids import BY_SIZE, STUDIES, Point, check_base
 from training.experiments.trial import Trial, labels_of, run_trial
 from training.input.sources import open_source
-from training.loop.callbacks import TrainingInterrupted
+from training.lock import locked
+from training.loop.signals import TrainingInterrupted
 from training.options.experiments import StudyOptions
-from training.options.workdir import locked
 from training.probes.least_squares import check_shots
 from training.recipes.recipe import PretrainRecipe
 

@@ -13,6 +13,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, Natural, Seed, check_ranges
 from keras_vit.runs import Run, open_run
+from training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -146,6 +147,8 @@ class TrainingOptions:
     """With KERAS_BACKEND=jax, devices that share one model: the weights of attention and MLP are divided among them."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=Execution)
+    recipe: Recipe
+    """How to train."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

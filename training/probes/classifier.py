@@ -19,10 +19,10 @@ from keras_vit.models.config import ModelConfig
 from keras_vit.runs import Run
 from training.input.pipeline import save_samples
 from training.input.sources import Source
+from training.lock import locked
 from training.loop.run import Run as RunDirectory
 from training.options.common import FeatureKind
 from training.options.probes import LinearProbeOptions
-from training.options.workdir import locked
 
 # Training images kept for the calibration of exports.
 _CALIBRATION_IMAGES = 512
