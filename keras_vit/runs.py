@@ -158,7 +158,8 @@ class Run:
     @functools.cached_property
     def temperature(self) -> float:
         """Divides the logits before the softmax; 1 unless `training.evaluate --calibrate` fitted another."""
-        return run_directory.load_temperature(self.directory) if self.directory else 1.0
+        file = self.file(run_directory.TEMPERATURE)
+        return run_directory.read_temperature(file) if file else 1.0
 
     @functools.cached_property
     def is_multi_label(self) -> bool:
@@ -166,9 +167,12 @@ class Run:
 
         Raises UserError for a config.json that does not tell it.
         """
-        if self.directory and self.file(run_directory.CONFIG) and self.texts is None:
-            return run_directory.is_multi_label(self.directory)
-        return self._saved_classes is not None and self._saved_classes.multi_label
+        file = self.file(run_directory.CONFIG)
+        if file is None or self.texts is not None:
+            return self._saved_classes is not None and self._saved_classes.multi_label
+        run_directory.check_config(file)
+        recipe = self.settings.get("recipe")
+        return isinstance(recipe, dict) and recipe.get("loss") == "multi-label"
 
     @property
     def _saved_classes(self) -> Classes | None:
@@ -236,10 +240,27 @@ class Run:
             return
         run_directory.check_model_file(self.name)
         if self.file(run_directory.MODEL):
-            run_directory.is_multi_label(self.directory or self.place)  # raises
+            if file := self.file(run_directory.CONFIG):
+                run_directory.check_config(file)
             self._refuse_settings()
         if self.place.is_dir() and not run_directory.holds_model(self.place):
             run_directory.find(self.place, run_directory.MODEL)  # raises
+
+    def check_label_file(self, labels: str | os.PathLike) -> None:
+        """Raise UserError if there is no such file, or if it has not a line for each class of a run.
+
+        Of anything but a run, the number of classes is not known yet.
+        """
+        if not to_path(labels).is_file():
+            raise UserError(f"There is no file {str(labels)!r}; --labels takes a text file with one class per line.")
+        if is_remote(self.name) or not (self.file(run_directory.MODEL) and self.file(LABELS)):
+            return
+        given, own = len(read_labels(labels)), len(self.labels)
+        if given != own:
+            raise UserError(
+                f"{labels} names {given} classes, but the model {self.name} has {own}; give a line for each class of "
+                "the model."
+            )
 
     def warn_of_missing_files(self, *, labels_given: bool = False) -> None:
         """Print what is assumed where a folder has a model without the other files of a run, as if partly copied."""

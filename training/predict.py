@@ -12,7 +12,7 @@ cannot be read is named, and the others are classified; if none can be read, the
 import contextlib
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, parser
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
 from training.options.predict import PredictOptions, check_names, with_pictures, with_run
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
     run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
     if options.labels is not None:
-        run_directory.check_label_file(options.labels, options.run)
+        run.check_label_file(options.labels)
         check_names(options.labels)
     options.check_port()
     files = find_pictures(options.pictures)

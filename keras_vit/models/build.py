@@ -173,12 +173,12 @@ def classifier_head(model: keras.Model) -> keras.layers.Layer | None:
 
 def config_of(model: keras.Model) -> ModelConfig:
     """Return the configuration of a model that `keras_vit.build` created, also after saving and loading."""
-    return config_from_dict(_spec(model).model)
+    return config_from_dict(model_spec(model).model)
 
 
 def preprocessing_of(model: keras.Model) -> Preprocessing:
     """Return the preprocessing of a model. Call it on a decoded image."""
-    return Preprocessing.saved(_spec(model).preprocessing)
+    return Preprocessing.saved(model_spec(model).preprocessing)
 
 
 def classes_of(model: keras.Model) -> Classes | None:
@@ -195,10 +195,10 @@ def classes_of(model: keras.Model) -> Classes | None:
 
 def set_classes(model: keras.Model, classes: Classes | None) -> None:
     """Save the classes in a model that `build` created."""
-    _spec(model).classes = None if classes is None else dataclasses.asdict(classes)
+    model_spec(model).classes = None if classes is None else dataclasses.asdict(classes)
 
 
-def _spec(model: keras.Model) -> ModelSpec:
+def model_spec(model: keras.Model) -> ModelSpec:
     for layer in model.layers:
         if isinstance(layer, ModelSpec):
             return layer

@@ -19,9 +19,11 @@ from keras_vit.published import upstream_checkpoint
 from keras_vit.text.classes import classes_of_labels
 from training.input.dataset import typical_image
 from training.input.known_images import warn_of_known_images, warn_of_training_images
-from training.loop.fit import rebuilt
+from training.loop.build import model_with_config
+from training.loop.dry_run import dry_run_report
 from training.loop.run import Run
-from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
+from training.loop.setup import Setup, with_loss_for
+from training.loop.train import run_training
 from training.options.checks import check_model, check_start
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
@@ -40,10 +42,10 @@ def finetune(
         options: of the command.
         recipe_name: for config.json and messages.
         setup: data and devices.
-        callbacks: see `training.loop.fit.train`.
+        callbacks: see `training.loop.train.run_training`.
     """
-    recipe = with_loss_for(options.recipe, setup.source)
-    options = dataclasses.replace(options, recipe=recipe)
+    options = with_loss_for(options, setup.source)
+    recipe = options.recipe
     checkpoint = _checkpoint_name(options)
     path = find_checkpoint(checkpoint)
     train = setup.source.train
@@ -70,18 +72,17 @@ def finetune(
             raise UserError("A ResNet has no dropout; leave --dropout-rate and --stochastic-depth-rate out.")
         elif recipe.layer_decay != 1.0:
             raise UserError(NO_BLOCKS)
-        start = rebuilt(model, config, recipe.preprocessing(preprocessing.channels, preprocessing))
+        start = model_with_config(model, config, recipe.preprocessing(preprocessing.channels, preprocessing))
         if options.wise_ft < 1.0:
             average.remember(start)
         return start
 
     if options.dry_run:
-        dry_run_report(options, recipe, setup, make_model, command="finetune", recipe_name=recipe_name)
+        dry_run_report(options, setup, make_model, command="finetune", recipe_name=recipe_name)
         return Run(to_path(options.workdir))
     weights = {"checkpoint": checkpoint, "license": license_of(checkpoint)}
     return run_training(
         options,
-        recipe,
         setup,
         make_model,
         command="finetune",

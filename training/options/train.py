@@ -6,7 +6,7 @@ from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.parser import Share, check_ranges
 from training.options.common import TrainingOptions
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.recipe import PretrainRecipe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,6 @@ class PretrainOptions(TrainingOptions):
 class FinetuneOptions(TrainingOptions):
     """Fine-tune a checkpoint."""
 
-    recipe: Recipe
     checkpoint: str | None = None
     """A run directory or .keras file of keras_vit; an .npz or .safetensors file or folder of any published layout; an
     https:// or gs:// address; or an official name, such as imagenet21k/ViT-B_16, augreg:B_16 or bit:BiT-M-R50x1."""
