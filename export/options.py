@@ -76,6 +76,7 @@ def _check_directory(run: str) -> None:
 
 
 Dtype = Literal["float32", "bfloat16"]
+Embeddings = Literal["features", "unit-length"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +100,16 @@ class SavedModelOptions:
     number, 0 to 1."""
     max_disagreement: float = LARGEST_DISAGREEMENT
     """Largest share of images with another predicted class than the model, for bfloat16 and merged tokens."""
+    embeddings: Embeddings | None = None
+    """Export what the head reads, or the projection of CLIP, instead of classes, also of a model without a head:
+    features as they are, or divided by their length. The signature is "embed"."""
 
     def __post_init__(self) -> None:
         check_saved_model_path(self.output)
+        of_classes = ("dtype", "attention", "xla", "merge_tokens", "threshold", "max_disagreement")
+        refuse_without_effect(
+            self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
+        )
         if self.merge_tokens is not None and self.merge_tokens < 1:
             raise UserError(
                 f"--merge-tokens is a number of tokens, such as 8, but is {self.merge_tokens}; leave it out for none."
@@ -142,9 +150,16 @@ class TFLiteOptions:
     """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: float = LARGEST_DISAGREEMENT
     """Largest share of images with another predicted class than the model, for all formats but float32."""
+    embeddings: Embeddings | None = None
+    """Write embeddings-FORMAT.tflite with what the head reads, or the projection of CLIP, instead of classes, also of a
+    model without a head: features as they are, or divided by their length."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        of_classes = ("target", "uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
+        refuse_without_effect(
+            self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
+        )
         check_tflite_formats(self.formats, self.target, uint8_input=self.uint8_input, dynamic_batch=self.dynamic_batch)
 
 

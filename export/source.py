@@ -115,6 +115,20 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
     return ExportedModel(run.model, labels, samples, origin)
 
 
+def open_without_classes(run: Run, options: SourceOptions) -> ExportedModel:
+    """The model of a run or checkpoint, with or without a head, for an export of embeddings."""
+    if options.run is not None:
+        samples, seen = run.samples, "evaluation images of the run"
+    elif options.images is not None:
+        samples, seen = read_folder(options.images, ()), f"images of {options.images}"
+    else:
+        samples, seen = random_images(run.preprocessing), f"{_NUM_RANDOM} random images"
+    terms = options.license or run.license
+    return ExportedModel(
+        run.model, (), samples, Provenance(run.name, seen, weights=short_name(run.name), license=terms)
+    )
+
+
 def _weights(config: dict) -> tuple[str, str | None]:
     """Where the weights of a run come from, and their license."""
     weights, settings = config.get("weights"), config.get("settings")
@@ -158,8 +172,8 @@ def check_classifier(model: keras.Model) -> None:
         )
     if classifier_head(model) is None:
         raise UserError(
-            f"The model ends with its features, of shape {model.output_shape}, and has no classes to serve; add a head "
-            "by keras_vit.adapt(model, num_classes=…) or a Dense layer, and train it."
+            f"The model ends with its features, of shape {model.output_shape}, and has no classes to serve; export "
+            "the features by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it."
         )
     if len(model.output_shape) != 2:
         raise UserError(

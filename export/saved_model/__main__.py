@@ -3,13 +3,15 @@
     python -m export.saved_model --run runs/demo --output served
 
 Writes the next version, served/<version>/, with the signatures of `signatures.py`, assets/labels.txt, warm-up requests,
-a model card (README.md) and the verification report (report.md, report.json, report.png).
+a model card (README.md) and the verification report (report.md, report.json, report.png). With --embeddings, also of a
+model without a head, it has the signatures of `embeddings.py` instead.
 """
 
 from collections.abc import Sequence
 
 from export.options import SavedModelOptions, check_output
 from keras_vit import cli, parser
+from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -18,6 +20,17 @@ def main(arguments: Sequence[str]) -> None:
     run = options.source.open_run()
     check_output(options.output)
     cli.require_tensorflow()
+
+    if options.embeddings is not None:
+        from export.saved_model.embeddings import export_embeddings
+        from export.source import open_without_classes
+
+        exported, normalize = open_without_classes(run, options.source), options.embeddings == "unit-length"
+        path, found = export_embeddings(
+            exported.model, exported.samples, to_path(options.output), origin=exported.origin, normalize=normalize
+        )
+        print(f"{path}: embeddings within {found.max_abs_diff:.2g} of the Keras model; see {path / 'report.md'}.")
+        return
 
     from export import parity
     from export.saved_model.export import export_saved_model, summary

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from export.options import TFLiteOptions, check_calibration, check_output
 from keras_vit import cli, parser
+from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -20,6 +21,23 @@ def main(arguments: Sequence[str]) -> None:
     run = options.source.open_run()
     check_output(options.output)
     cli.require_tensorflow()
+
+    if options.embeddings is not None:
+        from export.source import open_without_classes
+        from export.tflite.embeddings import export_embeddings
+
+        exported, normalize = open_without_classes(run, options.source), options.embeddings == "unit-length"
+        files = export_embeddings(
+            exported.model,
+            exported.samples,
+            to_path(options.output),
+            options.formats,
+            origin=exported.origin,
+            normalize=normalize,
+        )
+        for path, found in files.values():
+            print(f"{path}: embeddings within {found.max_abs_diff:.2g} of the Keras model.")
+        return
 
     from export import parity
     from export.source import open_model

@@ -76,7 +76,7 @@ def export_embeddings(
         ]
         heading = "Differences from the Keras model"
         columns = ("format", "largest difference", "smallest cosine", "bytes")
-        panels = {"smallest cosine": {kind: cosine for kind, _, cosine, _ in rows}}
+        panels: dict = {"smallest cosine": {kind: cosine for kind, _, cosine, _ in rows}}
         title = f"Embeddings of {short_name(origin.name)} as TFLite"
         report.write(stage, title, facts_of(origin, "TFLite of embeddings", rows), [(heading, columns, table)], panels)
     return written

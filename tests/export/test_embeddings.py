@@ -10,8 +10,10 @@ from ai_edge_litert.interpreter import Interpreter
 
 import keras_vit
 from export.embeddings import embedding_model, require_same_direction
+from export.saved_model import __main__ as saved_model
 from export.saved_model.embeddings import export_embeddings as as_saved_model
 from export.source import random_images
+from export.tflite import __main__ as tflite
 from export.tflite.embeddings import export_embeddings as as_tflite
 from keras_vit.errors import ParityError, UserError
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
@@ -77,3 +79,16 @@ def test_embeddings_that_point_elsewhere_are_not_kept(clip):
     expected = type("Reference", (), {"logits": np.eye(3, dtype=np.float32)})
     with pytest.raises(ParityError, match="has the cosine 0.0000"):
         require_same_direction("file", expected, np.roll(np.eye(3, dtype=np.float32), 1, axis=1))
+
+
+def test_the_commands_export_a_checkpoint_without_head(tmp_path):
+    tiny(num_classes=0).save(tmp_path / "features.keras")
+    options = ["--checkpoint", str(tmp_path / "features.keras"), "--output", str(tmp_path / "out")]
+    saved_model.main([*options, "--embeddings", "unit-length"])
+    signatures = tf.saved_model.load(tmp_path / "out" / "1").signatures
+    lengths = np.linalg.norm(signatures["embed_tensor"](image=tf.ones((2, *TINY_IMAGE, 3)))["embeddings"], axis=1)
+    np.testing.assert_allclose(lengths, 1.0, rtol=1e-5)
+    tflite.main([*options, "--embeddings", "features", "--formats", "float32"])
+    assert (tmp_path / "out" / "embeddings-float32.tflite").is_file()
+    with pytest.raises(UserError, match="--xla applies only to an export of classes"):
+        saved_model.main([*options, "--embeddings", "features", "--xla"])

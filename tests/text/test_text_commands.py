@@ -7,7 +7,8 @@ import PIL.Image
 import pytest
 
 import keras_vit
-from export.source import open_source
+from export.options import SourceOptions
+from export.source import open_model
 from keras_vit import UserError
 from keras_vit.text.classes import classes_of_labels, classes_of_options
 from tests.text.towers import CLIP, SIGLIP, texts_of, with_tokenizer
@@ -94,7 +95,8 @@ def test_evaluate_takes_texts_whose_names_are_those_of_the_data(tmp_path):
 @pytest.mark.parametrize("name", [CLIP, SIGLIP])
 def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, tmp_path):
     keras_vit.zero_shot(name, texts_of(name)).save(tmp_path / "texts.keras")
-    source = open_source(checkpoint=str(tmp_path / "texts.keras"))
+    options = SourceOptions(checkpoint=str(tmp_path / "texts.keras"))
+    source = open_model(options.open_run(), options)
     assert source.labels == tuple(texts_of(name))
     assert source.origin.multi_label == (name == SIGLIP)
 
