@@ -136,5 +136,8 @@ def test_invalid_options_are_one_sentence(place, monkeypatch, changes, words):
 def test_a_checkpoint_without_a_head_is_refused_before_its_labels(place):
     features = keras_vit.build(CONFIG, image_size=16, num_classes=0)
     keras_vit.save_checkpoint(randomize(features), place / "features.npz", layout="npz")
-    with pytest.raises(UserError, match="has no classes to serve; add a head by keras_vit.adapt"):
+    with pytest.raises(
+        UserError,
+        match="has no classes to serve; export the features by --embeddings, or add a head by keras_vit.adapt",
+    ):
         opened(arguments(place, checkpoint=str(place / "features.npz")))
