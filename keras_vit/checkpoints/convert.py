@@ -12,15 +12,14 @@ from keras_vit import run_directory
 from keras_vit.checkpoints.checkpoint import Checkpoint, folder_of, open_checkpoint
 from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
-from keras_vit.checkpoints.formats.layout import WrittenModel
 from keras_vit.checkpoints.from_checkpoint import load_with
 from keras_vit.checkpoints.infer_config import original_preprocessing
-from keras_vit.checkpoints.layouts import HEADS, check_new, format_for, num_classes_of
+from keras_vit.checkpoints.layouts import HEADS, check_new, format_for
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.options import LoadOptions
-from keras_vit.checkpoints.save import save_checkpoint, settings_to_set
+from keras_vit.checkpoints.save import save_checkpoint, settings_to_set, written_model
 from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.models.build import config_of, preprocessing_of
+from keras_vit.models.build import preprocessing_of
 from keras_vit.run_directory import is_keras_model
 
 _UNCHANGED = LoadOptions()
@@ -45,12 +44,16 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     labels = _labels(source) if options.num_classes is None else ()
     with warnings.catch_warnings(record=True) as caught:  # printed below
         warnings.simplefilter("always")
-        save_checkpoint(model, target, layout=layout, labels=labels if len(labels) == model.output_shape[-1] else ())
+        fits = len(labels) == written_model(model).num_classes
+        save_checkpoint(model, target, layout=layout, labels=labels if fits else ())
     written = open_checkpoint(target)
     old_weights = {} if checkpoint is None else checkpoint.weights
     changed = []
+    variables = weights_by_key(model)
     for key, weight in written.weights.items():
-        variable = weights_by_key(model)[key]
+        if key not in variables:  # of training alone
+            continue
+        variable = variables[key]
         is_equal = np.array_equal(weight.convert(weight.source.read()), keras.ops.convert_to_numpy(variable))
         changed += [] if is_equal else [key]
         notes = [] if is_equal else ["changed"]
@@ -64,7 +67,7 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
         print(f"{name}  ->  dropped")
     print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
     print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
-    saved = WrittenModel(config_of(model), preprocessing_of(model), num_classes_of(weights_by_key(model)))
+    saved = written_model(model)
     sentences = settings_to_set(saved, layout, target.is_dir())
     sentences += [str(warning.message) for warning in caught if warning.category is UserWarning]
     for sentence in dict.fromkeys((*sentences, *format_for(saved, layout)[1].notes)):

@@ -25,7 +25,7 @@ from keras_vit.checkpoints.infer_config import (
     known_image_size,
     original_preprocessing,
     refuse_ambiguous_settings,
-    without_unused_weights,
+    refuse_differences,
 )
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
@@ -164,7 +164,8 @@ def load_with(path: str | os.PathLike, options: LoadOptions) -> keras.Model:
             options.with_patch(config).check_image_size(options.size)
     if (task := infer_task(checkpoint)) is not None:
         _refuse_options_of_classifiers(task, options)
-        checkpoint = without_unused_weights(checkpoint, task)
+        if isinstance(task, SegmentationConfig):
+            refuse_differences(checkpoint)
     grid = options.stored_grid or file_config_grid(checkpoint, config)
     size = options.size or known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
     num_channels = _first_kernel(checkpoint.weights)[1].shape[2]

@@ -104,17 +104,12 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     return found
 
 
-def without_unused_weights(checkpoint: Checkpoint, task: TaskConfig) -> Checkpoint:
-    """The checkpoint without what is for training alone. Raises UserError for differences instead of weights."""
-    if not isinstance(task, SegmentationConfig):
-        return checkpoint
-    weights, first_norm = checkpoint.weights, re.compile(r"Transformer/encoderblock_\d+/LayerNorm_0/scale")
-    norms = [weight for key, weight in weights.items() if first_norm.fullmatch(key)]
+def refuse_differences(checkpoint: Checkpoint) -> None:
+    """Raise UserError for the differences of an EoMT from the model that it began with, instead of its weights."""
+    first_norm = re.compile(r"Transformer/encoderblock_\d+/LayerNorm_0/scale")
+    norms = [weight for key, weight in checkpoint.weights.items() if first_norm.fullmatch(key)]
     if all(float(abs(norm.read()).mean()) < _LEAST_SCALE for norm in norms):
         raise delta_error()
-    unused = () if task.mask_attention else ("mask_attention/probabilities",)
-    kept = {key: weight for key, weight in weights.items() if key not in unused}
-    return dataclasses.replace(checkpoint, weights=kept)
 
 
 def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:

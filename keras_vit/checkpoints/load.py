@@ -36,6 +36,8 @@ from keras_vit.models.tasks import build_task, task_of
 _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "trainable")
 _FOR_TRAINING = ("_constraint", "_initializer", "_regularizer")
 _NUM_IMAGES = 3
+# Weights in files of models that do not have them any more, because training annealed them away.
+_OF_TRAINING = ("mask_attention/probabilities",)
 # Largest difference that rounding explains, relative to the largest output, by the dtype of the computation.
 _TOLERANCES = {"float32": 1e-5, "float64": 1e-5}
 _HALF_TOLERANCE = 2e-2
@@ -164,7 +166,11 @@ def match_weights(
 ) -> Match:
     """Check every array against every weight; nothing is read or assigned yet."""
     weights = weights_by_key(model)
-    matched = {key: weight for key, weight in checkpoint.weights.items() if not _has_prefix(drop, key, weight)}
+    matched = {
+        key: weight
+        for key, weight in checkpoint.weights.items()
+        if not _has_prefix(drop, key, weight) and (key in weights or key not in _OF_TRAINING)
+    }
     dropped = {
         *checkpoint.weights.keys() - matched.keys(),
         *(key for key in checkpoint.unexpected_keys if key.startswith(drop)),

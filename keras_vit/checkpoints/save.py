@@ -57,9 +57,7 @@ def save_checkpoint(
             raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
         write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), weights))
         return
-    task = task_of(model)
-    num_classes = task.num_classes if isinstance(task, SegmentationConfig) else num_classes_of(weights)
-    written = WrittenModel(config_of(model), preprocessing_of(model), num_classes, tuple(labels), task)
+    written = written_model(model, labels)
     if labels and len(labels) != written.num_classes:
         raise UserError(
             f"The model has {written.num_classes} classes, but labels names {len(labels)}; name each class once."
@@ -77,6 +75,13 @@ def save_checkpoint(
         write_npz(path, arrays)
     else:  # without a config.json the arrays alone would not tell the grid of the positions
         write_safetensors(path, arrays, image_size=written.preprocessing.image_size)
+
+
+def written_model(model: keras.Model, labels: Sequence[str] = ()) -> WrittenModel:
+    """What a format knows of a model."""
+    task = task_of(model)
+    num_classes = task.num_classes if isinstance(task, SegmentationConfig) else num_classes_of(values_by_key(model))
+    return WrittenModel(config_of(model), preprocessing_of(model), num_classes, tuple(labels), task)
 
 
 _SETTINGS = {"gelu": "GELU", "layer_norm_epsilon": "epsilon"}

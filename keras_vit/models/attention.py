@@ -290,10 +290,10 @@ class NoSelfAttention(keras.layers.Layer):
 class MaskAttention(keras.layers.Layer):
     """An attention bias that keeps each query token inside of the mask that it predicts.
 
-    "Your ViT is Secretly an Image Segmentation Model" (arXiv 2503.19108), section 3.2, as in transformers'
-    `modeling_eomt.py`. Before each block, each query of each image is masked with the probability of the block, the
-    weight `probabilities` (blocks,), which training anneals from 1 to 0. Other tokens attend to all tokens, as do all
-    tokens to the tokens before the patches.
+    "Your ViT is Secretly an Image Segmentation Model" (arXiv 2503.19108), section 3.2, as EoMT of transformers does.
+    Before each block, each query of each image is masked with the probability of the block, the weight `probabilities`
+    (blocks,), which training anneals from 1 to 0. Other tokens attend to all tokens, and all tokens attend to those
+    before the patches.
 
     Outside training, the same queries of every image are masked, and a block of probability 0 keeps the bias of the
     block before it, as in the original.

@@ -1,7 +1,7 @@
 """Segmentation by the plain encoder: queries join the last blocks, and each predicts a class and a mask.
 
-Paper: "Your ViT is Secretly an Image Segmentation Model" (arXiv 2503.19108, EoMT). Agrees with transformers'
-`modeling_eomt.py` and `modeling_eomt_dinov3.py` to float rounding.
+Paper: "Your ViT is Secretly an Image Segmentation Model" (arXiv 2503.19108, EoMT). Agrees to float rounding with EoMT
+and EoMT-DINOv3 of transformers.
 
 Axes: B batch, Q queries, N tokens, D width, K classes, h and w rows and columns of the masks.
 """

@@ -19,6 +19,7 @@ from keras_vit.errors import UserError
 from keras_vit.models.build import build, config_of, dtype_policy, preprocessing_of, set_classes
 from keras_vit.models.config import Classes, ViTConfig
 from keras_vit.models.layers import no_init_weights
+from keras_vit.models.tasks import task_of
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
 from keras_vit.text.classes import check_classes
 from keras_vit.text.tokenizer import Tokenizer, open_tokenizer
@@ -80,6 +81,11 @@ def with_text_head(
 ) -> keras.Model:
     """The image tower of a checkpoint with a head of text embeddings (K, D), each of length 1."""
     tower = from_checkpoint(path, image_size=image_size, dtype="float32")
+    if task_of(tower) is not None:
+        raise UserError(
+            f"{os.fspath(path)} is a detector, whose texts are for boxes; give the embeddings of "
+            "keras_vit.text_tower to keras_vit.with_classes."
+        )
     config = config_of(tower)
     if not isinstance(config, ViTConfig):
         raise UserError(f"{os.fspath(path)} has a ResNet for its images, which is not supported; give one with a ViT.")

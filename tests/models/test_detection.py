@@ -16,6 +16,7 @@ from keras_vit.files.safetensors import read_json, write_json
 from keras_vit.models.boxes import overlaps, to_centres, to_corners
 from keras_vit.models.losses import detection_losses, match_boxes
 from keras_vit.models.matching import matched_queries
+from keras_vit.text.zero_shot import with_text_head
 from tests.support import FIXTURES, TINY, TINY_IMAGE
 
 TASKS = FIXTURES / "tasks"
@@ -174,6 +175,12 @@ def test_an_incomplete_detector_is_refused(key, tmp_path):
     safetensors.numpy.save_file(arrays, tmp_path / "x" / "model.safetensors")
     with pytest.raises(UserError, match="missing keys"):
         keras_vit.from_checkpoint(tmp_path / "x")
+
+
+def test_texts_as_classes_of_images_are_refused_for_a_detector(tmp_path):
+    embeddings = np.eye(2, 32, dtype=np.float32)
+    with pytest.raises(UserError, match="is a detector, whose texts are for boxes"):
+        with_text_head(TASKS / "hf_owlvit", None, embeddings, None)
 
 
 def test_a_detector_begins_with_boxes_at_its_patches():

@@ -11,6 +11,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import SegmentationConfig, UserError
+from keras_vit.checkpoints.convert import convert
 from keras_vit.files.safetensors import read_json, write_json
 from keras_vit.models.losses import match_masks, matched_masks, segmentation_losses, uncertain_points
 from keras_vit.models.segmentation import block_predictions
@@ -83,6 +84,23 @@ def test_masks_have_the_grid_of_a_rectangle(name):
     assert np.isfinite(model(images)["mask_logits"]).all()
     with pytest.raises(UserError, match="has square images"):
         keras_vit.save_checkpoint(model, "rectangle", layout="huggingface")
+
+
+def test_a_segmentation_model_is_loaded_into_another_converted_and_described(tmp_path, capsys):
+    model = keras_vit.segmentation_model(golden_model("hf_eomt"), keras_vit.task_of(golden_model("hf_eomt")))
+    model.get_layer("class_head").kernel.assign(np.zeros((48, 5)))
+    report = keras_vit.load_checkpoint(model, TASKS / "hf_eomt")
+    assert "attn_mask_probs" not in report.loaded.values()
+    for one, other in zip(model.get_weights(), golden_model("hf_eomt").get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    model.save(tmp_path / "x.keras")
+    convert(tmp_path / "x.keras", tmp_path / "hf", "huggingface")
+    assert "verified, all are equal bit for bit" in capsys.readouterr().out
+    assert keras_vit.describe(tmp_path / "hf").config == keras_vit.config_of(model)
+    with pytest.raises(UserError, match="cannot express a model that segments or detects; huggingface can"):
+        keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz")
+    larger = keras_vit.adapt(model, image_size=28)
+    assert larger.output["mask_logits"].shape == (None, 28, 28, 7)
 
 
 def test_a_new_number_of_classes_gives_a_new_class_head():
