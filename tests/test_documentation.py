@@ -134,6 +134,23 @@ def test_every_link_of_the_documentation_leads_somewhere():
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def anchors(page: pathlib.Path) -> set[str]:
+    """The anchors of a page's headings, as the site makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    words = [
+        re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    ]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in words}
+
+
+def test_every_anchor_of_a_link_is_a_heading():
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#([\w-]+)\)", prose):
+            if not target.startswith("https://"):
+                assert anchor in anchors(page.parent / target if target else page), f"{page.name}: {target}#{anchor}"
+
+
 @functools.cache
 def names_of(path: pathlib.Path) -> set[str]:
     """The functions, classes and variables at the top of a module, and "Class.name" of what is in its classes."""

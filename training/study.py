@@ -48,16 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     from training.loop.signals import report_interruption
 
     with report_interruption():
-        study(
-            name,
-            options.recipe,
-            options.source,
-            options.workdir,
-            seeds=options.seeds,
-            shots=options.shots,
-            train_images=options.train_images,
-            jobs=options.jobs,
-        )
+        study(name, options)
 
 
 if __name__ == "__main__":

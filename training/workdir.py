@@ -14,6 +14,8 @@ from training.options.common import TrainingOptions
 
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
+# Defaults of fields that older runs do not have.
+_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0))
 # Settings of another run that a message names.
 _MOST_DIFFERENCES = 5
 
@@ -27,6 +29,14 @@ def check_workdir(path: pathlib.Path) -> None:
         return
     if not path.is_dir() or not all(is_temporary(entry) or entry.name.endswith(LOCK) for entry in path.iterdir()):
         raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
+
+
+def check_new_workdir(workdir: str) -> None:
+    """Raise UserError for the directory of a finished run, and if something exists that is no run directory."""
+    path = to_path(workdir)
+    check_workdir(path)
+    if (path / run_directory.MODEL).is_file():
+        raise UserError(f"{path} holds a finished run; choose another --workdir, or delete {path}.")
 
 
 def check_outside(workdir: str, data: str) -> None:
@@ -86,6 +96,8 @@ def check_no_run(output: str) -> None:
 def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> dict[str, Any]:
     """Everything but the images that changes the result of a run, as in config.json."""
     settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
+    # Runs did not have them before, and continue without.
+    settings = {name: value for name, value in settings.items() if (name, value) not in _NEWER}
     settings["source"] = options.source.settings()
     return {"command": command, "recipe_name": recipe_name, "precision": options.execution.precision, **settings}
 

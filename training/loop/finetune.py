@@ -16,6 +16,7 @@ from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import to_path
 from keras_vit.published import upstream_checkpoint
+from keras_vit.text.classes import classes_of_labels
 from training.input.dataset import typical_image
 from training.input.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import model_with_config
@@ -26,6 +27,7 @@ from training.loop.train import run_training
 from training.options.checks import check_model, check_start
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
+from training.techniques.wise_ft import AveragedWithStart
 
 
 def finetune(
@@ -51,8 +53,13 @@ def finetune(
     if not warn_of_training_images(upstream, setup.source) and setup.source.held_out:
         warn_of_known_images(upstream, options.source, setup.source)
 
+    average = AveragedWithStart(options.wise_ft)
+
     def make_model(num_classes: int) -> keras.Model:
-        model = _load(path, options, num_classes)
+        if options.zero_shot_head:
+            model = _with_text_head(checkpoint, options, setup.source.labels)
+        else:
+            model = _load(path, options, num_classes)
         preprocessing = keras_vit.preprocessing_of(model)
         if preprocessing.channels == 1 and typical_image(train)[1] == 3:
             print("The checkpoint takes grayscale images, so the colors of the training images are not used.")
@@ -65,7 +72,10 @@ def finetune(
             raise UserError("A ResNet has no dropout; leave --dropout-rate and --stochastic-depth-rate out.")
         elif recipe.layer_decay != 1.0:
             raise UserError(NO_BLOCKS)
-        return model_with_config(model, config, recipe.preprocessing(preprocessing.channels, preprocessing))
+        start = model_with_config(model, config, recipe.preprocessing(preprocessing.channels, preprocessing))
+        if options.wise_ft < 1.0:
+            average.remember(start)
+        return start
 
     if options.dry_run:
         dry_run_report(options, setup, make_model, command="finetune", recipe_name=recipe_name)
@@ -77,7 +87,7 @@ def finetune(
         make_model,
         command="finetune",
         recipe_name=recipe_name,
-        callbacks=callbacks,
+        callbacks=(*callbacks, average) if options.wise_ft < 1.0 else callbacks,
         weights=weights,
     )
 
@@ -117,6 +127,13 @@ def _load(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> ker
     if path.name.endswith(KERAS_WEIGHTS):
         return _load_weights(path, options, num_classes)
     return keras_vit.from_checkpoint(path, num_heads=options.num_heads, **changes)
+
+
+def _with_text_head(checkpoint: str, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
+    """The image tower of a checkpoint of two at the recipe's image size, with the names of the classes as its head."""
+    texts = classes_of_labels(labels, options.templates)
+    classes = dict(zip(texts.labels, texts.texts, strict=True))
+    return keras_vit.zero_shot(checkpoint, classes, texts.templates, options.recipe.image_size)
 
 
 def _load_weights(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:
