@@ -1,1 +1,1 @@
-"""One training run. Read `pretrain.py` or `finetune.py`, then `setup.py`, `fit.py` and `trainer.py`, in this order."""
+"""One training run. Read `train.py`, then `setup.py`, `build.py` and `trainer.py`."""
