@@ -41,8 +41,8 @@ SHORTER = {
     "photos-small --data": "photos-small --model.num-layers 2 --data",
     "pretrain auto --data": "pretrain auto --epochs 2 --warmup-steps 2 --data",
     '"ViT-Ti_16"': '"testing"',
-    # The README has other formats. int8 has tests of its own: this demo is trained for a tenth of its epochs.
-    "float32 float16 int8-dynamic int8-weights int4-weights int8 int16x8": "float16 int8-weights",
+    # int8 has tests of its own: this demo is trained for a tenth of its epochs.
+    "float32 float16 int8-dynamic int8-weights int4-weights int8 int16x8": "float16 int8-dynamic",
 }
 
 
