@@ -105,11 +105,7 @@ class Run:
             return from_checkpoint(
                 self.checkpoint, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups
             )
-        for option, value in (("num-heads", self.num_heads), ("num-groups", self.num_groups)):
-            if value is not None:
-                raise UserError(
-                    f"--{option} has no effect on a run or .keras file, which stores it; leave --{option} out."
-                )
+        self._refuse_settings()
         model = run_directory.load_model(self.checkpoint)
         return model if self.image_size is None else adapt(model, image_size=self.image_size)
 
@@ -198,6 +194,14 @@ class Run:
         """The license of the weights, as their publisher states it; None if nothing states it."""
         return license_of(self.name)
 
+    def _refuse_settings(self) -> None:
+        """Raise UserError for settings of a checkpoint beside a model of ours."""
+        for option, value in (("num-heads", self.num_heads), ("num-groups", self.num_groups)):
+            if value is not None:
+                raise UserError(
+                    f"--{option} has no effect on a run or .keras file, which stores it; leave --{option} out."
+                )
+
     def check_finished(self) -> None:
         """Raise UserError for what is no model, a run without one, and a damaged config.json; downloads nothing."""
         check_name(self.name)
@@ -206,6 +210,7 @@ class Run:
         run_directory.check_model_file(self.name)
         if self.file(run_directory.MODEL):
             _ = self.is_multi_label  # raises
+            self._refuse_settings()
         if self.place.is_dir() and not run_directory.holds_model(self.place):
             run_directory.find(self.place, run_directory.MODEL)  # raises
 

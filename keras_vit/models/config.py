@@ -249,6 +249,8 @@ class ViTConfig:
     second head, whose logits are averaged with those of the first."""
     prefix_positions: bool = True
     """Whether class and distillation token have a position embedding, too (timm: not no_embed_class)."""
+    with_class_token: bool = False
+    """Whether there is a class token although the classifier reads none: gap (timm's global_pool="avg"), or none."""
     locality_attention: bool = False
     """Whether no token attends to itself and each head learns the temperature of its softmax: locality self-attention
     (arXiv 2112.13492, section 3.2)."""
@@ -313,6 +315,11 @@ class ViTConfig:
             raise UserError(
                 f"The classifier {self.classifier!r} reads all tokens; leave num_registers out, or use another one."
             )
+        if self.with_class_token and (self.classifier not in ("gap", "none") or self.distillation != "none"):
+            raise UserError(
+                f"with_class_token is for the classifiers gap and none without distillation token, not for "
+                f"{self.classifier!r}; leave it out."
+            )
         if self.distillation != "none" and not self.has_class_token:
             raise UserError(f"A distillation token needs the classifier 'token', not {self.classifier!r}; choose that.")
         if self.distillation == "head" and (self.classifier != "token" or self.representation_size is not None):
@@ -330,7 +337,7 @@ class ViTConfig:
     @property
     def has_class_token(self) -> bool:
         """Whether the first token is the class token."""
-        return self.classifier in ("token", "token+gap")
+        return self.classifier in ("token", "token+gap") or self.with_class_token
 
     @property
     def num_class_tokens(self) -> int:

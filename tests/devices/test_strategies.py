@@ -56,6 +56,8 @@ CHANGED = {
     "adamw": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4)),
     "accumulated": dict(optimizer="adamw", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4),
         accumulation=2),
+    "muon": dict(optimizer="muon", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4),
+        accumulation=2),
     "lora": dict(optimizer="adamw", learning_rate=0.01, schedule=Schedule(warmup_steps=4), accumulation=2),
 }
 
@@ -150,9 +152,10 @@ def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, stra
 
 
 @pytest.mark.slow
-def test_two_replicas_end_where_one_device_does_with_sgd_and_with_adapters(tmp_path):
-    ends = ends_of(tmp_path, "mirrored,sgd,lora", "single,sgd,lora")
-    for name, bound in {"sgd": 1e-6, "sgd_ema": 1e-6, "lora": 1e-5, "sgd_counts": 0.0, "sgd_step": 0.0}.items():
+def test_two_replicas_end_where_one_device_does_with_sgd_muon_and_adapters(tmp_path):
+    ends = ends_of(tmp_path, "mirrored,sgd,muon,lora", "single,sgd,muon,lora")
+    bounds = {"sgd": 1e-6, "sgd_ema": 1e-6, "muon": 1e-5, "lora": 1e-5, "sgd_counts": 0.0, "sgd_step": 0.0}
+    for name, bound in bounds.items():
         assert_near(ends["mirrored"][name], ends["single"][name], bound)
 
 

@@ -32,7 +32,13 @@ ADAMW = dataclasses.replace(
     ema_decay=0.9,
 )
 SGD = dataclasses.replace(ADAMW, optimizer="sgd", loss="sigmoid", learning_rate=0.05, accumulation=2, layer_decay=0.8)
-CASES = {"adamw": (ADAMW, Execution()), "sgd": (SGD, Execution()), "remat": (ADAMW, Execution(remat=True))}
+MUON = dataclasses.replace(ADAMW, optimizer="muon")
+CASES = {
+    "adamw": (ADAMW, Execution()),
+    "sgd": (SGD, Execution()),
+    "muon": (MUON, Execution()),
+    "remat": (ADAMW, Execution(remat=True)),
+}
 
 
 def train(case: str, state: dict[str, np.ndarray] | None, model_parallel: int = 1) -> dict[str, np.ndarray]:

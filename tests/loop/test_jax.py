@@ -92,7 +92,7 @@ for wrong in ((3, 24), (8, 12)):
         print("refused", error)
 trainer = build(4, 24)
 weights = trainer.network.trainable_variables
-for variables in (weights, *trainer.optimizer.slots, trainer.ema):
+for variables in (weights, *zip(*trainer.optimizer.slots), trainer.ema):
     for weight, variable in zip(weights, variables, strict=True):
         part = variable.value.addressable_shards[0].data.shape
         if part != variable.shape:

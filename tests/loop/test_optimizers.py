@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit import UserError
 from keras_vit.models.self_supervised import masked_autoencoder, self_distillation_model
-from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
-from training.loop.optimizers import layer_lr_multipliers, make_optimizer
+from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
+from training.loop.optimizers import layer_lr_multipliers, make_optimizer, orthogonalized
 
 
 def model_and_gradients():
@@ -128,7 +129,17 @@ def test_layers_behind_the_encoder_learn_at_the_full_rate_whatever_their_names(m
 
 @pytest.mark.parametrize(
     ("kind", "stock"),
-    [("adamw", keras.optimizers.Adam(0.01, epsilon=1e-8)), ("sgd", keras.optimizers.SGD(0.01, momentum=0.9))],
+    [
+        ("adamw", keras.optimizers.Adam(0.01, epsilon=1e-8)),
+        ("sgd", keras.optimizers.SGD(0.01, momentum=0.9)),
+        (
+            "muon",
+            keras.optimizers.Muon(
+                0.01, weight_decay=None, adam_weight_decay=None, epsilon=1e-8, exclude_layers=["head"]
+            ),
+        ),
+    ],
+    ids=["adamw", "sgd", "muon"],
 )
 def test_five_steps_are_those_of_keras_optimizers(kind, stock):
     model, _ = model_and_gradients()
@@ -150,3 +161,58 @@ def test_other_variables_than_those_it_was_built_for_are_refused():
     optimizer = make_optimizer("sgd", model, 0.1, clip_norm=None)
     with pytest.raises(ValueError, match="Give the trainable variables that the optimizer was built for"):
         optimizer.apply(gradients[:1], model.trainable_variables[:1])
+
+
+@pytest.mark.parametrize("shape", ["square", "wide", "tall"])
+def test_four_steps_of_muon_are_those_of_timm(shape):
+    # timm 1.0.31: Muon(lr=0.01, weight_decay=0.1, nesterov=True, ns_coefficients="original"), Newton-Schulz in float32.
+    with np.load(FIXTURES / "muon_timm.io.npz") as stored:
+        weight, gradients, after = (stored[f"{shape}/{part}"] for part in ("weight", "gradients", "after"))
+    model = keras.Sequential([keras.Input(weight.shape[:1]), keras.layers.Dense(weight.shape[1], use_bias=False)])
+    model.set_weights([weight])
+    optimizer = make_optimizer("muon", model, 0.01, clip_norm=None, weight_decay=0.1)
+    for gradient, expected in zip(gradients, after, strict=True):
+        optimizer.apply([gradient], model.trainable_variables)
+        np.testing.assert_allclose(model.get_weights()[0], expected, atol=2e-6)
+
+
+def test_the_orthogonalized_matrix_has_the_singular_vectors_and_values_near_one():
+    u, _, vt = np.linalg.svd(np.random.default_rng(3).normal(size=(30, 12)), full_matrices=False)
+    made = orthogonalized(((u * np.geomspace(1.0, 0.05, 12)) @ vt).astype(np.float32))
+    rotated = u.T @ np.asarray(made) @ vt.T
+    np.testing.assert_allclose(rotated, np.diag(np.diag(rotated)), atol=1e-5)
+    np.testing.assert_allclose(np.diag(rotated), 1.0, atol=0.4)
+
+
+def test_muon_leaves_the_first_and_last_layer_biases_and_norms_to_adam():
+    model, gradients = model_and_gradients()
+    other, _ = model_and_gradients()
+    for kind, changed in (("muon", model), ("adamw", other)):
+        make_optimizer(kind, changed, 0.01, clip_norm=None).apply(gradients, changed.trainable_variables)
+    pairs = zip(model.trainable_variables, other.trainable_variables, strict=True)
+    differ = {one.path for one, two in pairs if not np.array_equal(one, two)}
+    inner = ("query", "key", "value", "out", "Dense_0", "Dense_1", "pre_logits")
+    assert differ == {v.path for v in model.trainable_variables if v.path.endswith(tuple(f"{n}/kernel" for n in inner))}
+    assert any("query" in path for path in differ)
+
+
+def test_muon_steps_have_the_same_scale_as_those_of_adam():
+    model, gradients = model_and_gradients()
+    before = [np.array(variable) for variable in model.trainable_variables]
+    make_optimizer("muon", model, 0.01, clip_norm=None).apply(gradients, model.trainable_variables)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        if variable.path.endswith("Dense_0/kernel"):
+            assert 0.001 < np.sqrt(np.mean((np.array(variable) - old) ** 2)) < 0.003  # 0.2 times the learning rate
+
+
+@pytest.mark.parametrize("model", ["resnet", "adapters"])
+def test_muon_is_refused_where_no_kernel_of_a_block_is_trained(model):
+    if model == "resnet":
+        network = keras_vit.build(dataclasses.replace(TINY_STEM, preactivation=True), image_size=32, num_classes=3)
+    else:
+        network, _ = model_and_gradients()
+        for layer in network.layers:
+            if isinstance(layer, keras.layers.Dense):
+                layer.enable_lora(1)
+    with pytest.raises(UserError, match="Muon trains the 2-D kernels of a Transformer's blocks.*--optimizer adamw"):
+        make_optimizer("muon", network, 0.01, clip_norm=None)

@@ -109,9 +109,10 @@ def test_the_seeds_of_layers_stay_as_they_are():
     np.testing.assert_array_equal(flat(ours._random), before)
 
 
-def test_a_step_that_overflows_float16_is_left_out():
+@pytest.mark.parametrize("kind", ["sgd", "muon"])
+def test_a_step_that_overflows_float16_is_left_out(kind):
     ours = trainer()
-    inner = make_optimizer("sgd", ours.network, 0.1, clip_norm=None)
+    inner = make_optimizer(kind, ours.network, 0.1, clip_norm=None)
     optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**40)
     optimizer.build(ours.network.trainable_variables)
     ours.compile(optimizer, jit_compile=False)

@@ -17,8 +17,8 @@ from training.loop.objectives import Classification, MaskedPatches, Objective, m
 from training.loop.optimizers import LearningRate
 from training.recipes.recipe import PretrainRecipe, Recipe
 
-# Variables of the optimizer for each weight.
-_SLOTS = {"adamw": 2, "sgd": 1}
+# Variables of the optimizer for each weight. Those few that Muon leaves to Adam have two.
+_SLOTS = {"adamw": 2, "sgd": 1, "muon": 1}
 _ROWS, _COLUMNS = 8, 60
 
 

@@ -1,4 +1,4 @@
-"""SGD with momentum and AdamW as in the papers, and the learning rate schedule.
+"""SGD with momentum, AdamW and Muon as in the papers, and the learning rate schedule.
 
 Weight decay is decoupled, multiplied by the learning rate, and applied to kernels only ("How to train your ViT",
 section 3.2; big_vision decays the leaves that match "kernel"). The gradients must already be summed over the replicas,
@@ -12,10 +12,13 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from training.recipes.recipe import OptimizerKind
+from keras_vit import UserError
+from training.recipes.recipe import HEADS, OptimizerKind
 from training.recipes.schedules import Schedule
 
 _BLOCK = "Transformer.encoderblock_"
+# Layers whose 2-D kernels are the first or the last of a model, which Muon leaves to Adam.
+_FIRST_AND_LAST = ("embedding", "decoder_embedding", "mask_head", "prototypes", *HEADS)
 
 
 @keras.saving.register_keras_serializable("keras_vit_training")
@@ -110,6 +113,51 @@ class Adam:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Muon:
+    """Nesterov's momentum, orthogonalized, of a matrix (https://kellerjordan.github.io/posts/muon).
+
+    The update is scaled to a root mean square of 0.2, about that of Adam's, so that the learning rate and the weight
+    decay of AdamW fit ("Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.2). Query, key and value are
+    matrices of their own here, as the source recommends; it does not divide them into heads.
+    """
+
+    momentum: float
+    slots = ("momentum",)
+
+    def new_values(self, value, gradient, learning_rate, step, momentum):
+        """As `Momentum.new_values`, of a variable of shape (m, n)."""
+        momentum = self.momentum * momentum + gradient
+        direction = orthogonalized(gradient + self.momentum * momentum)
+        return value - learning_rate * (0.2 * math.sqrt(max(value.shape))) * direction, momentum
+
+    def update(self, variable, gradient, learning_rate, step, momentum) -> None:
+        """As `Momentum.update`, of a variable of shape (m, n)."""
+        handles = variable, momentum
+        value, average = (tf.raw_ops.ReadVariableOp(resource=handle, dtype=gradient.dtype) for handle in handles)
+        value.set_shape(gradient.shape)
+        for handle, new in zip(handles, self.new_values(value, gradient, learning_rate, step, average), strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=new)
+
+
+def orthogonalized(matrix):
+    """Return about U V^T of the singular value decomposition U S V^T of a float32 matrix of shape (m, n).
+
+    Five steps of the Newton-Schulz iteration with Keller Jordan's coefficients, which bring the singular values to
+    about 0.7 to 1.2. In float32, where the original has bfloat16.
+    """
+    rows, columns = matrix.shape
+    x = ops.transpose(matrix) if rows > columns else matrix
+    x = x / (ops.sqrt(ops.sum(ops.square(x))) + 1e-7)
+    for _ in range(5):
+        gram = ops.matmul(x, ops.transpose(x))
+        x = 3.4445 * x + ops.matmul(-4.7750 * gram + 2.0315 * ops.matmul(gram, gram), x)
+    return ops.transpose(x) if rows > columns else x
+
+
+Rule = Momentum | Adam | Muon
+
+
 class SummedGradientOptimizer(keras.optimizers.Optimizer):
     """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
 
@@ -118,7 +166,8 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
 
     Args:
         learning_rate: a number or a schedule.
-        rule: how a variable is updated.
+        rule: how variables are updated.
+        other_rules: by variable path, for those that are updated otherwise.
         clip_norm: maximum global norm of the summed gradient; None disables clipping.
         decay: weight decay by variable path, times the learning rate, per step; default 0.
         lr_multipliers: factor of the learning rate by variable path; default 1.
@@ -127,20 +176,27 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
     def __init__(
         self,
         learning_rate,
-        rule: Momentum | Adam,
+        rule: Rule,
         *,
+        other_rules: dict[str, Rule],
         clip_norm: float | None,
         decay: dict[str, float],
         lr_multipliers: dict[str, float],
     ):
         super().__init__(learning_rate)
-        self._rule, self._clip_norm, self._decay, self._lr_multipliers = rule, clip_norm, decay, lr_multipliers
+        self._rule, self._other_rules = rule, other_rules
+        self._clip_norm, self._decay, self._lr_multipliers = clip_norm, decay, lr_multipliers
 
     def build(self, variables):
         super().build(variables)
         self._paths = [variable.path for variable in variables]
-        # One list for each slot of the rule, in the order of the variables.
-        self.slots = self.add_optimizer_variables(variables, list(self._rule.slots))
+        self.slots = [
+            [self.add_variable_from_reference(variable, name=name) for name in self._rule_of(variable).slots]
+            for variable in variables
+        ]
+
+    def _rule_of(self, variable) -> Rule:
+        return self._other_rules.get(variable.path, self._rule)
 
     def apply(self, grads, trainable_variables=None):
         """Update the variables that the optimizer was built for, in a replica context.
@@ -160,7 +216,7 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         if self._clip_norm is not None:
             gradients = _clipped(gradients, self._clip_norm)
         learning_rate, step = ops.cast(self.learning_rate, "float32"), to_tensor(self.iterations.value)
-        for variable, gradient, *slots in zip(trainable_variables, gradients, *self.slots, strict=True):
+        for variable, gradient, slots in zip(trainable_variables, gradients, self.slots, strict=True):
             rate = learning_rate * self._lr_multipliers.get(variable.path, 1.0)
             update(variable, gradient, rate, self._decay.get(variable.path, 0.0), step, slots)
         self.iterations.assign_add(1)
@@ -169,11 +225,12 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         if decay:
             lost = tf.convert_to_tensor(variable.value) * (decay * rate)
             tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=lost)
-        self._rule.update(variable.value.handle, gradient, rate, step, *(slot.value.handle for slot in slots))
+        handles = (slot.value.handle for slot in slots)
+        self._rule_of(variable).update(variable.value.handle, gradient, rate, step, *handles)
 
     def _update_values(self, variable, gradient, rate, decay: float, step, slots) -> None:
         value = variable.value - variable.value * (decay * rate) if decay else variable.value
-        values = self._rule.new_values(value, gradient, rate, step, *(slot.value for slot in slots))
+        values = self._rule_of(variable).new_values(value, gradient, rate, step, *(slot.value for slot in slots))
         for changed, new in zip((variable, *slots), values, strict=True):
             changed.assign(new)
 
@@ -197,22 +254,38 @@ def make_optimizer(
     """Create the optimizer of a recipe, built for the model's trainable variables.
 
     Args:
-        kind: "adamw" (0.9, 0.999, epsilon 1e-8) or "sgd" (momentum 0.9).
+        kind: "adamw" (0.9, 0.999, epsilon 1e-8), "sgd" (momentum 0.9) or "muon" (momentum 0.95, for the 2-D kernels
+            between the embedding and the head, and Adam for all other variables).
         learning_rate: a number or a schedule.
         clip_norm: maximum global norm of the summed gradient.
         weight_decay: of kernels, times the learning rate, per step.
         layer_decay: ratio of the learning rate of each encoder block to that of the next (BEiT, arXiv 2106.08254).
+
+    Raises UserError if Muon has no kernel to train.
     """
     variables = model.trainable_variables
+    matrices = [variable.path for variable in variables if kind == "muon" and _is_hidden_matrix(variable)]
+    if kind == "muon" and not matrices:
+        raise UserError(
+            "Muon trains the 2-D kernels of a Transformer's blocks, but here none of them is trained; give --optimizer "
+            "adamw."
+        )
     optimizer = SummedGradientOptimizer(
         learning_rate,
         Momentum(0.9) if kind == "sgd" else Adam(0.9, 0.999, 1e-8),
+        other_rules=dict.fromkeys(matrices, Muon(0.95)),
         clip_norm=clip_norm,
         decay={variable.path: weight_decay for variable in variables if variable.name == "kernel"},
         lr_multipliers=layer_lr_multipliers(model, layer_decay),
     )
     optimizer.build(variables)
     return optimizer
+
+
+def _is_hidden_matrix(variable: keras.Variable) -> bool:
+    """Whether Muon trains a variable: a kernel of shape (m, n), neither of the first layer nor of the last."""
+    layer, is_kernel = variable.path.split("/")[0], variable.name == "kernel"
+    return is_kernel and len(variable.shape) == 2 and min(variable.shape) > 1 and layer not in _FIRST_AND_LAST
 
 
 def layer_lr_multipliers(model: keras.Model, layer_decay: float) -> dict[str, float]:

@@ -16,7 +16,7 @@ from training.recipes.schedules import Schedule
 if TYPE_CHECKING:
     import keras
 
-OptimizerKind = Literal["adamw", "sgd"]
+OptimizerKind = Literal["adamw", "sgd", "muon"]
 Loss = Literal["softmax", "sigmoid", "multi-label"]
 Distillation = Literal["soft", "hard"]
 Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels", "patch-normalized-pixels", "self-distillation"]
@@ -59,7 +59,8 @@ class Recipe:
     """Learning rate schedule."""
 
     optimizer: OptimizerKind = "adamw"
-    """adamw: betas 0.9 and 0.999, epsilon 1e-8. sgd: momentum 0.9, without Nesterov."""
+    """adamw: betas 0.9 and 0.999, epsilon 1e-8. sgd: momentum 0.9, without Nesterov. muon: orthogonalized momentum for
+    the kernels of a Transformer's blocks, adamw for all other weights, at the learning rate of adamw."""
     weight_decay: NotNegative = 0.0
     """Decoupled decay of kernels, times the learning rate, per step. big_vision's wd is this times the peak."""
     layer_decay: Annotated[float, Range("(0, 1]")] = 1.0
