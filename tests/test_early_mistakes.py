@@ -13,12 +13,13 @@ import pytest
 
 from keras_vit import UserError
 from training import finetune, predict, pretrain, samples, shard, study
+from training.lock import locked
 from training.options.checks import check_data, check_recipe_of_files
 from training.options.common import DataOptions
 from training.options.data import ShardOptions
 from training.options.train import PretrainOptions
-from training.options.workdir import check_outside, locked, run_settings
 from training.recipes.pretrain import find_recipe
+from training.workdir import check_outside, run_settings
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Runs each line of stdin as a command; prints its sentence, or what it has imported.

@@ -50,7 +50,7 @@ def write_image_tower(
     if not origin.is_dir():
         raise UserError(f"{source} should be the folder of a model with two towers, but is a file; give its folder.")
     checkpoint = open_checkpoint(origin)
-    if not any(key.startswith("text_model.") for key in checkpoint.unused):
+    if not any("text_model." in key for key in checkpoint.unused):
         raise UserError(f"{source} has no text tower; leave two_towers out, or give the checkpoint that has both.")
     heads = config.num_heads if isinstance(config, ViTConfig) else 1
     arrays = untranslate(weights, checkpoint.layout.rules, heads)

@@ -65,7 +65,7 @@ class InspectionOptions:
         if unknown:
             raise UserError(f"There is no figure {unknown[0]!r}; --figures takes {', '.join(FIGURES)}.")
         if self.labels is not None:
-            run_directory.check_label_file(self.labels, run.name)
+            run.check_label_file(self.labels)
         check_images(self.image_source(run))
         run_directory.check_output(self.output)
 

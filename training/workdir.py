@@ -1,33 +1,21 @@
-"""Run directories to write into: what one may hold, its lock, and the settings of its run.
+"""What a directory to train into may hold: nothing, or a run of the same settings. No TensorFlow or Keras."""
 
-Imports neither TensorFlow nor Keras.
-"""
-
-import contextlib
 import dataclasses
-import errno
-import fcntl
 import json
 import os
 import pathlib
-import socket
-import time
-from collections.abc import Iterator
 from typing import Any
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
+from training.lock import LOCK, check_unlocked
 from training.options.common import TrainingOptions
 
-# Name of the file that a process locks while it writes into a run directory, or its ending.
-LOCK = ".lock"
-# How long a process waits for the lock of another: one that was just killed holds it a moment longer.
-_LOCK_WAIT = 5.0
-# Errors of a file system without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
+# Defaults of fields that older runs do not have.
+_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0))
 # Settings of another run that a message names.
 _MOST_DIFFERENCES = 5
 
@@ -41,6 +29,14 @@ def check_workdir(path: pathlib.Path) -> None:
         return
     if not path.is_dir() or not all(is_temporary(entry) or entry.name.endswith(LOCK) for entry in path.iterdir()):
         raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
+
+
+def check_new_workdir(workdir: str) -> None:
+    """Raise UserError for the directory of a finished run, and if something exists that is no run directory."""
+    path = to_path(workdir)
+    check_workdir(path)
+    if (path / run_directory.MODEL).is_file():
+        raise UserError(f"{path} holds a finished run; choose another --workdir, or delete {path}.")
 
 
 def check_outside(workdir: str, data: str) -> None:
@@ -91,110 +87,6 @@ def _has_workers(options: TrainingOptions) -> bool:
     )
 
 
-@contextlib.contextmanager
-def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
-    """Hold an exclusive lock on a directory, which is created if needed.
-
-    The operating system releases the lock when the process ends, so a lock file that a killed process left behind does
-    no harm. It works across machines on file systems with locks, such as NFS, but not on a mounted bucket.
-
-    Args:
-        folder: the directory.
-        name: of the lock file in it; different names are independent locks.
-
-    Raises UserError if another process still holds the lock after some seconds.
-    """
-    if is_remote(folder):
-        print(f"{folder} has no locks; make sure that no other process trains there.")
-        yield
-        return
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; give a new or empty directory as --workdir.")
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with _lock_taken(folder / name):
-            yield
-    finally:
-        for path in created:
-            with contextlib.suppress(OSError):  # not empty
-                path.rmdir()
-
-
-@contextlib.contextmanager
-def _lock_taken(file: pathlib.Path) -> Iterator[None]:
-    end = time.monotonic() + _LOCK_WAIT
-    while True:
-        with open(file, "a+", encoding="utf-8") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise _lock_held(file) from None
-                time.sleep(0.1)
-                continue
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                print(f"The file system of {file.parent} has no locks; make sure that no other process trains there.")
-            if not _is_same_file(file, stream.fileno()):
-                continue  # its last holder removed it between open and flock
-            _warn_of_other_machine(file)
-            stream.truncate(0)
-            stream.write(f"{os.getpid()} on {socket.gethostname()}")
-            stream.flush()
-            try:
-                yield
-            finally:
-                file.unlink(missing_ok=True)
-            return
-
-
-def check_unlocked(folder: pathlib.Path) -> None:
-    """Raise UserError if another process holds the lock of a directory for some seconds; takes and creates nothing."""
-    file = folder / LOCK
-    end = time.monotonic() + _LOCK_WAIT
-    with contextlib.suppress(OSError), open(file, "rb") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise _lock_held(file) from None
-                time.sleep(0.1)
-
-
-def _lock_held(file: pathlib.Path) -> UserError:
-    return UserError(
-        f"Another process, {_lock_holder(file)}, writes into {file.parent}; wait until it ends, or give another "
-        "--workdir."
-    )
-
-
-def _is_same_file(file: pathlib.Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(file), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _lock_holder(file: pathlib.Path) -> str:
-    with contextlib.suppress(OSError):
-        return file.read_text(encoding="utf-8", errors="replace")[:200].strip() or "which has just started"
-    return "which is just ending"
-
-
-def _warn_of_other_machine(file: pathlib.Path) -> None:
-    """Warn of a lock file left by another machine: its process was killed, or the file system hides its lock."""
-    holder = _lock_holder(file)
-    if " on " in holder and not holder.endswith(f" on {socket.gethostname()}"):
-        print(
-            f"Process {holder} did not remove its lock of {file.parent}. If it still runs, end one of the two: some "
-            "file systems, such as a mounted bucket, do not share locks between machines."
-        )
-
-
 def check_no_run(output: str) -> None:
     """Raise UserError for a run directory as the place of a data set: its labels.txt would be replaced."""
     if not is_remote(output) and (to_path(output) / run_directory.CONFIG).is_file():
@@ -204,6 +96,8 @@ def check_no_run(output: str) -> None:
 def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> dict[str, Any]:
     """Everything but the images that changes the result of a run, as in config.json."""
     settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
+    # Runs did not have them before, and continue without.
+    settings = {name: value for name, value in settings.items() if (name, value) not in _NEWER}
     settings["source"] = options.source.settings()
     return {"command": command, "recipe_name": recipe_name, "precision": options.execution.precision, **settings}
 

@@ -6,8 +6,9 @@ function takes the values of all variables and returns the new ones. `keras.dist
 not depend on their number.
 """
 
+import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 from keras import ops
@@ -15,13 +16,48 @@ from keras import ops
 from training.loop.trainer import Trainer
 
 
+class _AfterStep:
+    """The values of all variables after a step, until something else needs them: to assign them takes time."""
+
+    values: tuple[list, ...] | None = None
+
+
 class JaxTrainer(Trainer):
     """`Trainer` on the JAX backend of Keras. Its variables, and so its checkpoints, are the same."""
 
+    def __init__(self, network, options, **kwargs):
+        super().__init__(network, options, **kwargs)
+        # An object of its own, because Keras would wrap the lists.
+        self._after_step = _AfterStep()
+
     @property
     def state(self) -> dict[str, keras.Variable]:
-        self.jax_state_sync()  # within `fit`, Keras keeps the values outside of the variables
+        self.jax_state_sync()
         return super().state
+
+    def reset_metrics(self):
+        self.jax_state_sync()
+        super().reset_metrics()
+
+    def jax_state_sync(self):
+        """Assign to the variables what the last step made of them; Keras calls it, too, before it reads weights."""
+        if (values := self._after_step.values) is not None:
+            self._after_step.values = None
+            for variable, value in _pairs(self._train_groups(), values):
+                variable.assign(value)
+        super().jax_state_sync()
+
+    def _train_groups(self) -> list[Sequence[keras.Variable]]:
+        return [self.trainable_variables, self.non_trainable_variables, self.optimizer.variables, []]
+
+    def batches(self, dataset) -> Iterator:
+        """Return batches on the devices, each copied to them before the one before it is trained on."""
+        ahead: collections.deque = collections.deque()
+        for batch in dataset.as_numpy_iterator():
+            ahead.append(tuple(_on_devices(part) for part in batch))
+            if len(ahead) > 1:
+                yield ahead.popleft()
+        yield from ahead
 
     def _copy(self, variable):
         distribution = keras.distribution.distribution()
@@ -31,15 +67,32 @@ class JaxTrainer(Trainer):
         return keras.Variable(value, trainable=False, dtype="float32", name="ema", layout=layout)
 
     def make_train_function(self, force=False):
-        return keras.Model.make_train_function(self, force)
+        keras.Model.make_train_function(self, force)
+        self.train_steps = self._train_steps
 
     def make_test_function(self, force=False):
-        return keras.Model.make_test_function(self, force)
+        keras.Model.make_test_function(self, force)
+        self.test_steps = self._test_steps
+
+    def _train_steps(self, iterator, steps) -> dict:
+        """One step, as `--steps-per-execution` is not for JAX."""
+        values = self._after_step.values or _current(self._train_groups())
+        logs, self._after_step.values = self.train_function(values, iterator)
+        return logs
+
+    def _test_steps(self, iterator, steps) -> dict:
+        self.jax_state_sync()
+        groups = [self.trainable_variables, self.non_trainable_variables, []]
+        logs, values = self.test_function(_current(groups), iterator)
+        for variable, value in _pairs(groups, values):
+            variable.assign(value)
+        return logs
 
     def train_step(self, state, data):
-        groups = [self.trainable_variables, self.non_trainable_variables, self.optimizer.variables, []]
+        groups = self._train_groups()
         with keras.StatelessScope(_pairs(groups, state)) as scope:
-            logs = self._update(*self._gradients_of_batch(*data[:2]))
+            gradients = self._accumulated if self._accumulation > 1 else self._gradients
+            logs = self._update(*gradients(*data[:2]))
         return logs, _values(scope, groups)
 
     def test_step(self, state, data):
@@ -65,18 +118,18 @@ class JaxTrainer(Trainer):
 
         def add(totals, micro):
             index, images, labels = micro
-            *added, statistics = self._backward(images, labels, index, totals[2])
+            *added, statistics = self._gradients(images, labels, index, totals[2])
             return (*jax.tree.map(ops.add, list(totals[:2]), added), statistics), None
 
         return jax.lax.scan(add, start, (ops.arange(count), *parts))[0]
 
-    def _backward(self, images, labels, micro, statistics):
+    def _gradients(self, images, labels, micro=0, statistics=None, **_):
         import jax
 
         variables = self.network.trainable_variables
         changed = [
             *zip(self._random, self.layer_seeds(micro), strict=True),
-            *zip(self._statistics, statistics, strict=True),
+            *zip(self._statistics, statistics or [v.value for v in self._statistics], strict=True),
         ]
         values = {id(v): v.value for v in self.network.variables} | {id(v): value for v, value in changed}
 
@@ -115,7 +168,7 @@ class JaxTrainer(Trainer):
 def training_step(trainer: JaxTrainer) -> Callable:
     """Return the compiled training step: (state, (images, labels)) -> (logs, new state); the state is donated.
 
-    The state is that of `state_shapes`. For one device; `fit` compiles the step for its devices itself.
+    The state is that of `state_shapes`. For one device; training compiles the step for its devices itself.
     """
     import jax
 
@@ -131,7 +184,7 @@ def state_shapes(trainer: JaxTrainer, sharding) -> tuple[list, ...]:
     """
     import jax
 
-    groups = [trainer.trainable_variables, trainer.non_trainable_variables, trainer.optimizer.variables, []]
+    groups = trainer._train_groups()
     return tuple([jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding) for v in group] for group in groups)
 
 
@@ -139,8 +192,20 @@ def _pairs(groups: Sequence[Sequence[keras.Variable]], state) -> list[tuple]:
     return [pair for group, values in zip(groups, state, strict=True) for pair in zip(group, values, strict=True)]
 
 
+def _current(groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
+    return tuple([variable.value for variable in group] for group in groups)
+
+
 def _values(scope: keras.StatelessScope, groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
     return tuple([scope.get_current_value(v) for v in group] for group in groups)
+
+
+def _on_devices(rows):
+    """Rows (B, ...) of NumPy -> the same on the devices, divided among them."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return ops.convert_to_tensor(rows)
+    return keras.distribution.distribute_tensor(rows, distribution.get_data_layout(rows.shape))
 
 
 def _micro_batches(rows, count: int):
