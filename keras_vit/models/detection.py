@@ -1,8 +1,8 @@
 """Open-vocabulary detection by the plain encoder: each patch predicts a box and an embedding of its class.
 
 Papers: "Simple Open-Vocabulary Object Detection with Vision Transformers" (arXiv 2205.06230, OWL-ViT) and "Scaling
-Open-Vocabulary Object Detection" (arXiv 2306.09683, OWLv2). Agrees with transformers' `modeling_owlvit.py` and
-`modeling_owlv2.py` to float rounding.
+Open-Vocabulary Object Detection" (arXiv 2306.09683, OWLv2). Agrees with transformers' OWL-ViT and
+transformers' OWLv2 to float rounding.
 
 Axes: B batch, N patches, D width, E width of the class embeddings, K classes.
 """
