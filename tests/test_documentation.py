@@ -202,7 +202,7 @@ def test_a_path_or_name_that_does_not_exist_is_noticed(span):
 
 # What a line with the file of another code, or of the user, has beside it.
 OTHER_CODE = re.compile(
-    "vit_jax|big_vision|big_transfer|facebookresearch|vit-pytorch|tome|tensorflow/tpu|transformers'|with a"
+    "vit_jax|big_vision|big_transfer|facebookresearch|vit-pytorch|tome|tensorflow/tpu|transformers'|modeling_|with a"
 )
 
 

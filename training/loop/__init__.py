@@ -1,1 +1,1 @@
-"""One training run. Read `pretrain.py` or `finetune.py`, then `setup.py`, `train.py` and `trainer.py`, in this order."""
+"""One training run. Read `pretrain.py` or `finetune.py`, then `setup.py`, `train.py`, `trainer.py`, in this order."""
