@@ -492,6 +492,7 @@ def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bo
             of the pixels for some ratios of sides, none for most.
     """
     (height, width), channels = tf.unstack(tf.shape(image)[:2]), image.shape[-1]
+    known = [None if tf.is_tensor(length) else length for length in size]
     if interpolation == "nearest":
         rows, columns = (_nearest(side, length) for side, length in zip((height, width), size, strict=True))
         return tf.gather(tf.gather(image, rows), columns, axis=1)
@@ -508,7 +509,9 @@ def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bo
     columns = _resized_rows(tf.reshape(columns, (width, channels * height)), size[1], interpolation, exact=exact)
     rows = tf.transpose(tf.reshape(columns, (size[1] * channels, height)))
     rows = _resized_rows(tf.reshape(rows, (height, size[1] * channels)), size[0], interpolation, exact=exact)
-    return across(tf.reshape(rows, (size[0], size[1], channels)))
+    resized = across(tf.reshape(rows, (size[0], size[1], channels)))
+    resized.set_shape((*known, channels))  # which tall hides: training needs the sides before the graph runs
+    return resized
 
 
 def _nearest(side: tf.Tensor, length) -> tf.Tensor:

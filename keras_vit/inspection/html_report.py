@@ -265,8 +265,9 @@ def _address(png: bytes) -> str:
 # The scale of maps that are divided by their maximum, as a gradient of a few of its colors.
 _COLORS = ", ".join(matplotlib.colors.to_hex(matplotlib.colormaps[plots.COLORMAP](step / 8)) for step in range(9))
 _SCALE = (
-    f'<p class="scale"><span>0</span><span class="bar" role="img" aria-label="color scale" '
-    f'style="background: linear-gradient(to right, {_COLORS})"></span><span>the maximum of each map</span></p>'
+    f'<p class="scale"><span>low</span><span class="bar" role="img" aria-label="color scale" '
+    f'style="background: linear-gradient(to right, {_COLORS})"></span>'
+    "<span>high (each map scaled separately)</span></p>"
 )
 
 _STYLE = """

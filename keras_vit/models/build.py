@@ -223,7 +223,7 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     products of a ViT-B/16 are for the others. The outputs, and the gradients of all weights, are the same to float
     rounding without them. A model as it is built computes all tokens all the same, for whoever looks into it.
 
-    None for a model of another kind, and for one that ends with anything else than its own head, which may read more.
+    Empty for other models, and for models that do not end with their own head.
     """
     layers = {layer.name: layer for layer in model.layers}
     pool, ends = layers.get("pool"), ("pool", "pre_logits", "normalized", "head")

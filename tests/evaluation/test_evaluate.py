@@ -444,7 +444,7 @@ def test_a_saved_model_that_takes_tensors_is_evaluated(made, few_digits, tmp_pat
 
     tf.saved_model.save(loaded, tmp_path / "numbers", signatures=of_numbers)
     expected, _ = _evaluated(made / "run", few_digits, tmp_path / "run")
-    background = "does not say what transparent images are put on; here it is white"
+    background = "does not record a background for transparent images; white is used"
     assert background not in capsys.readouterr().out
     resized = InputOptions(resize="resize-small", crop_from=10)
     found, _ = _evaluated(tmp_path / "numbers", few_digits, tmp_path / "report", input=resized)

@@ -161,3 +161,10 @@ def test_images_of_many_sizes_are_turned_without_a_warning_of_retracing(caplog):
         graph.turned(tf.zeros((height, 3, 3), tf.uint8), tf.constant(6))
     tf.get_logger().removeHandler(caplog.handler)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "box", "nearest"])
+def test_an_image_that_is_resized_to_known_sides_has_them_before_the_graph_runs(interpolation):
+    """Training needs them: patches are cut by numbers."""
+    resize = tf.function(lambda image: graph.resize_bytes(image, (12, 16), interpolation))
+    assert resize.get_concrete_function(tf.TensorSpec((None, None, 3), tf.uint8)).output_shapes == (12, 16, 3)

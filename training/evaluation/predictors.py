@@ -24,7 +24,7 @@ from training.input.pipeline import evaluation_batches
 from training.options.common import InputOptions, StrategyOptions
 
 _SAVED_MODEL = "saved_model.pb"
-_ON_WHITE = "The model takes numbers and does not say what transparent images are put on; here it is white."
+_ON_WHITE = "The model takes numbers and does not record a background for transparent images; white is used."
 # What a run or a .keras file says of its images, and a TFLite file may say.
 _IMAGE_FIELDS = ("resize", "crop_from", "value_range")
 _FROM_BYTES, _FROM_TENSOR = "image_bytes", "image_tensor"

@@ -11,7 +11,7 @@ from training.options.probes import FewshotOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
-# Nearly free of the penalty, which the weight of so large a constant hardly feels.
+# So large that the bias is almost unregularized (big_vision).
 _BIAS_FEATURE = 100.0
 _STD_FLOOR = 1e-5
 USUAL_SHOTS = (1, 5, 10, 25)
