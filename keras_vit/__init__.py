@@ -34,10 +34,21 @@ if TYPE_CHECKING:
     from keras_vit.checkpoints.save import save_checkpoint
     from keras_vit.images.preprocessing import Preprocessing
     from keras_vit.models.attention import chunk_attention
-    from keras_vit.models.build import build, config_of, feature_map, feature_maps, intermediates, preprocessing_of
+    from keras_vit.models.build import (
+        build,
+        classes_of,
+        config_of,
+        feature_map,
+        feature_maps,
+        intermediates,
+        preprocessing_of,
+    )
     from keras_vit.models.complexity import summary
     from keras_vit.models.resizing import resize_position_embedding
     from keras_vit.published import list_models
+    from keras_vit.text.tokenizer import tokenizer
+    from keras_vit.text.tower import text_tower
+    from keras_vit.text.zero_shot import zero_shot
 else:
     __getattr__ = public_names(
         globals(),
@@ -48,11 +59,22 @@ else:
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.fetch.find": ["find_checkpoint"],
             "published": ["list_models"],
-            "models.build": ["build", "config_of", "feature_map", "feature_maps", "intermediates", "preprocessing_of"],
+            "models.build": [
+                "build",
+                "classes_of",
+                "config_of",
+                "feature_map",
+                "feature_maps",
+                "intermediates",
+                "preprocessing_of",
+            ],
             "models.resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
             "images.preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],
+            "text.tokenizer": ["tokenizer"],
+            "text.tower": ["text_tower"],
+            "text.zero_shot": ["zero_shot"],
         },
     )
 
@@ -71,6 +93,7 @@ __all__ = [
     "adapt",
     "build",
     "chunk_attention",
+    "classes_of",
     "config_of",
     "describe",
     "feature_map",
@@ -85,6 +108,9 @@ __all__ = [
     "resize_position_embedding",
     "save_checkpoint",
     "summary",
+    "text_tower",
+    "tokenizer",
+    "zero_shot",
 ]
 
 

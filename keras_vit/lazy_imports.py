@@ -13,9 +13,11 @@ from types import ModuleType
 # The modules with the layers of saved models.
 _WITH_LAYERS = (
     "keras_vit.models.layers",
+    "keras_vit.models.image_model",
     "keras_vit.models.positions",
     "keras_vit.models.attention",
     "keras_vit.models.stems",
+    "keras_vit.text.layers",
     "keras_vit.images.preprocessing",
 )
 

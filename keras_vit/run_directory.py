@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from keras_vit.files.remote import is_remote, is_web, local_copy, to_path
 if TYPE_CHECKING:
     import keras
 
-CONFIG, MODEL, SAMPLES = "config.json", "model.keras", "samples.npz"
+CONFIG, MODEL, SAMPLES, METRICS = "config.json", "model.keras", "samples.npz", "metrics.jsonl"
 # Field of config.json: `Source.fingerprint` of the data.
 IMAGES = "images_fingerprint"
 # Digests of the files of the training images, by which they are found among others.
@@ -36,6 +36,9 @@ CALIBRATION = "calibration.npz"
 CHECKPOINTS = "checkpoints"
 # Files of a run that could be taken for a model's.
 _OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION)
+
+# Files with a model, of ours or published. What is said of a pickle is more than that it is no run.
+_MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", "saved_model.pb", "*/saved_model.pb")
 
 # Bytes of a .keras file's members for each of its own; Keras does not compress them.
 _LARGEST_RATIO = 20
@@ -93,6 +96,17 @@ def is_run(path: str | os.PathLike) -> bool:
     return all((to_path(path) / name).is_file() for name in (MODEL, CONFIG))
 
 
+def is_ours(path: pathlib.Path) -> bool:
+    """Whether this is a .keras file or a run directory, finished or not, and no published checkpoint."""
+    published = (entry for pattern in ("*.safetensors", "*.bin") for entry in path.glob(pattern))
+    return path.suffix == ".keras" or (path.is_dir() and not any(published))
+
+
+def holds_model(folder: pathlib.Path) -> bool:
+    """Whether a model, of ours or published, is in a folder."""
+    return any(entry for pattern in _MODELS for entry in folder.glob(pattern))
+
+
 def is_keras_model(path: str | os.PathLike) -> bool:
     """Whether a path is a .keras file, or a run directory, finished or not."""
     path = to_path(path)
@@ -123,6 +137,25 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
     except (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{shown} cannot be read as a Keras model ({reason}); it may be damaged.") from error
+
+
+def read_config(file: pathlib.Path) -> dict[str, Any]:
+    """The content of a config.json; empty if it is damaged."""
+    return _object(file.read_text(encoding="utf-8", errors="replace"))
+
+
+def read_last_metrics(file: pathlib.Path) -> dict[str, Any]:
+    """The last line of a metrics.jsonl; empty if it is damaged."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return _object(lines[-1]) if lines else {}
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def load_labels(run: str | os.PathLike) -> tuple[str, ...]:

@@ -9,38 +9,29 @@ writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistak
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from keras_vit.checkpoints.fetch.find import check_name
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data, check_finished, check_output, check_run_classes
+from training.input.known_images import check_split
+from training.options.checks import check_data, check_run_classes, report_directory
 from training.options.evaluate import EvaluateOptions
-from training.options.workdir import check_split
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(EvaluateOptions, arguments, prog="python -m training.evaluate")
-    check_name(options.run)
-    check_finished(options.run)
+    run = options.open_run()
     check_data(options.source)
-    check_output(options.run, options.output)
-    check_split(options.run, options.source)
-    check_run_classes(options.run, options.source)
+    report_directory(run, options.output)
+    check_split(run, options.source)
+    check_run_classes(run, options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 
     from training.evaluation.evaluate import evaluate
+    from training.evaluation.predictors import open_predictor
+    from training.input.sources import open_source
 
-    evaluate(
-        options.run,
-        options.source,
-        batch_size=options.batch_size,
-        output=options.output,
-        real_labels=options.real_labels,
-        save_predictions=options.save_predictions,
-        calibrate=options.calibrate,
-        overrides=options.input,
-        devices=options.devices,
-    )
+    predictor = open_predictor(run, options.input, options.devices)
+    evaluate(predictor, open_source(options.source, multi_label=True), options)
 
 
 if __name__ == "__main__":

@@ -9,24 +9,24 @@ whose image selection for a seed is the same here; all arithmetic is float64.
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from keras_vit.checkpoints.fetch.find import check_name
-from training.options.checks import check_data, check_finished
+from training.input.known_images import check_split
+from training.options.checks import check_data, report_directory
 from training.options.probes import FewshotOptions
-from training.options.workdir import check_split
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
-    check_name(options.run)
     check_data(options.source)
-    check_finished(options.run)
-    check_split(options.run, options.source)
+    run = options.open_run()
+    report_directory(run, options.output)
+    check_split(run, options.source)
     cli.require_tensorflow()
 
+    from training.input.sources import open_source
     from training.probes.least_squares import fewshot
 
-    fewshot(options, shots=options.shots, seeds=options.seeds, l2=options.l2, sweep=options.sweep)
+    fewshot(run, open_source(options.source), options)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,24 @@ The strength of the penalty is chosen on a tenth of the training images; then th
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from keras_vit.checkpoints.fetch.find import check_name
-from training.options.checks import check_data, check_finished
+from training.input.known_images import check_split
+from training.options.checks import check_data, report_directory
 from training.options.probes import LinearProbeOptions
-from training.options.workdir import check_split
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
-    check_name(options.run)
     check_data(options.source)
-    check_finished(options.run)
-    check_split(options.run, options.source)
+    run = options.open_run()
+    report_directory(run, options.output)
+    check_split(run, options.source)
     cli.require_tensorflow()
 
+    from training.input.sources import open_source
     from training.probes.logistic_regression import probe
 
-    probe(options, c=options.c, max_iterations=options.max_iterations)
+    probe(run, open_source(options.source), options)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import contextlib
 from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
-from keras_vit.checkpoints.fetch.find import check_name
-from training.options.checks import check_finished
+from keras_vit.runs import open_run
 from training.options.predict import PredictOptions, check_names, with_run
 
 _PROG = "python -m training.predict"
@@ -26,8 +25,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.prediction.pictures import find_pictures
 
-    check_name(options.run)
-    check_finished(options.run)
+    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
     if options.labels is not None:
         run_directory.check_label_file(options.labels, options.run)
         check_names(options.labels)
@@ -35,21 +33,18 @@ def main(arguments: Sequence[str]) -> None:
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
-    from training.prediction.predict import check_explanation, open_classifier, predict
+    from training.prediction.predict import open_classifier, predict
 
-    classifier = open_classifier(
-        options.run, options.labels, options.image_size, options.num_heads, threshold=options.threshold
-    )
-    check_explanation(classifier, options.explain)
+    classifier = open_classifier(run, options.labels, threshold=options.threshold, explain=options.explain)
     if options.serve:
         from training.prediction.page import open_page
 
-        with open_page(classifier, options.port, options.explain) as server:
+        with open_page(classifier, options.port) as server:
             print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
     else:
-        predict(classifier, files, output=options.output, explain=options.explain)
+        predict(classifier, files, options.output)
 
 
 if __name__ == "__main__":

@@ -17,25 +17,13 @@ from training.options.segment import SegmentOptions
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data FOLDER --workdir DIR`"""
     options = parser.parse(SegmentOptions, arguments, prog="python -m training.segment")
+    run = options.open_run()
     options.check()
     cli.require_tensorflow()
 
-    from training.segmentation.segment import segment
+    from training.segmentation.segment import open_data, segment
 
-    segment(
-        options.checkpoint,
-        options.data,
-        options.workdir,
-        data_dir=options.data_dir,
-        train_split=options.train_split,
-        eval_split=options.eval_split,
-        blocks=options.blocks,
-        image_size=options.image_size,
-        steps=options.steps,
-        batch_size=options.batch_size,
-        learning_rate=options.learning_rate,
-        seed=options.seed,
-    )
+    segment(run, open_data(options), options)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,22 @@ models that were trained from scratch are useless.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, parser
+from keras_vit.runs import open_run_directory
+from training.input.known_images import check_soup
 from training.options.evaluate import SoupOptions
-from training.options.workdir import check_soup
 
 
 def main(arguments: Sequence[str]) -> None:
     """`RUN RUN … --output DIR [--greedy]`"""
     options = parser.parse(SoupOptions, arguments, prog="python -m training.soup")
-    for run in options.runs:
-        run_directory.find(run, run_directory.MODEL)
-    check_soup(options.runs)
+    runs = [open_run_directory(name) for name in options.runs]
+    check_soup(runs)
     cli.require_tensorflow()
 
     from training.evaluation.soup import cook
 
-    cook(options.runs, options.output, greedy=options.greedy)
+    cook(runs, options)
 
 
 if __name__ == "__main__":

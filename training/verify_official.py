@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.evaluation.verify_official import verify_official
 
-    verify_official(options.name, options.source, batch_size=options.batch_size, devices=options.devices)
+    verify_official(options)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ _LARGEST_DEVIATION = 4.0
 _SAME = (
     ModelSpec, LayerScale, StandardizedConv2D, keras.layers.Activation, keras.layers.Add, keras.layers.Average,
     keras.layers.BatchNormalization, keras.layers.Conv2D, keras.layers.Dropout, keras.layers.InputLayer,
-    keras.layers.MaxPooling2D, keras.layers.Multiply, keras.layers.ReLU, keras.layers.ZeroPadding2D,
+    keras.layers.MaxPooling2D, keras.layers.Multiply, keras.layers.ReLU, keras.layers.UnitNormalization,
+    keras.layers.ZeroPadding2D,
 )  # fmt: skip
 
 

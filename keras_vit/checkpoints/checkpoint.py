@@ -82,7 +82,7 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     path: file, folder, address or official name, see `find_checkpoint`.
     """
     path = find_checkpoint(path)
-    arrays, ignored = normalize_keys(_open_arrays(path))
+    arrays, ignored = normalize_keys(open_arrays(path))
     if prefix := _wrapper(arrays):
         warnings.warn(f"The keys of {path.name} are read without {prefix!r}.", stacklevel=2)
         ignored += tuple(key for key in arrays if not key.startswith(prefix))
@@ -117,7 +117,8 @@ def join_keys(keys: Sequence[str]) -> str:
     return f"{shown} and {len(keys) - 10} more" if len(keys) > 10 else shown
 
 
-def _open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
+def open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
+    """The arrays of a file or folder by key, of all its networks."""
     if path.is_dir():
         return open_folder(path)
     return open_safetensors(path) if check_readable(path) == "safetensors" else open_npz(path)

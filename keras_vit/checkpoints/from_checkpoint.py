@@ -32,7 +32,7 @@ from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.models.build import build, classifier_activation_of, config_of, preprocessing_of
+from keras_vit.models.build import build, classes_of, classifier_activation_of, config_of, preprocessing_of, set_classes
 from keras_vit.models.config import (
     Classifier,
     ConvStem,
@@ -290,7 +290,10 @@ def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> k
         size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(options.image_size)
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
             options.with_patch(config).check_image_size(preprocessing.image_size)
-    return _build_and_fill(Checkpoint(None, Layout(()), weights), config, preprocessing, grid, options)
+    adapted = _build_and_fill(Checkpoint(None, Layout(()), weights), config, preprocessing, grid, options)
+    if options.num_classes is None:
+        set_classes(adapted, classes_of(model))
+    return adapted
 
 
 def _value_stream(value: Any) -> io.BytesIO:
@@ -319,8 +322,9 @@ def _build_and_fill(
         num_classes = num_classes_of(weights)
     drops_pre_logits = new_head and not options.keep_pre_logits
     if isinstance(config, ViTConfig) and new_head:  # a new head is no projection
-        representation_size = None if drops_pre_logits else config.representation_size
-        config = dataclasses.replace(config, head_bias=True, representation_size=representation_size)
+        config = dataclasses.replace(config, head_bias=True)
+        if drops_pre_logits:
+            config = dataclasses.replace(config, representation_size=None, representation="tanh", normalized=False)
     if options.patch_size is not None:
         if not isinstance(config, ViTConfig):
             raise UserError("patch_size does not apply to a ResNet, which has no patches; leave it out.")

@@ -122,15 +122,14 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     _shape(checkpoint, f"{_FIRST_QUERY}/kernel", 2)
     in_weights: Classifier | None = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
     in_weights = layout.settings.get("classifier", in_weights)
-    if in_weights and classifier not in (None, in_weights):
-        raise UserError(f"The file has the weights of classifier={in_weights!r}, but {classifier!r} was given.")
     norm = weights.get("Transformer/encoder_norm/scale")
     norm_after_pooling = norm is not None and norm.source.key.endswith("fc_norm.weight")
-    if in_weights == "token" and (norm_after_pooling or file_config.classifier == "gap"):
-        raise UserError(
-            "The model averages the patches beside a class token (timm's global_pool='avg'), which is not supported; "
-            "give a checkpoint of a model that classifies by its class token."
-        )
+    averages = norm_after_pooling or file_config.classifier == "gap"
+    averages |= classifier == "gap" and "classifier" in layout.ambiguous
+    if in_weights == "token" and averages:
+        in_weights = "gap"
+    if in_weights and classifier not in (None, in_weights):
+        raise UserError(f"The file has the weights of classifier={in_weights!r}, but {classifier!r} was given.")
     classifier = in_weights or classifier or "gap"
     if file_config.classifier not in (None, classifier):
         raise UserError(
@@ -172,6 +171,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=registers,
         distillation=_distillation(checkpoint),
+        with_class_token="cls" in weights and classifier in ("gap", "none"),
     )
 
 

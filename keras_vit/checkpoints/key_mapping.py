@@ -137,8 +137,12 @@ def bit_units(unit: str) -> tuple[Rule, ...]:
 
 def fused(names: tuple[str, ...], weight: str, bias: str) -> tuple[Rule, Rule]:
     """The rules of dense layers whose kernels and biases are concatenated in PyTorch."""
-    kernels, biases = (tuple(f"{name}/{leaf}" for name in names) for leaf in ("kernel", "bias"))
-    return Rule(kernels, weight, LINEAR), Rule(biases, bias)
+    return fused_kernels(names, weight), Rule(tuple(f"{name}/bias" for name in names), bias)
+
+
+def fused_kernels(names: tuple[str, ...], key: str) -> Rule:
+    """The rule of the kernels alone."""
+    return Rule(tuple(f"{name}/kernel" for name in names), key, LINEAR)
 
 
 @dataclasses.dataclass(frozen=True)

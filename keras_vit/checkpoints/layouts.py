@@ -4,7 +4,16 @@ import pathlib
 from collections.abc import Mapping
 from typing import Protocol
 
-from keras_vit.checkpoints.formats import big_transfer, big_vision, timm, torchvision, vit_jax, vit_jax_linen
+from keras_vit.checkpoints.formats import (
+    big_transfer,
+    big_vision,
+    open_clip,
+    timm,
+    timm_eva,
+    torchvision,
+    vit_jax,
+    vit_jax_linen,
+)
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers import bit, clip, dinov2, dinov3, vit
@@ -51,9 +60,9 @@ class Format(Protocol):
 FORMATS: tuple[Format, ...] = (
     *(vit_jax, big_transfer, vit_jax_linen, big_vision),
     *(dinov3, dinov2, clip, vit, bit),  # transformers
-    *(timm, torchvision),
+    *(timm_eva, timm, torchvision, open_clip),
 )
-LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in FORMATS))
+LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in FORMATS if module is not open_clip))  # which is only read
 
 
 def identify_format(arrays: Mapping[str, LazyArray]) -> tuple[Format, Layout]:

@@ -13,12 +13,14 @@ import numpy as np
 
 from keras_vit.checkpoints.describe import official_name
 from keras_vit.errors import UserError
+from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.inspection import analysis, locality, relevance
 from keras_vit.inspection.images import Image
 from keras_vit.inspection.options import FIGURES
 from keras_vit.models.build import config_of, intermediates, logits_model, preprocessing_of
 from keras_vit.models.config import ConvStem, ResNetConfig, ShiftedPatches, ViTConfig
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
+from keras_vit.scores import RankedClasses, Scoring
 
 _OF_ATTENTION = ("distance", "rollout", "attention", "norms")
 
@@ -36,9 +38,8 @@ class InspectionResult:
     """Source of the weights, for titles."""
     images: tuple[Image, ...]
     """The images with maps, before preprocessing."""
-    predictions: tuple[tuple[tuple[str, float], ...], ...]
-    """The five most likely classes of each image with their probabilities, and where an image may have several classes,
-    all that reach the threshold; empty for a model without a head."""
+    predictions: tuple[RankedClasses, ...]
+    """The classes of each image; empty for a model without a head."""
     image_size: tuple[int, int]
     """Height and width of the input in pixels."""
     grid: tuple[int, int] | None
@@ -57,19 +58,8 @@ class InspectionResult:
     """Arrays of the requested figures by name. docs/inspect.md lists their shapes and units."""
     measures: dict[str, Any]
     """The numbers of `locality.py`, and the range of the attention distance in each layer."""
-    threshold: float | None = None
-    """An image whose most likely class has a lower probability is rejected; None for no threshold."""
-    multi_label: bool = False
-    """Whether an image may have any number of classes: those that reach the threshold."""
-
-    def classes_of(self, index: int) -> tuple[tuple[str, float], ...]:
-        """The predictions of an image, of several classes only those that reach the threshold."""
-        found = self.predictions[index]
-        return tuple(pair for pair in found if pair[1] >= (self.threshold or 0.0)) if self.multi_label else found
-
-    def is_rejected(self, index: int) -> bool:
-        """Whether no class of an image reaches the threshold."""
-        return self.threshold is not None and self.predictions[index][0][1] < self.threshold
+    scoring: Scoring = dataclasses.field(default_factory=Scoring)
+    """How the classes follow from the logits."""
 
 
 def available_figures(model: keras.Model) -> tuple[str, ...]:
@@ -93,9 +83,7 @@ def inspect(
     shown: int = 8,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    temperature: float = 1.0,
-    threshold: float | None = None,
-    multi_label: bool = False,
+    scoring: Scoring | None = None,
 ) -> InspectionResult:
     """Compute the arrays behind the figures of a model.
 
@@ -109,9 +97,7 @@ def inspect(
         shown: number of images with maps; the first ones are taken.
         layers: indices of the layers in the attention maps. Defaults to all.
         heads: indices of the heads in the attention maps. Defaults to all.
-        temperature: divides the logits before the softmax of the predictions; see `training.evaluate --calibrate`.
-        threshold: probability, 0 to 1, that a class must reach; for a multi-label model 0.5 by default.
-        multi_label: whether the probabilities are the sigmoid of the logits, so that an image may have several classes.
+        scoring: how the classes follow from the logits. Default: by the softmax, without a threshold.
 
     Returns:
         An `InspectionResult`.
@@ -119,15 +105,14 @@ def inspect(
     Raises:
         UserError: if an argument does not fit the model, or if the model's outputs are not finite.
     """
+    scoring = scoring or Scoring()
     model, figures = logits_model(model), _chosen_figures(model, figures)
-    threshold = 0.5 if multi_label and threshold is None else threshold
     config, preprocessing = config_of(model), preprocessing_of(model)
     if not images or shown < 1:
         raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")
     found, measured = _of_weights(model, figures)
-    fitted = np.stack([keras.ops.convert_to_numpy(preprocessing.resized(image.pixels)) for image in images])
-    inputs = keras.ops.convert_to_numpy(preprocessing.normalize(fitted))
-    found["images"] = np.clip(np.round(fitted[:shown]), 0, 255).astype(np.uint8)
+    resized, inputs = model_inputs(images, preprocessing)
+    found["images"] = as_uint8(resized[:shown])
     names: tuple[str, ...] = ()
     places: list[int] = []
     chosen_heads: tuple[int, ...] = ()
@@ -135,14 +120,14 @@ def inspect(
         assert isinstance(config, ViTConfig)
         names, places = _chosen_layers(config, layers)
         chosen_heads = _chosen(heads, config.num_heads, "heads")
-        seen, also = _attend(model, config, inputs, fitted, figures, shown, places, list(chosen_heads))
+        seen, also = _attend(model, config, inputs, resized, figures, shown, places, list(chosen_heads))
         found, measured = found | seen, measured | also
     elif layers is not None or heads is not None:
         raise UserError(
             "layers and heads select attention maps, but none of the requested figures has attention "
             f"({', '.join(figures)}); leave them out."
         )
-    predictions: tuple = ()
+    predictions: tuple[RankedClasses, ...] = ()
     if relevance.classifies(model):
         if "relevance" in figures:
             features, gradients, logits = relevance.features_and_gradients(model, inputs[:shown])
@@ -150,14 +135,14 @@ def inspect(
                 where = config.grid(preprocessing.image_size), config.num_prefix_tokens
                 features, gradients = (analysis.patch_tokens(tokens, *where) for tokens in (features, gradients))
             found["relevance"] = analysis.class_relevance(features, gradients)
+            _check_finite({"logits": logits})
         else:
-            logits = _as_float32(model(inputs[:shown], training=False))
+            logits = logits_of(model, inputs[:shown])
         found["logits"] = logits
-        _check_finite({"logits": logits})
-        predictions = _predictions(logits / temperature, labels, threshold if multi_label else None)
+        predictions = scoring.rank(logits, labels)
     _check_finite(found)
     return InspectionResult(
-        model=_model_name(model),
+        model=model_name(model),
         checkpoint=checkpoint,
         images=tuple(images[:shown]),
         predictions=predictions,
@@ -170,9 +155,26 @@ def inspect(
         heads=chosen_heads,
         arrays=found,
         measures=measured,
-        threshold=threshold,
-        multi_label=multi_label,
+        scoring=scoring,
     )
+
+
+def model_inputs(images: Sequence[Image], preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
+    """Images of any size as the model sees them: (B, h, w, C) float32 in 0..255, and normalized."""
+    resized = np.stack([keras.ops.convert_to_numpy(preprocessing.resized(image.pixels)) for image in images])
+    return resized, keras.ops.convert_to_numpy(preprocessing.normalize(resized))
+
+
+def as_uint8(resized: np.ndarray) -> np.ndarray:
+    """Pixels to show."""
+    return np.clip(np.round(resized), 0, 255).astype(np.uint8)
+
+
+def logits_of(model: keras.Model, inputs: np.ndarray) -> np.ndarray:
+    """(B, K) float32 of a model of logits. Raises UserError if they are not finite."""
+    logits = _as_float32(model(inputs, training=False))
+    _check_finite({"logits": logits})
+    return logits
 
 
 def _as_float32(tensor) -> np.ndarray:
@@ -195,7 +197,7 @@ def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[
     if missing:
         without = "no attention" if {*missing} & {*_OF_ATTENTION} else "no layer for it"
         raise UserError(
-            f"{_model_name(model)} has no figure {missing[0]!r} because it has {without}; available figures: "
+            f"{model_name(model)} has no figure {missing[0]!r} because it has {without}; available figures: "
             f"{', '.join(exist)}."
         )
     return exist if figures is None else tuple(figure for figure in exist if figure in figures)
@@ -267,7 +269,7 @@ def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
     return keras.ops.convert_to_numpy(layer(np.zeros((1, num_tokens, config.hidden_size), np.float32)))
 
 
-def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], heads: list[int]) -> tuple[dict, dict]:
+def _attend(model, config, inputs, resized, figures, shown, layers: list[int], heads: list[int]) -> tuple[dict, dict]:
     """Arrays and measures of attention, batch by batch. Attention probabilities are not kept between batches."""
     grid, prefix = config.grid(preprocessing_of(model).image_size), config.num_prefix_tokens
     patch = tuple(side / count for side, count in zip(inputs.shape[1:3], grid, strict=True))
@@ -303,7 +305,7 @@ def _attend(model, config, inputs, fitted, figures, shown, layers: list[int], he
             {"lowest": float(row.min()), "highest": float(row.max())} for row in spread
         ]  # of the heads of each layer, in pixels
     if ink:
-        drawn = fitted[..., 0] > 127.5
+        drawn = resized[..., 0] > 127.5
         drawn_on = drawn.any(axis=(1, 2)) & ~drawn.all(axis=(1, 2))
         if drawn_on.any():
             inside, outside = locality.weight_per_pixel(found["rollout"][drawn_on, -1], drawn[drawn_on])
@@ -344,29 +346,7 @@ def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, li
             progress.add(min(size, len(inputs) - first))
 
 
-def _predictions(
-    logits: np.ndarray, labels: Sequence[str], each_from: float | None
-) -> tuple[tuple[tuple[str, float], ...], ...]:
-    """The five most likely classes of each image; with `each_from`, the threshold of a sigmoid, all that reach it."""
-    if labels and len(labels) != logits.shape[-1]:
-        raise UserError(f"The model has {logits.shape[-1]} classes, but there are {len(labels)} class names.")
-    names = labels or [f"class {number}" for number in range(logits.shape[-1])]
-    logits = logits.astype(np.float64)
-    if each_from is None:
-        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
-        counts = np.full(len(logits), 5)
-    else:
-        probabilities = np.exp(-np.logaddexp(0.0, -logits))  # the sigmoid, without overflow
-        counts = np.maximum(np.sum(probabilities >= each_from, axis=-1), 5)
-    likeliest = np.argsort(-probabilities, axis=-1, kind="stable")
-    return tuple(
-        tuple((names[index], float(row[index])) for index in best[:count])
-        for row, best, count in zip(probabilities, likeliest, counts, strict=True)
-    )
-
-
-def _model_name(model: keras.Model) -> str:
+def model_name(model: keras.Model) -> str:
     config = config_of(model)
     if (name := official_name(config)) is not None:
         return name

@@ -4,6 +4,7 @@ Also a smaller page with the classes of images alone.
 """
 
 import base64
+import dataclasses
 import html
 import io
 import json
@@ -17,6 +18,7 @@ import numpy as np
 from keras_vit.files.tables import short_name
 from keras_vit.inspection import plots
 from keras_vit.inspection.compute import InspectionResult
+from keras_vit.scores import RankedClasses, Scoring
 
 # Longest side of an image in the report, in pixels. Larger images are subsampled.
 _LARGEST_SIDE = 320
@@ -35,17 +37,45 @@ def html_report(result: InspectionResult) -> str:
     return _document(f"{result.model}: learned weights and attention", sections)
 
 
-def prediction_page(result: InspectionResult, problems: Mapping[str, str]) -> str:
-    """Return a page with each image, its maps and its most likely classes as HTML text.
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What a page shows of one image."""
 
-    `problems` says of each file that is not among the images why it is not.
+    name: str
+    pixels: np.ndarray
+    """(h, w, C) uint8, as the model sees the image."""
+    maps: Sequence[tuple[str, np.ndarray]] = ()
+    """Titles and maps (h, w), from 0 to 1."""
+    ranked: RankedClasses | None = None
+    """None of a model without a head."""
+    label: str | None = None
+
+
+def maps_of(result: InspectionResult) -> list[list[tuple[str, np.ndarray]]]:
+    """Titles and maps of each image, as small as a page needs them."""
+    return [
+        [(title, _thinned(values)) for title, values in plots.maps_of(result, index)]
+        for index in range(len(result.images))
+    ]
+
+
+def prediction_page(
+    model: str, cards: Sequence[Card], problems: Mapping[str, str], scoring: Scoring, explain: str | None
+) -> str:
+    """Return a page with each image, its map and its most likely classes as HTML text.
+
+    Args:
+        model: its name and what it is.
+        cards: one of each image.
+        problems: of each file that is not among them, why it is not.
+        scoring: how the classes follow from the logits.
+        explain: "rollout" or "relevance", the map of each image; None without.
     """
-    legend = "".join(f" {_LEGEND[key]}" for key in ("rollout", "relevance") if key in result.arrays)
-    maps = f"<p>Brighter colors mean higher values.{legend}</p>" if legend else ""
-    model = html.escape(f"{short_name(result.checkpoint)}, a {result.model}")
+    maps = f"<p>Brighter colors mean higher values. {_LEGEND[explain]}</p>" if explain else ""
     missing = "".join(f"<li>{html.escape(f'{file}: {problem}')}</li>" for file, problem in problems.items())
     listed = f"<h2>Not classified</h2><ul>{missing}</ul>" if missing else ""
-    sections = ["<h1>Most likely classes</h1>", _cards(result, "h2"), maps, listed, f"<p>Model: {model}.</p>"]
+    shown = _cards(cards, "h2", scoring)
+    sections = ["<h1>Most likely classes</h1>", shown, maps, listed, f"<p>Model: {html.escape(model)}.</p>"]
     return _document("Most likely classes", sections)
 
 
@@ -113,38 +143,48 @@ def _maps(result: InspectionResult) -> str:
     """Figures 6 and 14."""
     title = "Attention maps: Figures 6 and 14" if "rollout" in result.arrays else "Maps"
     legend = "".join(f" {words}" for key, words in _LEGEND.items() if key in result.arrays)
-    return f"<h2>{title}</h2><p>Brighter colors mean higher values.{legend}</p>{_cards(result, 'h3')}"
+    cards = [
+        Card(image.name, pixels, maps, result.predictions[index] if result.predictions else None, image.label)
+        for index, (image, pixels, maps) in enumerate(
+            zip(result.images, result.arrays["images"], maps_of(result), strict=True)
+        )
+    ]
+    shown = _cards(cards, "h3", result.scoring)
+    return f"<h2>{title}</h2><p>Brighter colors mean higher values.{legend}</p>{shown}"
 
 
-def _cards(result: InspectionResult, heading: str) -> str:
-    """The input, maps and predictions of each image, under headings of this level."""
-    cards = []
-    for index, image in enumerate(result.images):
-        tiles = [_figure(_image_address(result.arrays["images"][index]), "input", "pixels")]
-        for title, values in plots.maps_of(result, index):
-            tiles.append(_figure(_map_address(_thinned(values)), title))
-        scale = _SCALE if len(tiles) > 1 else ""
-        label = "" if image.label is None else f" <small>label: {html.escape(image.label)}</small>"
-        guesses = "".join(
-            f'<li><span>{html.escape(name)}</span><meter value="{probability:.6f}" '
-            f'aria-label="{html.escape(name)}"></meter>'
-            f"<span>{_percent(probability)}</span></li>"
-            for name, probability in (result.predictions[index] if result.predictions else ())
+def _cards(cards: Sequence[Card], heading: str, scoring: Scoring) -> str:
+    """The input, maps and classes of each image, under headings of this level."""
+    articles = []
+    for card in cards:
+        tiles = [_figure(_image_address(card.pixels), "input", "pixels")]
+        tiles += [_figure(_map_address(values), title) for title, values in card.maps]
+        scale = _SCALE if card.maps else ""
+        label = "" if card.label is None else f" <small>label: {html.escape(card.label)}</small>"
+        articles.append(
+            f"<article><{heading}>{html.escape(card.name)}{label}</{heading}>"
+            f'<div class="tiles">{"".join(tiles)}</div>{scale}{_classes(card.ranked, scoring)}</article>'
         )
-        guesses = (
-            f'<ol class="guesses">{guesses}</ol>' if guesses else "<p>The model has no image-level prediction.</p>"
-        )
-        if result.multi_label and result.predictions and not result.is_rejected(index):
-            reached = ", ".join(html.escape(name) for name, _ in result.classes_of(index))
-            guesses = f"<p>Classes from {result.threshold:.1%} on: <b>{reached}</b></p>{guesses}"
-        if result.predictions and result.is_rejected(index):
-            guesses = f"<p><b>Rejected</b>: no class reaches {result.threshold:.1%}.</p>{guesses}"
-        name = html.escape(image.name)
-        cards.append(
-            f"<article><{heading}>{name}{label}</{heading}>"
-            f'<div class="tiles">{"".join(tiles)}</div>{scale}{guesses}</article>'
-        )
-    return f'<div class="cards">{"".join(cards)}</div>'
+    return f'<div class="cards">{"".join(articles)}</div>'
+
+
+def _classes(ranked: RankedClasses | None, scoring: Scoring) -> str:
+    """The likeliest classes of an image, and which of them count."""
+    if ranked is None:
+        return "<p>The model has no image-level prediction.</p>"
+    listed = "".join(
+        f'<li><span>{html.escape(name)}</span><meter value="{probability:.6f}" '
+        f'aria-label="{html.escape(name)}"></meter>'
+        f"<span>{_percent(probability)}</span></li>"
+        for name, probability in ranked.likeliest
+    )
+    listed = f'<ol class="guesses">{listed}</ol>'
+    if ranked.is_rejected:
+        return f"<p><b>Rejected</b>: no class reaches {scoring.least:.1%}.</p>{listed}"
+    if scoring.is_multi_label:
+        reached = ", ".join(html.escape(name) for name, _ in ranked.chosen)
+        return f"<p>Classes from {scoring.least:.1%} on: <b>{reached}</b></p>{listed}"
+    return listed
 
 
 def _percent(probability: float) -> str:

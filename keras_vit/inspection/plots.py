@@ -220,7 +220,7 @@ def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
         show_image(row[0], result.arrays["images"][index])
         title = image_title(result, index, 26)
         if result.predictions:
-            label, probability = result.predictions[index][0]
+            label, probability = result.predictions[index].likeliest[0]
             title += f"\npredicted {_cut(label, 14)}, {probability:.1%}"
         row[0].set_title(title, fontsize=9, parse_math=False)
         for axes, (name, values) in zip(row[1:], maps_of(result, index), strict=True):

@@ -15,6 +15,7 @@ from keras_vit.inspection.html_report import summary
 from keras_vit.inspection.images import read_images
 from keras_vit.inspection.report import write
 from keras_vit.models.build import preprocessing_of
+from keras_vit.scores import Scoring
 
 
 def run_inspection(
@@ -59,8 +60,7 @@ def run_inspection(
         shown=show,
         layers=layers,
         heads=heads,
-        temperature=run_directory.load_temperature(place),
-        multi_label=run_directory.is_multi_label(place),
+        scoring=Scoring(run_directory.load_temperature(place), None, run_directory.is_multi_label(place)),
     )
     names = write(result, output)
     for sentence in summary(result):

@@ -13,6 +13,7 @@ import keras
 
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.config import ResNetConfig, config_to_dict
+from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import CHANNELS_LAST, ModelSpec, TokenDense, group_norm, standardized_conv
 
 
@@ -43,7 +44,7 @@ def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes
     x = keras.layers.GlobalAveragePooling2D(data_format=CHANNELS_LAST, name="pool")(x)  # (B, 2048 * width)
     if num_classes:
         x = TokenDense(num_classes, kernel_initializer="zeros", name="resnet.head.conv2d")(x)  # (B, classes)
-    return keras.Model(images, x, name=name)
+    return ImageModel(images, x, name=name)
 
 
 def bottleneck(x, config: ResNetConfig, channels: int, strides: int, name: str):

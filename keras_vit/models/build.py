@@ -12,7 +12,8 @@ from keras_vit.errors import UserError, check_integers, nearest
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
-from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig, config_from_dict, python_numbers
+from keras_vit.models.config import Classes, ModelConfig, ResNetConfig, ViTConfig, config_from_dict, python_numbers
+from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.named_models import model_config
 from keras_vit.models.stems import resnet_classifier
@@ -83,7 +84,7 @@ def build(
         if classifier_activation is None:
             return built
         activation = keras.layers.Activation(classifier_activation, dtype="float32", name=_PROBABILITIES)
-        return keras.Model(built.input, activation(built.output), name=built.name)
+        return ImageModel(built.input, activation(built.output), name=built.name)
 
 
 def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:
@@ -180,6 +181,23 @@ def preprocessing_of(model: keras.Model) -> Preprocessing:
     return Preprocessing.saved(_spec(model).preprocessing)
 
 
+def classes_of(model: keras.Model) -> Classes | None:
+    """The classes of a model whose head are texts, see `keras_vit.zero_shot`; None for any other model.
+
+    A head that was replaced or changed in its number of classes is none of texts.
+    """
+    spec = next((layer for layer in model.layers if isinstance(layer, ModelSpec)), None)
+    if spec is None or spec.classes is None:
+        return None
+    classes = Classes(**spec.classes)
+    return classes if model.output_shape[-1:] == (len(classes.labels),) else None
+
+
+def set_classes(model: keras.Model, classes: Classes | None) -> None:
+    """Save the classes in a model that `build` created."""
+    _spec(model).classes = None if classes is None else dataclasses.asdict(classes)
+
+
 def _spec(model: keras.Model) -> ModelSpec:
     for layer in model.layers:
         if isinstance(layer, ModelSpec):
@@ -208,7 +226,7 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     None for a model of another kind, and for one that ends with anything else than its own head, which may read more.
     """
     layers = {layer.name: layer for layer in model.layers}
-    pool, ends = layers.get("pool"), ("pool", "pre_logits", "head")
+    pool, ends = layers.get("pool"), ("pool", "pre_logits", "normalized", "head")
     if not isinstance(pool, PoolTokens) or pool.kind != "token":
         return frozenset()
     config = config_of(model)
@@ -379,7 +397,7 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
         available["encoded"] = lambda: output("Transformer.encoder_norm")
     if config.classifier != "none":
         pooled = "Transformer.encoder_norm" if config.norm_after_pooling else "pool"
-        available["pre_logits"] = lambda: output("pre_logits", pooled, "Transformer.encoder_norm")
+        available["pre_logits"] = lambda: output("normalized", "pre_logits", pooled, "Transformer.encoder_norm")
     if config.distillation == "head":
         available["pre_logits"] = lambda: keras.layers.Average()([output("pool"), output("pool_distillation")])
         if "head" in layers:

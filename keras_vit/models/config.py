@@ -11,6 +11,7 @@ Classifier = Literal["token", "gap", "token+gap", "map", "sequence", "unpooled",
 Gelu = Literal["tanh", "erf", "quick", "silu"]
 PositionEmbeddingKind = Literal["learned", "learned-2d", "sincos-2d", "relative", "rotary", "none"]
 Distillation = Literal["none", "token", "head"]
+Representation = Literal["tanh", "projection"]
 PositionInjection = Literal["input", "every-layer", "shared"]
 
 
@@ -198,7 +199,12 @@ class ViTConfig:
     (map), mean of the tokens with learned weights (sequence, arXiv 2104.05704), each token (unpooled); none: no
     head."""
     representation_size: int | None = None
-    """Width of the tanh layer "pre_logits" before the head; None for no such layer, as in all released configs."""
+    """Width of the layer "pre_logits" before the head; None for no such layer, as in all released configs."""
+    representation: Representation = "tanh"
+    """What the layer "pre_logits" is: dense with tanh, or a projection without bias (CLIP, before texts as classes)."""
+    normalized: bool = False
+    """Whether what the head reads is divided by its length, so that logits are cosines times the lengths in the head
+    (texts as classes)."""
     dropout_rate: float = 0.0
     """Probability of dropping a unit after the position embedding, each attention output and each MLP layer."""
     attention_dropout_rate: float = 0.0
@@ -243,6 +249,8 @@ class ViTConfig:
     second head, whose logits are averaged with those of the first."""
     prefix_positions: bool = True
     """Whether class and distillation token have a position embedding, too (timm: not no_embed_class)."""
+    with_class_token: bool = False
+    """Whether there is a class token although the classifier reads none: gap (timm's global_pool="avg"), or none."""
     locality_attention: bool = False
     """Whether no token attends to itself and each head learns the temperature of its softmax: locality self-attention
     (arXiv 2112.13492, section 3.2)."""
@@ -297,6 +305,8 @@ class ViTConfig:
         self._check_prefix()
         if self.norm_after_pooling and self.classifier != "gap":
             raise UserError(f"norm_after_pooling belongs to the classifier 'gap', not {self.classifier!r}.")
+        if self.normalized and (self.distillation == "head" or self.classifier in ("unpooled", "none")):
+            raise UserError("Features are normalized in front of one head of one vector; leave normalized out.")
         if isinstance(self.stem, ResNetConfig) and self.stem.preactivation:
             raise UserError("The ResNet in front of a hybrid is post-activation; see hybrid_resnet.")
 
@@ -304,6 +314,11 @@ class ViTConfig:
         if self.num_registers and self.classifier in ("map", "sequence"):
             raise UserError(
                 f"The classifier {self.classifier!r} reads all tokens; leave num_registers out, or use another one."
+            )
+        if self.with_class_token and (self.classifier not in ("gap", "none") or self.distillation != "none"):
+            raise UserError(
+                f"with_class_token is for the classifiers gap and none without distillation token, not for "
+                f"{self.classifier!r}; leave it out."
             )
         if self.distillation != "none" and not self.has_class_token:
             raise UserError(f"A distillation token needs the classifier 'token', not {self.classifier!r}; choose that.")
@@ -322,7 +337,7 @@ class ViTConfig:
     @property
     def has_class_token(self) -> bool:
         """Whether the first token is the class token."""
-        return self.classifier in ("token", "token+gap")
+        return self.classifier in ("token", "token+gap") or self.with_class_token
 
     @property
     def num_class_tokens(self) -> int:
@@ -377,9 +392,27 @@ class ViTConfig:
 
 
 _CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu, "distillation": Distillation}
+_CHOICES |= {"representation": Representation}
 _CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": PositionInjection}
 
 ModelConfig = ViTConfig | ResNetConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """The classes of a model whose head are texts, saved with it: their names and what they were made of."""
+
+    labels: tuple[str, ...]
+    """Class names, in the order of the logits."""
+    texts: tuple[tuple[str, ...], ...]
+    """The texts of each class, before the templates."""
+    templates: tuple[str, ...]
+    """Sentences in which each text replaces {}; the embeddings of all of a class are averaged."""
+    multi_label: bool = False
+    """Whether an image may have several classes: its probabilities are the sigmoid of the logits (SigLIP)."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
 
 
 def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches) -> dict[str, Any]:

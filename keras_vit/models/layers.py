@@ -79,13 +79,15 @@ class ModelSpec(keras.layers.Layer):
     Args:
         model: the model configuration as a dict.
         preprocessing: the fields of `keras_vit.Preprocessing` as a dict.
+        classes: the fields of `Classes` as a dict; None for a head that is not made of texts.
     """
 
-    def __init__(self, model: dict, preprocessing: dict, **kwargs):
+    def __init__(self, model: dict, preprocessing: dict, classes: dict | None = None, **kwargs):
         _check_backend()  # every model starts with this layer, built or loaded
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing
+        self.classes = classes
 
     def call(self, images):
         return images
@@ -94,7 +96,8 @@ class ModelSpec(keras.layers.Layer):
         return input_shape
 
     def get_config(self):
-        return {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing}
+        classes = {} if self.classes is None else {"classes": self.classes}
+        return {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing, **classes}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

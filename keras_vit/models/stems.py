@@ -16,6 +16,7 @@ from keras import ops
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import axis_attention
 from keras_vit.models.config import ConvStem, ResNetConfig, config_to_dict
+from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, ModelSpec, TokenDense, group_norm, standardized_conv
 
 
@@ -32,7 +33,7 @@ def resnet_classifier(
     x = keras.layers.GlobalAveragePooling2D(data_format=CHANNELS_LAST, name="pool")(x)  # (B, C)
     if num_classes:
         x = TokenDense(num_classes, kernel_initializer="zeros", name="head")(x)  # (B, classes)
-    return keras.Model(images, x, name=name)
+    return ImageModel(images, x, name=name)
 
 
 def resnet(x, config: ResNetConfig):

@@ -16,6 +16,7 @@ import numpy as np
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import attention, axis_attention
 from keras_vit.models.config import ConvStem, ShiftedPatches, ViTConfig, config_to_dict
+from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import (
     CHANNELS_LAST,
     ClassToken,
@@ -46,7 +47,7 @@ def vision_transformer(
         x = PoolTokens("gap", config.num_prefix_tokens, name="pool")(x)  # (B, D)
     x = tokens = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
     if config.classifier == "none":
-        return keras.Model(images, x, name=name)
+        return ImageModel(images, x, name=name)
 
     if config.classifier == "map":
         x = attention_pooling(x, config, "MAPHead_0")  # (B, 1, D)
@@ -56,14 +57,26 @@ def vision_transformer(
         kind = "token" if config.classifier == "map" else config.classifier
         x = PoolTokens(kind, config.num_prefix_tokens, name="pool")(x)  # (B, D), token+gap: (B, 2 D)
     if config.representation_size is not None:
-        x = TokenDense(
-            config.representation_size, activation="tanh", kernel_initializer="lecun_normal", name="pre_logits"
-        )(x)
+        x = representation(x, config, config.representation_size)
+    if config.normalized:
+        x = keras.layers.UnitNormalization(name="normalized")(x)
     x = head(x, config, num_classes, "head")  # (B, classes)
     if config.distillation == "head":
         second = head(PoolTokens("second", name="pool_distillation")(tokens), config, num_classes, "head_distillation")
         x = keras.layers.Average(name="mean_of_heads")([x, second])
-    return keras.Model(images, x, name=name)
+    return ImageModel(images, x, name=name)
+
+
+def representation(features, config: ViTConfig, width: int):
+    """The layer before the head: (..., D) -> (..., width)."""
+    is_tanh = config.representation == "tanh"
+    return TokenDense(
+        width,
+        activation="tanh" if is_tanh else None,
+        kernel_initializer="lecun_normal",
+        use_bias=is_tanh,
+        name="pre_logits",
+    )(features)
 
 
 def head(features, config: ViTConfig, num_classes: int | None, name: str):

@@ -531,12 +531,22 @@ def test_msn_of_newer_transformers_has_a_prefix_on_some_keys_only(tmp_path):
     assert keras_vit.config_of(keras_vit.from_checkpoint(tmp_path / "msn")) == config
 
 
-def test_a_mean_beside_a_class_token_is_refused_in_words(tmp_path):
+def test_a_mean_beside_a_class_token_is_read_and_written(tmp_path):
+    """As timm's global_pool="avg" for a model with a class token, such as a fine-tuned MAE."""
     arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit.safetensors")
     after = {key.replace("norm.", "fc_norm.") if key.startswith("norm.") else key: a for key, a in arrays.items()}
     safetensors.numpy.save_file(after, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match="averages the patches beside a class token"):
-        keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
+    model = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, *model.input_shape[1:])).astype(np.float32)
+    inside = keras_vit.intermediates(model, ["block_2", "logits"])(images)
+    mean = np.mean(np.asarray(inside["block_2"])[:, 1:], axis=1)
+    norm = (mean - mean.mean(-1, keepdims=True)) / np.sqrt(mean.var(-1, keepdims=True) + 1e-6)
+    expected = (norm * after["fc_norm.weight"] + after["fc_norm.bias"]) @ after["head.weight"].T + after["head.bias"]
+    np.testing.assert_allclose(inside["logits"], expected, atol=2e-5, rtol=1e-4)
+    keras_vit.save_checkpoint(model, tmp_path / "y.safetensors", layout="timm")
+    written = safetensors.numpy.load_file(tmp_path / "y.safetensors")
+    assert written.keys() == after.keys()
+    assert all(np.array_equal(written[key], after[key]) for key in after)
 
 
 def test_a_bottleneck_bit_without_config_is_refused_for_its_padding(tmp_path):

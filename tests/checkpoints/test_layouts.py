@@ -533,7 +533,7 @@ def test_an_unsupported_operator_in_config_json_is_refused(name, change, sentenc
     ("config", "sentence"),
     [
         ({"global_pool": "max"}, "global_pool='max'; supported are token, avg and map"),
-        ({"global_pool": "avg"}, "averages the patches beside a class token"),
+        ({"global_pool": "avg"}, "global_pool='avg' and thus fc_norm=True, but the arrays are of a model with False"),
         ({"model_args": {"no_embed_class": True}}, "no_embed_class"),
     ],
 )

@@ -25,19 +25,24 @@ from keras_vit.run_directory import Samples
 from tests.support import randomize, serving
 from training import evaluate as evaluate_command
 from training.devices.strategies import StrategyOptions
-from training.evaluation import evaluate as evaluation
-from training.evaluation.classifiers import Classifier, InputOptions
+from training.evaluation import report as report_module
+from training.evaluation.evaluate import evaluate
+from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
+from training.evaluation.predictors import Predictor, open_predictor
+from training.input import sources
 from training.input.dataset import Split
 from training.input.sources import DataOptions, Source, array_split, digits
 from training.loop.run import Run
+from training.options.common import InputOptions
+from training.options.evaluate import EvaluateOptions
 
 NAMES = ("ant", "bee", "cat")
 
 
 def test_the_numbers_are_those_counted_by_hand():
     logits = np.log([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [0.5, 0.4, 0.1]])
-    metrics = evaluation.measure(logits, np.array([0, 0, 1, 2, 1]), NAMES)
+    metrics = measure(logits, np.array([0, 0, 1, 2, 1]), NAMES)
     assert (metrics["num_examples"], metrics["num_correct"], metrics["accuracy"]) == (5, 4, 0.8)
     assert metrics["log_loss"] == pytest.approx(-np.log([0.7, 0.6, 0.8, 0.6, 0.4]).mean())
     assert metrics["confusion"] == [[2, 0, 0], [1, 1, 0], [0, 0, 1]]
@@ -48,14 +53,14 @@ def test_the_numbers_are_those_counted_by_hand():
 
 
 def test_a_class_without_images_does_not_break_the_report():
-    metrics = evaluation.measure(np.eye(3)[[0, 1]], np.array([0, 1]), NAMES)
+    metrics = measure(np.eye(3)[[0, 1]], np.array([0, 1]), NAMES)
     assert metrics["classes"]["cat"]["num_examples"] == 0
     assert metrics["accuracy"] == 1.0
 
 
 def test_top_five_counts_the_five_highest():
     logits = np.tile(np.arange(7.0), (7, 1))
-    metrics = evaluation.measure(logits, np.arange(7), tuple("abcdefg"))
+    metrics = measure(logits, np.arange(7), tuple("abcdefg"))
     assert metrics["top5_accuracy"] == pytest.approx(5 / 7)
 
 
@@ -73,12 +78,19 @@ def _run(tmp_path) -> Run:
 @pytest.fixture(name="no_data")
 def _no_data(monkeypatch):
     """Data must not even be opened, which may take as long as the evaluation."""
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: pytest.fail("the data were opened"))
+    monkeypatch.setattr(sources, "open_source", lambda arguments, **_: pytest.fail("the data were opened"))
+
+
+def evaluated(run: str | pathlib.Path, source: Source | None = None, **options) -> dict:
+    """The metrics of a model on the digits, or on other data under their name."""
+    chosen = EvaluateOptions(str(run), DataOptions("digits"), **options)
+    predictor = open_predictor(chosen.open_run(), chosen.input, chosen.devices)
+    return evaluate(predictor, source or digits(), chosen)
 
 
 @pytest.mark.parametrize("batch_size", [pytest.param(1000, marks=pytest.mark.slow), 7])
 def test_every_image_counts_once_with_any_batch_size(run, batch_size):
-    metrics = evaluation.evaluate(str(run.path), DataOptions("digits"), batch_size=batch_size)
+    metrics = evaluated(run.path, batch_size=batch_size)
     assert metrics["num_examples"] == 360
     split = digits().evaluation
     images = np.stack([split.example(index)[0] for index in range(360)])
@@ -90,7 +102,7 @@ def test_every_image_counts_once_with_any_batch_size(run, batch_size):
 
 def test_the_report_is_written_in_all_forms(run, tmp_path):
     output = tmp_path / "report"
-    evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(output))
+    evaluated(run.path, output=str(output))
     pictures = {"confusion.png", "reliability.png", "mistakes.png"}
     assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", *pictures}
     assert all(f"]({name})" in (output / "evaluation.md").read_text() for name in pictures)
@@ -107,7 +119,7 @@ def test_the_report_is_written_in_all_forms(run, tmp_path):
 def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(run.path, copy)
-    metrics = evaluation.evaluate(str(copy), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
+    metrics = evaluated(copy, output=str(tmp_path / "out"), calibrate=True)
     stored = json.loads((copy / "temperature.json").read_text())
     assert stored == metrics["calibration"]
     assert stored["after"]["log_loss"] < stored["before"]["log_loss"] == metrics["log_loss"]
@@ -117,24 +129,23 @@ def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
     assert sentence.startswith(f"{no_better if stored['temperature'] > 19.9 else ''}Temperature ")
     assert sentence in (tmp_path / "out" / "evaluation.md").read_text()
     with pytest.raises(UserError, match="--value-range does not apply to --calibrate, which is for the run as it is"):
-        options = {"calibrate": True, "overrides": InputOptions(value_range=(0.0, 1.0))}
-        evaluation.evaluate(str(copy), DataOptions("digits"), output=str(tmp_path / "out"), **options)
+        options = {"calibrate": True, "input": InputOptions(value_range=(0.0, 1.0))}
+        evaluated(copy, output=str(tmp_path / "out"), **options)
     with pytest.raises(UserError, match="--calibrate stores the temperature in a run directory"):
-        evaluation.evaluate(str(copy / "model.keras"), DataOptions("digits"), output=str(tmp_path), calibrate=True)
+        shutil.copy(copy / "model.keras", tmp_path / "alone.keras")
+        evaluated(tmp_path / "alone.keras", output=str(tmp_path), calibrate=True)
 
 
-def test_a_run_without_mistakes_gets_its_report_before_it_is_said_that_nothing_can_be_calibrated(
-    run, tmp_path, monkeypatch, capsys
-):
+def test_a_run_without_mistakes_gets_its_report_before_it_is_said_that_nothing_can_be_calibrated(run, tmp_path, capsys):
     split = digits().evaluation
 
     def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         return np.eye(10)[split.labels], split.labels
 
-    classifier = Classifier("model", 10, tuple("0123456789"), predict)
-    monkeypatch.setattr(evaluation, "open_classifier", lambda *_: classifier)
+    options = EvaluateOptions(str(run.path), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
+    predictor = Predictor(options.open_run(), "model", 10, tuple("0123456789"), predict)
     with pytest.raises(UserError, match="Calibration needs images that the model gets wrong, but all 360 are right"):
-        evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
+        evaluate(predictor, digits(), options)
     report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (report["num_correct"], "calibration" in report) == (split.num_examples, False)
     assert "Accuracy 1.0000: 360 of 360 images" in capsys.readouterr().out
@@ -181,12 +192,14 @@ def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkey
 
     output = tmp_path / "report"
     arguments = {"output": str(output), "save_predictions": True}
-    monkeypatch.setattr(evaluation, "draw_reliability", lambda *_: None)
-    monkeypatch.setattr(evaluation, "draw_mistakes", fail)
-    monkeypatch.setattr(evaluation, "draw_confusion", lambda matrix, names, path: path.write_bytes(b"of an older run"))
-    evaluation.evaluate(str(run.path), DataOptions("digits"), **arguments)
-    monkeypatch.setattr(evaluation, "draw_confusion", fail)
-    metrics = evaluation.evaluate(str(run.path), DataOptions("digits"), **arguments)
+    monkeypatch.setattr(report_module, "draw_reliability", lambda *_: None)
+    monkeypatch.setattr(report_module, "draw_mistakes", fail)
+    monkeypatch.setattr(
+        report_module, "draw_confusion", lambda matrix, names, path: path.write_bytes(b"of an older run")
+    )
+    evaluated(run.path, **arguments)
+    monkeypatch.setattr(report_module, "draw_confusion", fail)
+    metrics = evaluated(run.path, **arguments)
     assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", "predictions.npz"}
     assert json.loads((output / "evaluation.json").read_text())["accuracy"] == metrics["accuracy"]
     text = (output / "evaluation.md").read_text()
@@ -208,20 +221,19 @@ def test_a_run_keeps_its_own_crop_and_the_sentence_names_the_options():
             options.preprocessing(stretched)
 
 
-def test_data_of_other_classes_are_refused(run, monkeypatch):
+def test_data_of_other_classes_are_refused(run):
     source = dataclasses.replace(digits(), labels=("zero", *"123456789"))
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: source)
     with pytest.raises(
         UserError, match="has 10 classes and the data have 10: only the run has 0 and only the data have zero"
     ):
-        evaluation.evaluate(str(run.path), DataOptions("digits"))
+        evaluated(run.path, source)
 
 
 def test_a_published_folder_with_a_pickle_is_no_unfinished_run(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(UserError, match="safetensors"):
-        evaluation.evaluate(str(tmp_path), DataOptions("digits"), output=str(tmp_path / "report"))
+        evaluated(tmp_path, output=str(tmp_path / "report"))
 
 
 def test_a_folder_of_tflite_files_is_no_run(tmp_path):
@@ -233,34 +245,34 @@ def test_a_folder_of_tflite_files_is_no_run(tmp_path):
 
 def test_an_unfinished_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="There is no file or folder"):
-        evaluation.evaluate(str(tmp_path / "none"), DataOptions("digits"))
+        evaluated(tmp_path / "none")
     with pytest.raises(UserError, match="is not a finished run: it has no model.keras"):
-        evaluation.evaluate(str(tmp_path), DataOptions("digits"))
+        evaluated(tmp_path)
 
 
 def test_a_broken_model_file_is_refused(run):
     run.model_file.write_bytes(run.model_file.read_bytes()[:1000])
     with pytest.raises(UserError, match="model.keras is not a complete .keras file"):
-        evaluation.evaluate(str(run.path), DataOptions("digits"))
+        evaluated(run.path)
 
 
 @pytest.mark.parametrize("output", ["file", "file/report"])
 def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_path, no_data):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file is a file; --output takes a directory"):
-        evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(tmp_path / output))
+        evaluate_command.main(["--run", str(run.path), "--data", "digits", "--output", str(tmp_path / output)])
 
 
 def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
     Run(tmp_path / "other").start({"command": "other"}, NAMES)
     with pytest.raises(UserError, match="other is the directory of another run, not of .*run; give --output"):
-        evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(tmp_path / "other"))
+        evaluate_command.main(["--run", str(run.path), "--data", "digits", "--output", str(tmp_path / "other")])
 
 
 @pytest.mark.slow
 def test_the_report_may_go_to_the_run_itself_and_replace_an_older_one(run):
     (run.path / "evaluation.md").write_text("old")
-    evaluation.evaluate(str(run.path), DataOptions("digits"), output=str(run.path / ".." / "run"))
+    evaluated(run.path, output=str(run.path / ".." / "run"))
     assert "| accuracy " in (run.path / "evaluation.md").read_text()
 
 
@@ -268,17 +280,17 @@ def test_the_numbers_are_whole_or_not_there(run, tmp_path, monkeypatch):
     def full(path, arrays):
         raise OSError("disk full")
 
-    monkeypatch.setattr(evaluation, "write_npz", full)
+    monkeypatch.setattr(report_module, "write_npz", full)
     output = str(tmp_path / "a" / "b")
     with pytest.raises(OSError, match="disk full"):
-        evaluation.evaluate(str(run.path), DataOptions("digits"), output=output, save_predictions=True)
+        evaluated(run.path, output=output, save_predictions=True)
     assert list(tmp_path.iterdir()) == [run.path]
 
 
 def test_a_model_of_another_number_of_classes_is_refused(run, no_data):
     (run.path / "labels.txt").write_text("ant\nbee\ncat\n")
     with pytest.raises(UserError, match=r"output has shape \(None, 10\), but there are 3 labels"):
-        evaluation.evaluate(str(run.path), DataOptions("digits"))
+        evaluate_command.main(["--run", str(run.path), "--data", "digits"])
 
 
 # The numbers
@@ -294,7 +306,7 @@ def _made_up(count: int = 900, classes: int = 7) -> tuple[np.ndarray, np.ndarray
 
 def test_every_measure_is_scikit_learns():
     logits, labels, names = _made_up()
-    found, said = evaluation.measure(logits, labels, names), logits.argmax(-1)
+    found, said = measure(logits, labels, names), logits.argmax(-1)
     exponentials = np.exp(logits.astype(np.float64))
     probabilities = exponentials / exponentials.sum(-1, keepdims=True)
     of_class = {"labels": range(7), "average": None, "zero_division": 0.0}
@@ -316,24 +328,24 @@ def test_every_measure_is_scikit_learns():
 
 def test_intervals_hold_the_measures_and_are_those_of_the_binomial():
     logits, labels, names = _made_up()
-    found, intervals = (function(logits, labels, names) for function in (evaluation.measure, evaluation.intervals))
+    found, ranges = (function(logits, labels, names) for function in (measure, intervals))
     for name in ("accuracy", "top5_accuracy", "log_loss", "macro_f1", "macro_recall"):
-        assert intervals[name][0] < found[name] < intervals[name][1]
+        assert ranges[name][0] < found[name] < ranges[name][1]
     for name in names[:-1]:
-        assert intervals["classes"][name]["f1"][0] < found["classes"][name]["f1"] < intervals["classes"][name]["f1"][1]
-    assert intervals["classes"]["g"]["recall"] == [0.0, 0.0]
+        assert ranges["classes"][name]["f1"][0] < found["classes"][name]["f1"] < ranges["classes"][name]["f1"][1]
+    assert ranges["classes"]["g"]["recall"] == [0.0, 0.0]
     width = 2 * 1.96 * np.sqrt(found["accuracy"] * (1.0 - found["accuracy"]) / len(labels))
-    assert intervals["accuracy"][1] - intervals["accuracy"][0] == pytest.approx(width, rel=0.1)
+    assert ranges["accuracy"][1] - ranges["accuracy"][0] == pytest.approx(width, rel=0.1)
 
 
 def test_every_accepted_label_counts_and_images_without_one_do_not():
     logits, labels = np.eye(3)[[0, 1, 2, 0, 1]], np.array([0, 0, 2, 0, 1])
-    found = evaluation.measure_real(logits, labels, [[0], [0, 1], [], [2], [1]])
+    found = measure_real(logits, labels, [[0], [0, 1], [], [2], [1]])
     assert found == {"num_examples": 4, "num_left_out": 1, "num_correct": 3, "accuracy": 0.75}
     with pytest.raises(UserError, match="has no label for any image"):
-        evaluation.measure_real(logits, labels, [[]] * 5)
+        measure_real(logits, labels, [[]] * 5)
     with pytest.raises(UserError, match="Only 20% of the images have their own label.*in another order"):
-        evaluation.measure_real(logits, labels, [[1], [2], [0], [1], [1]])
+        measure_real(logits, labels, [[1], [2], [0], [1], [1]])
 
 
 @pytest.mark.parametrize(
@@ -349,16 +361,16 @@ def test_every_accepted_label_counts_and_images_without_one_do_not():
 def test_a_file_that_does_not_tell_accepted_labels_is_refused(text, complaint, tmp_path):
     (tmp_path / "real.json").write_text(text)
     with pytest.raises(UserError, match=complaint):
-        evaluation.read_real_labels(str(tmp_path / "real.json"), Split(3, lambda index: None), 3)
+        read_real_labels(str(tmp_path / "real.json"), Split(3, lambda index: None), 3)
     with pytest.raises(UserError, match="There is no file"):
-        evaluation.read_real_labels(str(tmp_path / "none.json"), Split(3, lambda index: None), 3)
+        read_real_labels(str(tmp_path / "none.json"), Split(3, lambda index: None), 3)
 
 
 def test_accepted_labels_follow_the_numbers_of_imagenets_files(tmp_path):
     (tmp_path / "real.json").write_text("[[0], [1, 2], [], [2]]")
     files = ("b/ILSVRC2012_val_00000004.JPEG", "a/ILSVRC2012_val_00000002.JPEG")
     split = Split(2, lambda index: None, files.__getitem__)
-    assert evaluation.read_real_labels(str(tmp_path / "real.json"), split, 3) == [[2], [1, 2]]
+    assert read_real_labels(str(tmp_path / "real.json"), split, 3) == [[2], [1, 2]]
 
 
 # The models
@@ -384,26 +396,23 @@ def _made(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(name="few_digits")
 def _few_digits(monkeypatch) -> Source:
-    """The first 33 evaluation images of the digits in the place of all."""
+    """The first 33 evaluation images of the digits; reports without pictures, which another test looks at."""
     source = digits()
     few = dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: few)
-    for picture in ("draw_confusion", "draw_reliability", "draw_mistakes"):  # which another test looks at
-        monkeypatch.setattr(evaluation, picture, lambda *_: None)
+    for picture in ("draw_confusion", "draw_reliability", "draw_mistakes"):
+        monkeypatch.setattr(report_module, picture, lambda *_: None)
     return few
 
 
-def _evaluated(model: pathlib.Path, output: pathlib.Path, **options) -> tuple[dict, dict]:
+def _evaluated(model: pathlib.Path, source: Source, output: pathlib.Path, **options) -> tuple[dict, dict]:
     """Measures and predictions of a model."""
-    metrics = evaluation.evaluate(
-        str(model), DataOptions("digits"), batch_size=10, output=str(output), save_predictions=True, **options
-    )
+    metrics = evaluated(model, source, batch_size=10, output=str(output), save_predictions=True, **options)
     return metrics, read_npz(output / "predictions.npz")
 
 
 @pytest.mark.slow
 def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
-    expected, predictions = _evaluated(made / "run", tmp_path / "run")
+    expected, predictions = _evaluated(made / "run", few_digits, tmp_path / "run")
     assert predictions["logits"].shape == (33, 10)
     forms = {
         "run/model.keras": "Keras model",
@@ -415,7 +424,7 @@ def test_every_form_of_a_model_has_the_same_numbers(made, few_digits, tmp_path):
         # Arrays alone say neither the heads nor how images are resized.
         unsaid = InputOptions(num_heads=3, resize="resize-small", crop_from=10)
         overrides = unsaid if name == "weights.npz" else InputOptions()
-        found, others = _evaluated(made / name, tmp_path / "other", overrides=overrides)
+        found, others = _evaluated(made / name, few_digits, tmp_path / "other", input=overrides)
         report = json.loads((tmp_path / "other" / "evaluation.json").read_text())
         assert (report["kind"], found["num_correct"]) == (kind, expected["num_correct"])
         assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
@@ -434,15 +443,15 @@ def test_a_saved_model_that_takes_tensors_is_evaluated(made, few_digits, tmp_pat
         return {"logits": tf.ensure_shape(served(image=image)["logits"], (None, 10))}
 
     tf.saved_model.save(loaded, tmp_path / "numbers", signatures=of_numbers)
-    expected, _ = _evaluated(made / "run", tmp_path / "run")
+    expected, _ = _evaluated(made / "run", few_digits, tmp_path / "run")
     background = "does not say what transparent images are put on; here it is white"
     assert background not in capsys.readouterr().out
     resized = InputOptions(resize="resize-small", crop_from=10)
-    found, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", overrides=resized)
+    found, _ = _evaluated(tmp_path / "numbers", few_digits, tmp_path / "report", input=resized)
     assert background in capsys.readouterr().out
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
     in_range = dataclasses.replace(resized, value_range=(0.0, 1.0))
-    other, _ = _evaluated(tmp_path / "numbers", tmp_path / "report", overrides=in_range)
+    other, _ = _evaluated(tmp_path / "numbers", few_digits, tmp_path / "report", input=in_range)
     assert other["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
     given = json.loads((tmp_path / "report" / "evaluation.json").read_text())
     assert (given["resize"], given["crop_from"], given["value_range"]) == ("resize-small", 10, [0.0, 1.0])
@@ -452,22 +461,22 @@ def test_a_saved_model_that_takes_tensors_is_evaluated(made, few_digits, tmp_pat
 
 @pytest.mark.slow
 def test_a_tflite_file_says_how_its_images_are_resized(made, few_digits, tmp_path, capsys):
-    expected, _ = _evaluated(made / "run", tmp_path / "run")
+    expected, _ = _evaluated(made / "run", few_digits, tmp_path / "run")
     file = made / "phone" / "model-float32.tflite"
-    found, _ = _evaluated(file, tmp_path / "report")
+    found, _ = _evaluated(file, few_digits, tmp_path / "report")
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
     assert "does not say how images are resized" not in capsys.readouterr().out
     content = file.read_bytes()
     said = re.search(rb"; preprocessing: \{[^}]*\}", content)[0]
     earlier = b"; resize: resize-small, crop_from: 10".rjust(len(said))  # as earlier versions wrote it
     (tmp_path / "earlier.tflite").write_bytes(content.replace(said, earlier))
-    same, _ = _evaluated(tmp_path / "earlier.tflite", tmp_path / "report")
+    same, _ = _evaluated(tmp_path / "earlier.tflite", few_digits, tmp_path / "report")
     assert same["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
     (tmp_path / "other.tflite").write_bytes(content.replace(said, b";".rjust(len(said))))
-    stretched, _ = _evaluated(tmp_path / "other.tflite", tmp_path / "report")
+    stretched, _ = _evaluated(tmp_path / "other.tflite", few_digits, tmp_path / "report")
     assert stretched["log_loss"] != pytest.approx(expected["log_loss"], abs=1e-3)
     resized = InputOptions(resize="resize-small", crop_from=10)
-    again, _ = _evaluated(tmp_path / "other.tflite", tmp_path / "report", overrides=resized)
+    again, _ = _evaluated(tmp_path / "other.tflite", few_digits, tmp_path / "report", input=resized)
     assert again["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
     assert "does not say how images are resized; here they are stretched" in capsys.readouterr().out
 
@@ -485,8 +494,8 @@ def test_a_tflite_file_says_what_its_images_are_padded_with(uint8_input, few_dig
     [(file, _)] = tflite_export.export_tflite(
         model, tuple("0123456789"), samples, tmp_path / "phone", ("float32",), uint8_input=uint8_input
     ).values()
-    expected, _ = _evaluated(tmp_path / "model.keras", tmp_path / "report")
-    found, _ = _evaluated(file, tmp_path / "report")
+    expected, _ = _evaluated(tmp_path / "model.keras", few_digits, tmp_path / "report")
+    found, _ = _evaluated(file, few_digits, tmp_path / "report")
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
 
 
@@ -498,18 +507,19 @@ def test_options_that_contradict_what_a_model_says_of_its_images_are_refused(nam
         (InputOptions(value_range=(0.0, 255.0)), r"\(-1.0, 1.0\), but \(0.0, 255.0\) was given; leave --value-range"),
     ):
         with pytest.raises(UserError, match=f"{name} says itself that .*{words}"):
-            _evaluated(made / name, tmp_path / "report", overrides=options)
+            _evaluated(made / name, few_digits, tmp_path / "report", input=options)
     same = InputOptions(resize="resize-small", crop_from=10, value_range=(-1.0, 1.0))
-    found, _ = _evaluated(made / name, tmp_path / "report", overrides=same)
+    found, _ = _evaluated(made / name, few_digits, tmp_path / "report", input=same)
     assert found["num_examples"] == 33
 
 
 def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "open_source", lambda arguments, **_: few_digits)
     monkeypatch.chdir(tmp_path)
     options = ["--data", "digits", "--output", "report"]
     heads = ["--num-heads", "3", "--resize", "resize-small", "--crop-from", "10"]
-    expected, _ = _evaluated(made / "run", tmp_path / "run")
+    expected, _ = _evaluated(made / "run", few_digits, tmp_path / "run")
     with serving(made) as address:
         for name, of_file in (("weights.npz", heads), ("run/model.keras", [])):
             evaluate_command.main(["--run", f"{address}/{name}", *options, *of_file])
@@ -522,44 +532,41 @@ def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits
 
 
 def test_an_exported_file_on_a_part_of_a_folder_says_that_its_training_images_are_not_known(
-    made, few_digits, tmp_path, capsys, monkeypatch
+    made, few_digits, tmp_path, capsys
 ):
     part = dataclasses.replace(few_digits, held_out=True)
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: part)
     sentence = "Whether some of these images were among the training images of"
-    _evaluated(made / "phone" / "model-float32.tflite", tmp_path / "report")
+    _evaluated(made / "phone" / "model-float32.tflite", part, tmp_path / "report")
     assert sentence in capsys.readouterr().out
-    _evaluated(made / "run", tmp_path / "report")
+    _evaluated(made / "run", part, tmp_path / "report")
     assert sentence not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("trained", "held_out"), [("folder:pictures", False), ("tfrecord:shards/*", True)])
 def test_a_run_of_a_folder_on_records_and_one_of_records_on_a_folder_may_know_the_images(
-    trained, held_out, run, few_digits, tmp_path, capsys, monkeypatch
+    trained, held_out, run, few_digits, tmp_path, capsys
 ):
     sentence = f"Whether some of these images were among the training images of {run.path} is not known"
     data = dataclasses.replace(few_digits, held_out=held_out)
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: data)
-    _evaluated(run.path, tmp_path / "report")
+    _evaluated(run.path, data, tmp_path / "report")
     assert sentence not in capsys.readouterr().out  # a run that does not say what it was trained on
     config = json.loads(run.config_file.read_text())
     config["settings"]["source"] = {"data": trained}
     run.config_file.write_text(json.dumps(config))
     if not held_out:
         run_directory.save_training_images(run.path, np.arange(3, dtype=np.uint64))
-    _evaluated(run.path, tmp_path / "report")
+    _evaluated(run.path, data, tmp_path / "report")
     assert sentence in capsys.readouterr().out
 
 
-def test_the_class_names_in_a_tflite_file_are_those_of_its_model(made, few_digits, tmp_path, monkeypatch):
+def test_the_class_names_in_a_tflite_file_are_those_of_its_model(made, few_digits, tmp_path):
     alone = tmp_path / "model.tflite"
     shutil.copy(made / "phone" / "model-float32.tflite", alone)
     (tmp_path / "labels.txt").write_text("a file of something else\n")
-    _evaluated(alone, tmp_path / "report")
+    _evaluated(alone, few_digits, tmp_path / "report")
     renamed = dataclasses.replace(few_digits, labels=("zero", *few_digits.labels[1:]))
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: renamed)
     with pytest.raises(UserError, match="only the run has 0 and only the data have zero"):
-        _evaluated(alone, tmp_path / "report")
+        _evaluated(alone, renamed, tmp_path / "report")
 
 
 def test_a_tflite_file_of_a_calibrated_run_says_that_its_logits_are_not_divided(run, few_digits, tmp_path, capsys):
@@ -568,17 +575,17 @@ def test_a_tflite_file_of_a_calibrated_run_says_that_its_logits_are_not_divided(
     samples = Samples(tuple(tf.io.encode_png(image).numpy() for image in images), np.zeros(2))
     samples.save(run.path / "samples.npz")
     tflite_command.main(["--run", str(run.path), "--output", str(tmp_path / "phone"), "--formats", "float32"])
-    found, _ = _evaluated(tmp_path / "phone" / "model-float32.tflite", tmp_path / "report")
+    found, _ = _evaluated(tmp_path / "phone" / "model-float32.tflite", few_digits, tmp_path / "report")
     assert "the logits of a calibrated run as they are; an app divides them by 0.5," in capsys.readouterr().out
-    expected, _ = _evaluated(run.path, tmp_path / "other")
+    expected, _ = _evaluated(run.path, few_digits, tmp_path / "other")
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
 
 
 def test_predictions_of_an_earlier_report_do_not_stay_beside_a_later_one(run, tmp_path):
     output = str(tmp_path / "report")
-    evaluation.evaluate(str(run.path), DataOptions("digits"), output=output, save_predictions=True)
+    evaluated(run.path, output=output, save_predictions=True)
     assert (tmp_path / "report" / "predictions.npz").exists()
-    evaluation.evaluate(str(run.path), DataOptions("digits"), output=output)
+    evaluated(run.path, output=output)
     assert not (tmp_path / "report" / "predictions.npz").exists()
 
 
@@ -587,27 +594,27 @@ def test_overrides_that_an_exported_model_does_not_support_are_refused(made, few
     for model, options, complaint in (
         (
             served,
-            {"overrides": InputOptions(value_range=(0.0, 1.0))},
+            {"input": InputOptions(value_range=(0.0, 1.0))},
             "--value-range does not apply to a SavedModel that",
         ),
-        (phone, {"overrides": InputOptions(image_size=(16, 16))}, "--image-size does not apply to an exported model"),
+        (phone, {"input": InputOptions(image_size=(16, 16))}, "--image-size does not apply to an exported model"),
         (phone, {"devices": StrategyOptions("mirrored")}, "leave --strategy and --replicas out"),
-        (made / "run", {"overrides": InputOptions(num_heads=3)}, "leave --num-heads out"),
+        (made / "run", {"input": InputOptions(num_heads=3)}, "leave --num-heads out"),
         (made / "run", {"devices": StrategyOptions("multi-worker")}, "runs on one machine; give --strategy single"),
     ):
         with pytest.raises(UserError, match=complaint):
-            _evaluated(model, tmp_path / "report", **options)
+            _evaluated(model, few_digits, tmp_path / "report", **options)
     with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
-        evaluation.evaluate(str(phone), DataOptions("digits"))
+        evaluated(phone)
 
 
 def test_a_damaged_export_is_refused(made, few_digits, tmp_path):
     (tmp_path / "saved_model.pb").write_bytes(b"no model")
     with pytest.raises(UserError, match="cannot be loaded as a SavedModel"):
-        _evaluated(tmp_path, tmp_path / "report")
+        _evaluated(tmp_path, few_digits, tmp_path / "report")
     (tmp_path / "broken.tflite").write_bytes((made / "phone" / "model-float32.tflite").read_bytes()[:500])
     with pytest.raises(UserError, match="cannot be loaded as a TFLite model"):
-        _evaluated(tmp_path / "broken.tflite", tmp_path / "report")
+        _evaluated(tmp_path / "broken.tflite", few_digits, tmp_path / "report")
 
 
 def test_a_model_without_a_head_is_refused(few_digits, tmp_path):
@@ -615,7 +622,7 @@ def test_a_model_without_a_head_is_refused(few_digits, tmp_path):
     model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
     model.save(tmp_path / "features.keras")
     with pytest.raises(UserError, match="has no head: it ends with features of shape"):
-        _evaluated(tmp_path / "features.keras", tmp_path / "report")
+        _evaluated(tmp_path / "features.keras", few_digits, tmp_path / "report")
 
 
 def test_logits_that_are_no_numbers_are_refused(run):
@@ -623,13 +630,13 @@ def test_logits_that_are_no_numbers_are_refused(run):
     model.layers[-1].bias.assign(np.full(10, np.nan))
     run.save_model(model)
     with pytest.raises(UserError, match="outputs are not finite for 360 of 360 images"):
-        evaluation.evaluate(str(run.path), DataOptions("digits"))
+        evaluated(run.path)
 
 
 def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
     labels = [int(few_digits.evaluation.example(index)[1]) for index in range(33)]
     (tmp_path / "real.json").write_text(json.dumps([[], *([label, (label + 1) % 10] for label in labels[1:])]))
-    found, predictions = _evaluated(made / "run", tmp_path / "out", real_labels=str(tmp_path / "real.json"))
+    found, predictions = _evaluated(made / "run", few_digits, tmp_path / "out", real_labels=str(tmp_path / "real.json"))
     said = predictions["logits"].argmax(-1)[1:]
     right = int(np.sum((said == labels[1:]) | (said == (np.array(labels[1:]) + 1) % 10)))
     assert found["real_labels"] == {
@@ -642,41 +649,41 @@ def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
 def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
     """Also where an older one had."""
     for picture in ("draw_confusion", "draw_reliability"):
-        monkeypatch.setattr(evaluation, picture, lambda *_: None)
-    source, (_, predictions) = digits(), _evaluated(made / "run", tmp_path / "out")
+        monkeypatch.setattr(report_module, picture, lambda *_: None)
+    source = digits()
+    _, predictions = _evaluated(made / "run", source, tmp_path / "out")
     said = predictions["logits"].argmax(-1)
     images = np.stack([source.evaluation.example(index)[0] for index in range(360)])
     right = dataclasses.replace(source, evaluation=array_split(images, said, source.labels))
-    monkeypatch.setattr(evaluation, "open_source", lambda arguments, **_: right)
     assert (tmp_path / "out" / "mistakes.png").is_file()
-    assert _evaluated(made / "run", tmp_path / "out")[0]["worst_mistakes"] == []
+    assert _evaluated(made / "run", right, tmp_path / "out")[0]["worst_mistakes"] == []
     assert not (tmp_path / "out" / "mistakes.png").exists()
     assert "No mistakes." in (tmp_path / "out" / "evaluation.md").read_text()
 
 
 _IN_REPLICAS = """
 import sys, numpy as np
-from training.evaluation import evaluate as evaluation
-from training.input.sources import DataOptions, Source, array_split
 from training.devices.strategies import StrategyOptions
+from training.evaluation import report
+from training.evaluation.evaluate import evaluate
+from training.evaluation.predictors import Predictor, open_predictor
+from training.input.sources import DataOptions, Source, array_split
+from training.options.evaluate import EvaluateOptions
 
-def source(arguments, **_):
-    rng = np.random.default_rng(1)
-    images, labels = rng.integers(0, 256, (2003, 8, 8, 1), np.uint8), rng.integers(0, 10, 2003)
-    split = array_split(images, labels, tuple("0123456789"))
-    return Source(tuple("0123456789"), split, split)
-
-evaluation.open_source = source
-evaluation.draw_confusion = evaluation.draw_reliability = evaluation.draw_mistakes = lambda *_: None
+report.draw_confusion = report.draw_reliability = report.draw_mistakes = lambda *_: None
 run, output = sys.argv[1:]
 for name, batch_size, devices in (
     ("three", 300, StrategyOptions("mirrored", 3)),  # first, for devices are divided before they are used
     ("one", 2003, StrategyOptions("single")),
 ):
-    data = DataOptions("digits")
-    evaluation.evaluate(
-        run, data, batch_size=batch_size, output=f"{output}/{name}", save_predictions=True, devices=devices
+    options = EvaluateOptions(
+        run, DataOptions("digits"), batch_size, f"{output}/{name}", save_predictions=True, devices=devices
     )
+    predictor = open_predictor(options.open_run(), options.input, options.devices)
+    rng = np.random.default_rng(1)
+    images, labels = rng.integers(0, 256, (2003, 8, 8, 1), np.uint8), rng.integers(0, 10, 2003)
+    split = array_split(images, labels, tuple("0123456789"))
+    evaluate(predictor, Source(tuple("0123456789"), split, split), options)
 """
 
 

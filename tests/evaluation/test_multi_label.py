@@ -18,12 +18,13 @@ from export.saved_model import __main__ as saved_model
 from export.source import open_source
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, run_directory
+from keras_vit.runs import open_run
 from tests.input.test_csv_targets import csv_file
 from tests.support import randomize
-from training import evaluate, predict, pretrain
+from training import evaluate, predict, pretrain, soup
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
-from training.evaluation.soup import cook
-from training.input.sources import array_split
+from training.evaluation.report import Subject
+from training.input.sources import Source, array_split
 from training.loop.fit import compile_trainer
 from training.loop.objectives import Classification
 from training.loop.run import Run
@@ -82,7 +83,8 @@ def test_intervals_hold_the_measures_and_use_scikit_learns_average_precision(mon
 def test_images_without_any_class_leave_the_average_precision_unknown(tmp_path, capsys):
     split = array_split(np.zeros((3, 4, 4, 1), np.uint8), np.zeros(3, np.int64), ("a", "b"))
     logits = np.array([[1.0, -1.0], [-1.0, -2.0], [-3.0, -1.0]])
-    write_multi_label_report(tmp_path, "run on x", {}, split, logits, np.zeros((3, 2)), "ab", save_predictions=False)
+    subject = Subject("run on x", tmp_path, {}, save_predictions=False)
+    write_multi_label_report(subject, Source(("a", "b"), split, split), logits, np.zeros((3, 2)))
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found["mean_average_precision"] is found["intervals"]["mean_average_precision"] is None
     assert found["exact_match"] == pytest.approx(2 / 3)
@@ -237,8 +239,8 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
         config = json.loads((run / "config.json").read_text())
         config["settings"]["source"] = {"data": "csv:list.csv"}
         (run / "config.json").write_text(json.dumps(config))
-    soup = cook([str(place / "run"), str(tmp_path / "other")], str(tmp_path / "soup"))
-    assert run_directory.is_multi_label(soup.path)
+    soup.main([str(place / "run"), str(tmp_path / "other"), "--output", str(tmp_path / "soup")])
+    assert open_run(tmp_path / "soup").is_multi_label
     labels = place / "run" / "labels.txt"
     assert open_source(checkpoint=str(place / "run"), labels=str(labels)).origin.multi_label
 
@@ -278,7 +280,7 @@ def test_training_learns_each_class(place, trained, tmp_path):
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["val_binary_accuracy"] > 0.9
     assert "val_accuracy" not in last
-    assert run_directory.is_multi_label(trained / "model.keras")
+    assert open_run(trained / "model.keras").is_multi_label
     assert report_of(trained, place, tmp_path)["mean_average_precision"] > 0.95
 
 

@@ -10,11 +10,12 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError, run_directory
+from keras_vit.runs import open_run
 from tests.support import randomize
 from training import evaluate, soup
+from training.input.known_images import check_split
 from training.loop.run import Run
 from training.options.common import DataOptions
-from training.options.workdir import check_split
 
 CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 DIGITS = tuple("0123456789")
@@ -110,7 +111,7 @@ def test_a_soup_says_on_which_images_its_runs_were_trained(runs, tmp_path):
     assert config["images_fingerprint"] == 5
     assert config["settings"]["images"] == {"train": 9, "evaluation": 1}
     with pytest.raises(UserError, match="trained on another split of folder:.*give --split-seed 2"):
-        check_split(str(tmp_path / "soup"), DataOptions(f"folder:{tmp_path}/pictures"))
+        check_split(open_run(tmp_path / "soup"), DataOptions(f"folder:{tmp_path}/pictures"))
 
 
 def test_a_greedy_soup_is_not_chosen_on_images_that_its_runs_may_know(runs, tmp_path):

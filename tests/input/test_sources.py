@@ -18,12 +18,13 @@ import tensorflow as tf
 from keras_vit import UserError, run_directory
 from keras_vit.files.transfer import TransferError
 from keras_vit.images.formats import format_list
+from keras_vit.runs import Run
 from training.input import dataset as examples
 from training.input import sources
-from training.input.sources import DataOptions, Split, bad_examples_reported, open_source
+from training.input.known_images import check_held_out, check_split, warn_of_known_images, warn_of_training_images
+from training.input.sources import DataOptions, Source, Split, bad_examples_reported, open_source
 from training.options.checks import check_classes, check_data
 from training.options.csv_file import listed_files
-from training.options.workdir import check_images, check_split, warn_of_known_images, warn_of_training_images
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
@@ -739,6 +740,12 @@ def test_settings_of_a_run_hold_a_seed_only_where_one_is_set():
     assert DataOptions(**DataOptions("folder:x", split_seed=0).settings()).split_seed == 0
 
 
+def made_up(counts: tuple[int, int], number: int) -> Source:
+    """A data set with a part that a rule kept, of so many training and evaluation images."""
+    train = Split(counts[0], lambda index: None, fingerprint=number)
+    return Source(("ant", "bee"), train, Split(counts[1], lambda index: None), held_out=True)
+
+
 def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(folder, tmp_path):
     run, data = tmp_path / "run", DataOptions(f"folder:{folder}")
     run.mkdir()
@@ -747,16 +754,16 @@ def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(
     assert source.held_out
     stored = {"source": data.settings(), "images": dict(zip(("train", "evaluation"), counts, strict=True))}
     (run / "config.json").write_text(json.dumps({"settings": stored}))
-    check_images(str(run), data, *counts, source.fingerprint)
-    check_images(str(run), DataOptions("folder:others"), 1, 1, 0)
+    check_held_out(Run(str(run)), data, source)
+    check_held_out(Run(str(run)), DataOptions("folder:others"), made_up((1, 1), 0))
     words = f"had {sum(counts)} images, of which {counts[1]} were .* it has {sum(counts) + 1}"
     with pytest.raises(UserError, match=words):
-        check_images(str(run), data, counts[0] + 1, counts[1], source.fingerprint)
+        check_held_out(Run(str(run)), data, made_up((counts[0] + 1, counts[1]), 7))
     (run / "config.json").write_text(json.dumps({"settings": stored, "images_fingerprint": source.fingerprint}))
-    check_images(str(run), data, *counts, source.fingerprint)
+    check_held_out(Run(str(run)), data, source)
     for known in (run, run / "model.keras"):
         with pytest.raises(UserError, match="had other images, or the same under other names"):
-            check_images(str(known), data, *counts, source.fingerprint + 1)
+            check_held_out(Run(str(known)), data, made_up(counts, 8))
 
 
 def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps_others(tmp_path, capsys):
@@ -766,20 +773,21 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
         write_image(here / ("ant" if number < 21 else "bee") / f"{number:02}.png", number)
     shutil.copytree(here, there)
     source = open_source(DataOptions(f"folder:{here}"))
-    assert not warn_of_training_images(str(run), source.evaluation.digests, source.evaluation.name)
+    assert not warn_of_training_images(Run(str(run)), source)
     run_directory.save_training_images(run, source.train.digests)
     trained = names_of(source.train)
-    same = open_source(DataOptions(f"folder:{there}")).evaluation
+    same = open_source(DataOptions(f"folder:{there}"))
     capsys.readouterr()
     for known in (run, run / "model.keras"):
-        assert warn_of_training_images(str(known), same.digests, same.name)
+        assert warn_of_training_images(Run(str(known)), same)
     assert capsys.readouterr().out == ""
     (there / "ant" / "00.png").unlink()
-    others = open_source(DataOptions(f"folder:{there}")).evaluation
+    other_data = open_source(DataOptions(f"folder:{there}"))
+    others = other_data.evaluation
     seen = [name for name in names_of(others) if name in trained]
     assert seen
     capsys.readouterr()
-    assert warn_of_training_images(str(run), others.digests, others.name)
+    assert warn_of_training_images(Run(str(run)), other_data)
     printed = capsys.readouterr().out
     assert (
         f"Warning: {len(seen)} of the {others.num_examples} evaluation images are among the training images of {run},"
@@ -886,13 +894,13 @@ def test_another_split_of_the_folder_that_a_run_was_trained_on_is_refused(tmp_pa
         (DataOptions("folder:pictures"), DataOptions("folder:pictures"), "leave --split-seed out"),
     ):
         (run / "config.json").write_text(json.dumps({"settings": {"source": trained.settings()}}))
-        check_split(str(run), same)
-        check_split(str(run), DataOptions("folder:others", split_seed=4))
+        check_split(Run(str(run)), same)
+        check_split(Run(str(run)), DataOptions("folder:others", split_seed=4))
         another = None if same.split_seed else 4
         with pytest.raises(UserError, match=f"another split of folder:pictures, .*{words}"):
-            check_split(str(run), DataOptions(f"folder:{tmp_path}/pictures", split_seed=another))
+            check_split(Run(str(run)), DataOptions(f"folder:{tmp_path}/pictures", split_seed=another))
         with pytest.raises(UserError, match=words):
-            check_split(str(run / "model.keras"), DataOptions("folder:pictures", split_seed=another))
+            check_split(Run(str(run / "model.keras")), DataOptions("folder:pictures", split_seed=another))
 
 
 @pytest.mark.parametrize(
@@ -914,9 +922,12 @@ def test_a_checkpoint_of_another_split_of_the_folder_is_warned_of(
         "source": DataOptions("folder:pictures", split_seed=3).settings(),
         "images": {"train": 9, "evaluation": 1},
     }
-    (run / "config.json").write_text(json.dumps({"settings": stored, "images_fingerprint": 7}))
+    (run / "config.json").write_text(
+        json.dumps({"settings": stored, "images_fingerprint": made_up((9, 1), 7).fingerprint})
+    )
     for folder, expected in (("pictures", words), ("others", "")):
-        warn_of_known_images(str(run), DataOptions(f"folder:{folder}", split_seed=split_seed), *images, fingerprint)
+        options = DataOptions(f"folder:{folder}", split_seed=split_seed)
+        warn_of_known_images(Run(str(run)), options, made_up(images, fingerprint))
         printed = capsys.readouterr().out
         assert expected in printed
         assert bool(expected) == bool(printed)

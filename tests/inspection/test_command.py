@@ -213,7 +213,7 @@ def test_html_report_is_complete_and_needs_no_network():
     for word in ("<script>$x$ é 漢.png", "label: <b>", "<title>$c$", "<img src=x>", "Figures 6 and 14", "head 2"):
         assert word in reader.text
     for predictions in result.predictions:
-        for label, probability in predictions:
+        for label, probability in predictions.likeliest:
             assert label in reader.text
             assert probability < 0.001 or f"{probability:.1%}" in reader.text
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
@@ -293,7 +293,9 @@ def test_a_calibrated_run_has_calibrated_probabilities(option, run, tmp_path, mo
     shutil.copytree(run, calibrated)
     (calibrated / "temperature.json").write_text('{"temperature": 4.0}')
     shares = []
-    monkeypatch.setattr(work, "write", lambda result, output: shares.append(dict(result.predictions[0])) or [])
+    monkeypatch.setattr(
+        work, "write", lambda result, output: shares.append(dict(result.predictions[0].likeliest)) or []
+    )
     labels = [] if option == "--run" else ["--labels", str(run / "labels.txt")]
     for place in (run, calibrated):
         images = [] if option == "--run" else ["--images", str(run / "samples.npz")]

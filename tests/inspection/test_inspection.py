@@ -343,7 +343,7 @@ def test_each_kind_of_model_has_its_figures(name):
         assert arrays["attention_distance"].shape == (layers, 3)
     if "relevance" in figures:
         assert arrays["relevance"].shape[0] == 1
-        assert sum(probability for _, probability in found.predictions[0]) <= 1.0 + 1e-6
+        assert sum(probability for _, probability in found.predictions[0].likeliest) <= 1.0 + 1e-6
     size = {"token": 4, "hybrid": 7, "early convolutions": 3, "BiT": 7}.get(name, arrays["filters"].shape[1])
     assert arrays["filters"].shape[1] == size
 

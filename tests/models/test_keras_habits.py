@@ -1,6 +1,7 @@
 """What users of Keras expect from a model: arguments of `build`, dtypes, one intermediate, preprocessing as a layer."""
 
 import dataclasses
+import warnings
 
 import keras
 import numpy as np
@@ -245,3 +246,103 @@ def test_the_summary_of_a_trained_resnet_does_not_call_it_a_vit(capsys):
     recipe = dataclasses.replace(RECIPES["digits"], model=TINY_STEM)
     keras_vit.summary(recipe.build(3))
     assert capsys.readouterr().out.splitlines()[-1].startswith("resnet: ")
+
+
+def warnings_of_fit(model: keras.Model, images, labels=None, **options) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(images, labels, verbose=0, **options)
+    return [str(each.message) for each in caught if "this model" in str(each.message)]
+
+
+def in_memory(images, labels, batch_size):
+    return (images, labels)
+
+
+def as_dataset(images, labels, batch_size):
+    tf = pytest.importorskip("tensorflow")
+    return (tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size).prefetch(1),)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, images, labels, batch_size):
+        super().__init__()
+        self.parts = [images, labels]
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return tuple(self.parts)
+
+
+def as_batches(images, labels, batch_size):
+    return (Batches(images, labels, batch_size),)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> keras.Model:
+    model = tiny()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+PIXELS = np.random.default_rng(0).uniform(0, 255, (4, *TINY_IMAGE, 3)).astype(np.float32)
+LABELS = np.array([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize("form", [in_memory, as_dataset, as_batches])
+def test_fit_warns_once_of_pixels_in_another_range(compiled, form):
+    told = warnings_of_fit(compiled, *form(PIXELS, LABELS, 2), epochs=2)
+    assert len(told) == 1
+    assert "but this model was made for -1 to 1" in told[0]
+    assert len(warnings_of_fit(compiled, *form(PIXELS / 255, LABELS, 2))) == 1
+    assert warnings_of_fit(compiled, *form(PIXELS / 127.5 - 1, LABELS, 2)) == []
+
+
+@pytest.mark.parametrize("images", [0 * PIXELS, PIXELS / 127.5 - 1.3])
+def test_fit_is_silent_about_constant_and_slightly_shifted_images(compiled, images):
+    assert warnings_of_fit(compiled, images, LABELS) == []
+
+
+def test_the_advice_of_the_warning_computes_the_range_of_the_model(compiled):
+    assert warnings_of_fit(compiled, keras_vit.preprocessing_of(compiled).normalize(PIXELS), LABELS) == []
+
+
+def test_the_looked_at_dataset_trains_as_the_same_images_in_memory():
+    histories = []
+    for form in (in_memory, as_dataset):
+        keras.utils.set_random_seed(1)
+        model = randomize(tiny())
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        data = form(PIXELS / 127.5 - 1, LABELS, 4)
+        histories.append(model.fit(*data, batch_size=None if len(data) == 1 else 4, shuffle=False, verbose=0).history)
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "activation", "warns"),
+    [
+        ("sparse_categorical_crossentropy", None, True),
+        (keras.losses.SparseCategoricalCrossentropy(), None, True),
+        (keras.losses.sparse_categorical_crossentropy, None, True),
+        ("sparse_categorical_crossentropy", "softmax", False),
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), None, False),
+        ("mse", None, False),
+    ],
+    ids=["name", "object", "function", "softmax", "from_logits", "mse"],
+)
+def test_fit_warns_of_a_loss_of_probabilities_on_logits(loss, activation, warns):
+    model = tiny(classifier_activation=activation)
+    model.compile("sgd", loss)
+    labels = LABELS if loss != "mse" else np.zeros((4, 3))
+    told = warnings_of_fit(model, PIXELS / 127.5 - 1, labels)
+    assert ["expects probabilities, but this model ends with logits" in each for each in told] == [True] * warns
+
+
+def test_a_compiled_model_is_loaded_with_its_loss(compiled, tmp_path):
+    compiled.save(tmp_path / "model.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.loss.get_config()["from_logits"] is True

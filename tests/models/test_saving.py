@@ -100,6 +100,9 @@ CONFORMANCE = {
     "two heads": dataclasses.replace(TINY, distillation="head"),
     "unread token": dataclasses.replace(TINY, distillation="token"),
     "rotary": dataclasses.replace(TINY, position_embedding="rotary", num_registers=2),
+    "texts": dataclasses.replace(
+        TINY, representation_size=9, representation="projection", normalized=True, head_bias=False
+    ),
     "hybrid": dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM),
     "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((4, 6), (3, 5), (2, 3))),
     "shifted patches": dataclasses.replace(TINY, patch_size=1, stem=ShiftedPatches(3)),

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, inspection
+from keras_vit.runs import open_run
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, randomize, serving
 from training import predict as command
@@ -174,18 +175,18 @@ def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(for
 def test_pixels_of_classified_pictures_are_not_kept(place, monkeypatch):
     monkeypatch.chdir(place)
     kept = []
-    monkeypatch.setattr(prediction, "prediction_page", lambda result, problems: kept.extend(result.images) or "page")
+    monkeypatch.setattr(prediction, "prediction_page", lambda model, cards, *_: kept.extend(cards) or "page")
     command.main(["--run", "model.keras", "pictures", "--output", "kept.html"])
-    assert [image.pixels.nbytes for image in kept] == [3, 3, 3]
-    assert all(image.pixels.base is None for image in kept)  # a view would keep the whole picture
+    height, width = TINY_IMAGE
+    assert [card.pixels.shape for card in kept] == [(height, width, 3)] * 3  # as the model sees them, not the file's
 
 
 def test_class_names_are_those_of_the_config_beside_a_checkpoint(place, tmp_path):
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
     keras_vit.save_checkpoint(model, tmp_path / "named", layout="huggingface", labels=NAMES)
-    assert open_classifier(str(tmp_path / "named"), None).labels == NAMES
+    assert open_classifier(open_run(tmp_path / "named")).labels == NAMES
     keras_vit.save_checkpoint(model, tmp_path / "numbers", layout="huggingface")
-    assert open_classifier(str(tmp_path / "numbers"), None).labels == ()
+    assert open_classifier(open_run(tmp_path / "numbers")).labels == ()
     with pytest.raises(UserError, match="has 7 classes, but labels names 2"):
         keras_vit.save_checkpoint(model, tmp_path / "few", layout="huggingface", labels=("ant", "bee"))
 
@@ -205,7 +206,7 @@ def test_the_projection_of_clip_is_no_classifier(place, tmp_path):
     projecting = dataclasses.replace(TINY, pre_norm=True, head_bias=False)
     keras_vit.build(projecting, image_size=TINY_IMAGE, num_classes=7).save(tmp_path / "model.keras")
     with pytest.raises(UserError, match="ends with features of shape .* has no classes; add a head"):
-        open_classifier(str(tmp_path / "model.keras"), None)
+        open_classifier(open_run(tmp_path / "model.keras"))
 
 
 def test_results_are_written_as_csv(place, arguments):
@@ -221,20 +222,21 @@ def test_a_calibrated_run_has_calibrated_probabilities(place, tmp_path):
     shutil.copy(place / "model.keras", tmp_path)
     shutil.copy(place / "names.txt", tmp_path / "labels.txt")
     image = inspection.read_images(place / "pictures" / "a.png", 1)
-    cold = open_classifier(str(tmp_path / "model.keras"), None).inspect(image)
+    cold = open_classifier(open_run(tmp_path / "model.keras"))
+    [before] = cold.classify(image)
     (tmp_path / "temperature.json").write_text(json.dumps({"temperature": 2.0}))
-    warm = open_classifier(str(tmp_path / "model.keras"), None).inspect(image)
-    assert [name for name, _ in warm.predictions[0]] == [name for name, _ in cold.predictions[0]]
-    logits = cold.arrays["logits"][0]
+    [after] = open_classifier(open_run(tmp_path / "model.keras")).classify(image)
+    assert [name for name, _ in after.ranked.likeliest] == [name for name, _ in before.ranked.likeliest]
+    logits = np.asarray(cold.run.model(np.asarray(cold.run.preprocessing(image[0].pixels))[None]))[0]
     shares = np.exp(logits / 2.0) / np.exp(logits / 2.0).sum()
-    np.testing.assert_allclose([share for _, share in warm.predictions[0]], np.sort(shares)[::-1][:5], rtol=1e-5)
+    np.testing.assert_allclose([share for _, share in after.ranked.likeliest], np.sort(shares)[::-1][:5], rtol=1e-5)
 
 
 def test_what_a_partly_copied_run_does_not_say_is_said(place, tmp_path, capsys):
     shutil.copy(place / "model.keras", tmp_path)
-    open_classifier(str(tmp_path / "model.keras"), None)
+    open_classifier(open_run(tmp_path / "model.keras"))
     assert capsys.readouterr().out == ""  # a file alone is no run
-    open_classifier(str(tmp_path), None)
+    open_classifier(open_run(tmp_path))
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path} has no labels.txt, so classes are shown by their numbers; copy it from the run, or give --labels.",
         f"{tmp_path} has no config.json, so each image is taken to have one class; copy it from the run, if it is "
@@ -242,7 +244,7 @@ def test_what_a_partly_copied_run_does_not_say_is_said(place, tmp_path, capsys):
     ]
     shutil.copy(place / "names.txt", tmp_path / "labels.txt")
     (tmp_path / "config.json").write_text("{}")
-    open_classifier(str(tmp_path), None)
+    open_classifier(open_run(tmp_path))
     assert capsys.readouterr().out == ""
 
 
@@ -315,15 +317,15 @@ def test_a_picture_is_taken_once(place, monkeypatch):
 def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
     keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=None).save(tmp_path / "features.keras")
     with pytest.raises(UserError, match="ends with features of shape .* has no classes; add a head"):
-        open_classifier(str(tmp_path / "features.keras"), None)
+        open_classifier(open_run(tmp_path / "features.keras"))
     (tmp_path / "two.txt").write_text("ant\nbee\n")
     with pytest.raises(UserError, match="two.txt names 2 classes, but the model .* has 7"):
-        open_classifier(str(place / "model.keras"), str(tmp_path / "two.txt"))
+        open_classifier(open_run(place / "model.keras"), str(tmp_path / "two.txt"))
 
 
 def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
-    classifier = open_classifier(str(place / "model.keras"), str(place / "names.txt"))
-    with open_page(classifier, 0, "rollout") as server:
+    classifier = open_classifier(open_run(place / "model.keras"), str(place / "names.txt"), explain="rollout")
+    with open_page(classifier, 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -354,8 +356,8 @@ def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, width, tmp_path):
-    classifier = open_classifier(str(place / "model.keras"), str(place / "names.txt"))
-    with open_page(classifier, 0, "rollout") as server, open_browser() as page:
+    classifier = open_classifier(open_run(place / "model.keras"), str(place / "names.txt"), explain="rollout")
+    with open_page(classifier, 0) as server, open_browser() as page:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             page.open(f"http://127.0.0.1:{server.server_address[1]}/", width)
@@ -407,8 +409,8 @@ def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeyp
 
 @pytest.mark.parametrize("length", ["²", "-1", "x", str(2**40)])
 def test_a_request_of_no_or_too_great_a_length_is_refused(place, length):
-    classifier = open_classifier(str(place / "model.keras"), None)
-    with open_page(classifier, 0, None) as server:
+    classifier = open_classifier(open_run(place / "model.keras"))
+    with open_page(classifier, 0) as server:
         threading.Thread(target=server.handle_request).start()
         with socket.create_connection(server.server_address[:2], timeout=60) as connection:
             connection.sendall(

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -15,9 +17,10 @@ import training.fewshot
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn
-from training.input.sources import DataOptions, array_split, digits
+from training.input.sources import DataOptions, Source, array_split, digits
 from training.loop.run import Run
 from training.options.common import FeatureOptions
+from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
 from training.probes import features, least_squares, logistic_regression, nearest_neighbors
 from training.probes.features import Features
 from training.probes.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
@@ -161,18 +164,20 @@ def _run(tmp_path) -> Run:
     return run
 
 
-def _options(run: Run, tmp_path, **options) -> FeatureOptions:
-    return FeatureOptions(run=str(run.path), source=DataOptions("digits"), cache=str(tmp_path / "cache"), **options)
+def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: Source | None = None, **fields) -> tuple:
+    """A run, the digits or other data, and the options of a command."""
+    options = kind(run=str(run), **{"source": DataOptions("digits"), "cache": str(tmp_path / "cache"), **fields})
+    return options.open_run(), data or digits(), options
 
 
 def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, monkeypatch, capsys):
-    rows = least_squares.fewshot(_options(run, tmp_path), shots=(1, 5))
+    rows = least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, shots=(1, 5)))
     assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
     assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2
     monkeypatch.setattr(features, "outputs", lambda *_, **__: pytest.fail("features were computed again"))
-    nearest_neighbors.knn(_options(run, tmp_path), neighbors=(1,))
-    logistic_regression.probe(_options(run, tmp_path), c=(0.1,))
+    nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1,)))
+    logistic_regression.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
 
@@ -184,7 +189,7 @@ def test_a_checkpoint_at_an_address_is_downloaded_and_probed(run, tmp_path, monk
     options = ["--data", "digits", "--output", output, "--num-heads", "3", "--image-size", "8", "--neighbors", "1"]
     with serving(run.path) as address:
         knn.main(["--run", f"{address}/x.npz", *options])
-    expected = nearest_neighbors.knn(_options(run, tmp_path), neighbors=(1,))
+    expected = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1,)))
     assert json.loads((tmp_path / "report" / "knn.json").read_text())["results"] == expected
 
 
@@ -223,16 +228,16 @@ def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
 def test_the_square_crop_is_the_papers():
     image = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
     model = keras_vit.build(CONFIG, image_size=(8, 4), num_classes=2)
-    cropped = features._preprocessing(model, 10)(image)
+    cropped = features._preprocessing(keras_vit.preprocessing_of(model), 10)(image)
     whole = tf.image.resize(image, (10, 10)).numpy()
     np.testing.assert_allclose(cropped, whole[1:9, 3:7] / 127.5 - 1.0, atol=1e-5)
     with pytest.raises(UserError, match=r"crop_from must be at least both sides of \(8, 4\), but is \(7, 7\)"):
-        features._preprocessing(model, 7)
+        features._preprocessing(keras_vit.preprocessing_of(model), 7)
 
 
 def test_random_weights_are_others_and_always_the_same(run, tmp_path):
     found = [
-        features.open_features(_options(run, tmp_path, random_weights=random)).train.values
+        features.open_features(*_opened(FeatureOptions, run.path, tmp_path, random_weights=random)).train.values
         for random in (False, True, True)
     ]
     assert not np.allclose(found[0], found[1])
@@ -240,28 +245,28 @@ def test_random_weights_are_others_and_always_the_same(run, tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 
-def test_what_cannot_be_probed_is_refused(run, tmp_path, monkeypatch):
+def test_what_cannot_be_probed_is_refused(run, tmp_path):
     with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
-        least_squares.fewshot(dataclasses.replace(_options(run, tmp_path), run=str(run.model_file)))
+        shutil.copy(run.model_file, tmp_path / "alone.keras")
+        least_squares.fewshot(*_opened(FewshotOptions, tmp_path / "alone.keras", tmp_path))
     for option in ("shots", "seeds", "l2"):
         with pytest.raises(UserError, match=f"--{option} must be"):
             training.fewshot.main(["--run", str(run.path), "--data", "digits", f"--{option}", "0"])
     with pytest.raises(UserError, match="--batch-size"):
-        least_squares.fewshot(_options(run, tmp_path, batch_size=0))
+        least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, batch_size=0))
     one = dataclasses.replace(digits(), labels=("zero",))
-    monkeypatch.setattr(features, "open_source", lambda arguments: one)
     with pytest.raises(UserError, match="The data have one class, 'zero'; at least two are needed"):
-        least_squares.fewshot(_options(run, tmp_path))
+        least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, one))
 
 
-def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path, monkeypatch):
+def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
     config = json.loads(run.config_file.read_text())
     config["settings"] = {"source": {"data": "folder:pictures"}, "images": {"train": 9, "evaluation": 1}}
     run.config_file.write_text(json.dumps(config))
-    monkeypatch.setattr(features, "open_source", lambda arguments: dataclasses.replace(digits(), held_out=True))
-    options = dataclasses.replace(_options(run, tmp_path), source=DataOptions("folder:pictures"))
+    data = dataclasses.replace(digits(), held_out=True)
+    opened = _opened(FeatureOptions, run.path, tmp_path, data, source=DataOptions("folder:pictures"))
     with pytest.raises(UserError, match="when folder:pictures had 10 images, of which 1 were kept.*it has 1,797"):
-        features.open_features(options)
+        features.open_features(*opened)
 
 
 def test_a_model_of_tokens_has_no_features_of_an_image():
@@ -283,12 +288,12 @@ def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, ru
     if config.has_class_token:
         expected |= {"token": token, "both": np.concatenate([token, mean], axis=-1)}
     for kind, values in expected.items():
-        found = features.open_features(_options(run, tmp_path, features=kind)).train.values
+        found = features.open_features(*_opened(FeatureOptions, run.path, tmp_path, features=kind)).train.values
         np.testing.assert_allclose(found[:3], values, atol=1e-5)
     assert len(list((tmp_path / "cache").iterdir())) == 2 * len(expected)
     if not config.has_class_token:
         with pytest.raises(UserError, match="has no class token for --features both; give --features mean"):
-            features.open_features(_options(run, tmp_path, features="both"))
+            features.open_features(*_opened(FeatureOptions, run.path, tmp_path, features="both"))
 
 
 def test_a_resnet_has_no_tokens_to_probe():

@@ -1,10 +1,11 @@
 """What the recipes reach on real data. Slow: `make test-slow`."""
 
+import json
 import pathlib
 
 import pytest
 
-from training.evaluation import evaluate as evaluation
+from training import evaluate
 from training.input.sources import DataOptions
 from training.loop import pretrain as pretraining
 from training.options.train import PretrainOptions
@@ -23,4 +24,5 @@ def test_a_recipe_reaches_its_accuracy(recipe, data, least, tmp_path):
     source = DataOptions(f"tfds:{data}", str(TFDS))
     arguments = PretrainOptions(source=source, workdir=str(tmp_path / "run"), recipe=find_recipe(recipe))
     pretraining.pretrain(arguments, recipe)
-    assert evaluation.evaluate(str(tmp_path / "run"), source)["accuracy"] >= least
+    evaluate.main(["--run", str(tmp_path / "run"), "--data", source.data, "--data-dir", str(TFDS)])
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["accuracy"] >= least

@@ -6,7 +6,8 @@
 import numpy as np
 
 from keras_vit import UserError
-from training.evaluation.metrics import expected_calibration_error, log_loss, softmax
+from keras_vit.scores import Scoring, softmax
+from training.evaluation.metrics import expected_calibration_error, log_loss
 
 # Temperatures that are considered.
 _LOWEST, HIGHEST_TEMPERATURE = 0.05, 20.0
@@ -54,7 +55,7 @@ def calibration(logits: np.ndarray, labels: np.ndarray) -> dict:
     temperature = fit_temperature(logits, labels)
     found: dict = {"temperature": temperature, "num_examples": len(labels)}
     for name, divisor in (("before", 1.0), ("after", temperature)):
-        probabilities = softmax(logits / divisor)
+        probabilities = Scoring(divisor).probabilities(logits)
         found[name] = {
             "log_loss": log_loss(probabilities, labels),
             "ece": expected_calibration_error(probabilities, labels),

@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import sklearn.metrics
 
 from keras_vit import UserError
 from keras_vit.files.remote import to_path
+from keras_vit.scores import TOP_K, softmax
 from training.input.dataset import Split
 
 BINS = 15  # of confidence, of equal width
@@ -46,8 +46,8 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
         "macro_f1": float(f1[support > 0].mean()),
         "ece": expected_calibration_error(probabilities, labels),
     }
-    if len(names) > 5:
-        metrics["top5_accuracy"] = float(sklearn.metrics.top_k_accuracy_score(labels, logits, k=5, labels=classes))
+    if len(names) > TOP_K:
+        metrics["top5_accuracy"] = float(sklearn.metrics.top_k_accuracy_score(labels, logits, k=TOP_K, labels=classes))
     metrics["classes"] = {
         name: {
             "num_examples": int(support[k]),
@@ -60,11 +60,6 @@ def measure(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dic
     metrics["reliability"] = reliability(probabilities, labels)
     metrics["confusion"] = sklearn.metrics.confusion_matrix(labels, predicted, labels=classes).tolist()
     return metrics
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities (n, K) float64."""
-    return keras.ops.convert_to_numpy(keras.ops.softmax(logits.astype(np.float64)))
 
 
 def log_loss(probabilities: np.ndarray, labels: np.ndarray) -> float:
@@ -114,8 +109,8 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
     confidence, bins = _binned(probabilities)
     own = np.clip(probabilities[np.arange(len(labels)), labels], np.finfo(np.float64).eps, 1.0)
     means = {"accuracy": correct, "log_loss": -np.log(own)}
-    if count > 5:
-        means["top5_accuracy"] = _among_five(logits, labels)
+    if count > TOP_K:
+        means["top5_accuracy"] = _is_in_top(logits, labels)
     macro = ("macro_precision", "macro_recall", "macro_f1")
     drawn: dict[str, list] = {name: [] for name in (*means, "ece", *macro, "precision", "recall", "f1")}
     rng = np.random.default_rng(seed)
@@ -140,9 +135,9 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
     return found
 
 
-def _among_five(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _is_in_top(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Whether the label is among the five highest logits, of equal ones the later, as scikit-learn decides it."""
-    return np.any(np.argsort(logits, axis=-1, kind="mergesort")[:, -5:] == labels[:, None], axis=-1)
+    return np.any(np.argsort(logits, axis=-1, kind="mergesort")[:, -TOP_K:] == labels[:, None], axis=-1)
 
 
 def interval(values: Sequence[float] | np.ndarray) -> list[float]:

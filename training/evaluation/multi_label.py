@@ -15,11 +15,12 @@ import numpy as np
 import sklearn.metrics
 
 from keras_vit.files.atomic import staged
-from keras_vit.files.npz import write_npz
 from keras_vit.files.tables import markdown_table, rounded
+from keras_vit.scores import sigmoid
 from training.evaluation.metrics import DRAWS, interval
 from training.evaluation.plots import save_figure
-from training.input.dataset import Split
+from training.evaluation.report import Subject
+from training.input.sources import Source, Split
 
 _MEASURES = {
     "mean_average_precision": "mean average precision",
@@ -127,44 +128,29 @@ def _losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return np.logaddexp(0.0, np.where(truth, -logits, logits).astype(np.float64))
 
 
-def write_multi_label_report(
-    directory: pathlib.Path,
-    title: str,
-    what: dict[str, Any],
-    split: Split,
-    logits: np.ndarray,
-    targets: np.ndarray,
-    names: Sequence[str],
-    *,
-    save_predictions: bool,
-) -> dict:
+def write_multi_label_report(subject: Subject, source: Source, logits: np.ndarray, targets: np.ndarray) -> dict:
     """Measure, write evaluation.json, evaluation.md and the curves, print a sentence, and return the metrics.
 
     Args:
-        directory: for the files.
-        title: of the report.
-        what: for evaluation.json, beside the metrics: what was evaluated on what.
-        split: the images, for their names.
+        subject: what was evaluated on what.
+        source: the images.
         logits: (n, K).
         targets: (n, K) of 0 and 1.
-        names: of the classes.
-        save_predictions: whether to write predictions.npz.
     """
+    names, directory = source.labels, subject.directory
     metrics = measure_multi_label(logits, targets, names)
     metrics["intervals"] = multi_label_intervals(logits, targets, names)
-    metrics["worst_mistakes"] = _worst_decisions(split, logits, targets > 0.5, names)
+    metrics["worst_mistakes"] = _worst_decisions(source.evaluation, logits, targets > 0.5, names)
     average = metrics["mean_average_precision"]
     with staged(directory) as stage:
-        content = {**what, "multi_label": True, **metrics}
+        content = {**subject.description, "multi_label": True, **metrics}
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         (stage / "evaluation.json").write_text(text, encoding="utf-8")
-        (stage / "evaluation.md").write_text(_report(title, metrics), encoding="utf-8")
+        (stage / "evaluation.md").write_text(_report(subject.title, metrics), encoding="utf-8")
         if average is not None:
             _draw_curves(logits, targets > 0.5, names, stage / _CURVES)
-        if save_predictions:
-            write_npz(stage / "predictions.npz", {"logits": logits, "labels": targets.astype(np.int64)})
-    if not save_predictions:
-        (directory / "predictions.npz").unlink(missing_ok=True)  # from a previous report
+        subject.stage_predictions(stage, logits, targets)
+    subject.remove_others()
     shown = "unknown, since no image has a class" if average is None else f"{average:.4f}"
     print(
         f"Mean average precision {shown}, F1 {metrics['micro_f1']:.4f}, all classes of "
@@ -183,7 +169,7 @@ def _worst_decisions(split: Split, logits: np.ndarray, truth: np.ndarray, names:
             "image": split.name(int(row)),
             "class": names[column],
             "has_class": bool(truth[row, column]),
-            "probability": float(np.exp(-np.logaddexp(0.0, -float(logits[row, column])))),
+            "probability": float(sigmoid(logits[row, column])),
         }
         for row, column in places
         if losses[row, column] > 0.0

@@ -6,7 +6,6 @@
 """
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -17,86 +16,74 @@ import keras_vit
 from keras_vit import UserError, cli, preprocessing_of, run_directory
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.remote import to_path
-from training.evaluation.classifiers import outputs
+from keras_vit.runs import Run
+from training.evaluation.predictors import outputs
+from training.input.known_images import check_held_out
 from training.input.sources import Source, open_source
-from training.loop.run import Run
+from training.loop import run as run_to_write
 from training.options.common import DataOptions
-from training.options.workdir import check_images, differences, locked, trained_on
+from training.options.evaluate import SoupOptions
+from training.options.workdir import differences, locked
 
 _BATCH = 500
 _COPIED = (run_directory.SAMPLES, run_directory.CALIBRATION)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ingredient:
-    """A finished run."""
+def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.Run:
+    """Average finished runs and return the run directory of the average.
 
-    run: Run
-    settings: dict
-    """Of its config.json."""
-    fingerprint: int | None
-    """`Source.fingerprint` of its images; None where its config.json does not say."""
-    accuracy: float | None
-    """On its evaluation images, at its end; None if its metrics do not say."""
-
-
-def cook(runs: Sequence[str], output: str, *, greedy: bool = False) -> Run:
-    """Average runs and return the run directory of the average. See `SoupOptions` for the arguments.
-
-    Raises UserError if the runs differ in architecture, preprocessing or classes; with `greedy`, also in their data.
+    Raises UserError if the runs differ in architecture, preprocessing or classes; if greedy, also in their data.
     """
-    ingredients = [_read(path) for path in runs]
-    labels = {run_directory.load_labels(ingredient.run.path) for ingredient in ingredients}
+    names = ", ".join(run.name for run in runs)
+    for run in runs:
+        if "settings" not in run.config:
+            raise UserError(
+                f"The {run_directory.CONFIG} of {run.name} is damaged; average other runs, or train this one again."
+            )
+    labels = {run.labels for run in runs}
     if len(labels) > 1:
-        raise UserError(f"The runs {', '.join(runs)} have different classes; average runs on the same data.")
-    kinds = {run_directory.is_multi_label(ingredient.run.path) for ingredient in ingredients}
+        raise UserError(f"The runs {names} have different classes; average runs on the same data.")
+    kinds = {run.is_multi_label for run in runs}
     if len(kinds) > 1:
-        raise UserError(f"Of the runs {', '.join(runs)} some are for images of several classes; average one kind.")
-    if greedy:
-        _check_data(ingredients)
-    model = run_directory.load_model(runs[0])
-    for ingredient in ingredients[1:]:
-        _check_model(ingredient, model)
-    target = Run(to_path(output))
-    source = _source_of(ingredients) if greedy and not target.model_file.is_file() else None
-    fingerprints = {ingredient.fingerprint for ingredient in ingredients}
-    settings = {"command": "soup", "runs": list(runs), "greedy": greedy, **_common_data(ingredients)}
+        raise UserError(f"Of the runs {names} some are for images of several classes; average one kind.")
+    if options.greedy:
+        _check_data(runs)
+    model = _read(runs[0])
+    for run in runs[1:]:
+        _check_model(run, model)
+    target = run_to_write.Run(to_path(options.output))
+    source = _source_of(runs) if options.greedy and not target.model_file.is_file() else None
+    fingerprints = {run.config.get(run_directory.IMAGES) for run in runs}
+    settings = {"command": "soup", "runs": list(options.runs), "greedy": options.greedy, **_common_data(runs)}
     if kinds == {True}:
-        settings["recipe"] = {"loss": "multi-label"}  # as `run_directory.is_multi_label` reads it
+        settings["recipe"] = {"loss": "multi-label"}  # by which a run is known as one
     with locked(target.path):
         target.start(settings, labels.pop(), images=fingerprints.pop() if len(fingerprints) == 1 else None)
-        known = [run_directory.load_training_images(ingredient.run.path) for ingredient in ingredients]
-        if digests := [one for one in known if one is not None]:
+        digests = [run.training_images for run in runs if run.training_images is not None]
+        if digests:
             run_directory.save_training_images(target.path, np.concatenate(digests))
         if target.model_file.is_file():
             print(f"{target.path} is finished: nothing to do.")
             return target
-        records = _uniform(model, ingredients) if source is None else _greedy(model, ingredients, source)
+        records = _uniform(model, runs) if source is None else _greedy(model, runs, source)
         for name in _COPIED:
-            if (ingredients[0].run.path / name).is_file():
-                (target.path / name).write_bytes((ingredients[0].run.path / name).read_bytes())
+            if file := runs[0].file(name):
+                (target.path / name).write_bytes(file.read_bytes())
         target.write_metrics(records)
         target.save_model(model)
-    measure = cli.as_typed(f"python -m training.evaluate --run {shlex.quote(output)}")
+    measure = cli.as_typed(f"python -m training.evaluate --run {shlex.quote(options.output)}")
     print(f"See {target.path}; measure it with {measure}.")
     return target
 
 
-def _read(path: str) -> Ingredient:
-    run_directory.find(path, run_directory.MODEL)
-    run = Run(to_path(path))
-    try:
-        config = json.loads(run_directory.find(path, run_directory.CONFIG).read_text(encoding="utf-8"))
-        settings, fingerprint = config["settings"], config.get(run_directory.IMAGES)
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{run.config_file} is damaged; average other runs, or train this one again.") from None
-    records = run.metrics()
-    return Ingredient(run, settings, fingerprint, records[-1].get("val_accuracy") if records else None)
+def _read(run: Run) -> keras.Model:
+    """The model of a run; `Run.model` would keep those of all runs in memory."""
+    return run_directory.load_model(run.checkpoint)
 
 
-def _common_data(ingredients: Sequence[Ingredient]) -> dict:
-    """The source and the numbers of images of the runs, as far as they agree; `training.options.checks` reads them."""
-    first, found = ingredients[0].settings, [trained_on(str(ingredient.run.path)) for ingredient in ingredients]
+def _common_data(runs: Sequence[Run]) -> dict:
+    """The source and the numbers of images of the runs, as far as they agree; `Run.data` reads them."""
+    first, found = runs[0].settings, [run.data for run in runs]
     one_place = len({known and known.place for known in found}) == 1
     common = {"source": first["source"]} if one_place and "source" in first else {}
     if common and len({known and known.counts for known in found}) == 1 and "images" in first:
@@ -104,51 +91,52 @@ def _common_data(ingredients: Sequence[Ingredient]) -> dict:
     return common
 
 
-def _check_data(ingredients: Sequence[Ingredient]) -> None:
-    for ingredient in ingredients:
-        if ingredient.accuracy is None:
-            raise UserError(f"{ingredient.run.path} has no accuracy in its metrics.jsonl; leave it or --greedy out.")
-        if different := differences(ingredients[0].settings["source"], ingredient.settings["source"]):
+def _accuracy_at_end(run: Run) -> float | None:
+    """On its evaluation images; None if its metrics do not say."""
+    return run.metrics.get("val_accuracy")
+
+
+def _check_data(runs: Sequence[Run]) -> None:
+    for run in runs:
+        if _accuracy_at_end(run) is None:
+            raise UserError(f"{run.name} has no accuracy in its metrics.jsonl; leave it or --greedy out.")
+        if different := differences(runs[0].settings["source"], run.settings["source"]):
             raise UserError(
-                f"A greedy soup compares its runs on the same images, but {ingredients[0].run.path} and "
-                f"{ingredient.run.path} differ in {different}; leave one of them or --greedy out."
+                f"A greedy soup compares its runs on the same images, but {runs[0].name} and {run.name} differ in "
+                f"{different}; leave one of them or --greedy out."
             )
 
 
-def _check_model(ingredient: Ingredient, first: keras.Model) -> None:
+def _check_model(run: Run, first: keras.Model) -> None:
     """Raise UserError unless the model of a run is built like the first one."""
-    model = run_directory.load_model(ingredient.run.path)
     described = [
         {"config": dataclasses.asdict(keras_vit.config_of(each)), "image": dataclasses.asdict(preprocessing_of(each))}
-        for each in (first, model)
+        for each in (first, _read(run))
     ]
     if different := differences(*described):
-        raise UserError(
-            f"Only equal models can be averaged, but {ingredient.run.path} differs from the first run in {different}."
-        )
+        raise UserError(f"Only equal models can be averaged, but {run.name} differs from the first run in {different}.")
 
 
-def _uniform(model: keras.Model, ingredients: Sequence[Ingredient]) -> list[dict]:
+def _uniform(model: keras.Model, runs: Sequence[Run]) -> list[dict]:
     """Leave the average of all runs in the model."""
-    total = _weights(ingredients[0])
-    for ingredient in ingredients[1:]:
-        total = _added(total, _weights(ingredient))
-    _assign(model, total, len(ingredients))
-    print(f"The average of {len(ingredients)} runs.")
+    total = _weights(runs[0])
+    for run in runs[1:]:
+        total = _added(total, _weights(run))
+    _assign(model, total, len(runs))
+    print(f"The average of {len(runs)} runs.")
     return []
 
 
-def _source_of(ingredients: Sequence[Ingredient]) -> Source:
+def _source_of(runs: Sequence[Run]) -> Source:
     """The data of the runs. Raises UserError if a rule now keeps other images for evaluation than when they trained."""
-    options = DataOptions(**ingredients[0].settings["source"])
+    options = DataOptions(**runs[0].settings["source"])
     source = open_source(options)
-    for ingredient in ingredients if source.held_out else ():
-        counts = source.train.num_examples, source.evaluation.num_examples
-        check_images(str(ingredient.run.path), options, *counts, source.fingerprint)
+    for run in runs:
+        check_held_out(run, options, source)
     return source
 
 
-def _greedy(model: keras.Model, ingredients: Sequence[Ingredient], source: Source) -> list[dict]:
+def _greedy(model: keras.Model, runs: Sequence[Run], source: Source) -> list[dict]:
     """Leave the greedy average in the model, and return one record for each run that was tried."""
     preprocessing = preprocessing_of(model)
 
@@ -164,22 +152,21 @@ def _greedy(model: keras.Model, ingredients: Sequence[Ingredient], source: Sourc
 
     total: Mapping[str, np.ndarray] = {}
     count, best, records = 0, -1.0, []
-    for ingredient in sorted(ingredients, key=lambda each: each.accuracy or 0.0, reverse=True):
-        tried = _added(total, _weights(ingredient))
+    for run in sorted(runs, key=lambda each: _accuracy_at_end(each) or 0.0, reverse=True):
+        tried = _added(total, _weights(run))
         _assign(model, tried, count + 1)
         found = accuracy()
-        records.append({"run": str(ingredient.run.path), "val_accuracy": found, "kept": found >= best})
-        print(f"{'Kept' if found >= best else 'Left out'} {ingredient.run.path}: accuracy {found:.4f} with it.")
+        records.append({"run": run.name, "val_accuracy": found, "kept": found >= best})
+        print(f"{'Kept' if found >= best else 'Left out'} {run.name}: accuracy {found:.4f} with it.")
         if found >= best:
             total, count, best = tried, count + 1, found
     _assign(model, total, count)
     return records
 
 
-def _weights(ingredient: Ingredient) -> dict[str, np.ndarray]:
+def _weights(run: Run) -> dict[str, np.ndarray]:
     """Return the weights of a run by key, in float64."""
-    model = run_directory.load_model(ingredient.run.path)
-    return {key: np.array(value, np.float64) for key, value in weights_by_key(model).items()}
+    return {key: np.array(value, np.float64) for key, value in weights_by_key(_read(run)).items()}
 
 
 def _added(total: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

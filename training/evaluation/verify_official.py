@@ -11,12 +11,14 @@ import tensorflow as tf
 import keras_vit
 from keras_vit.files.remote import to_path
 from keras_vit.published_accuracy import ACCURACY
-from training.evaluation.classifiers import open_classifier
-from training.evaluation.evaluate import check_finite, class_names
+from keras_vit.runs import open_run
+from training.evaluation.evaluate import check_finite, check_same_classes
+from training.evaluation.predictors import open_predictor
 from training.input.dataset import Split
 from training.input.sources import Source, open_source
 from training.options.checks import split_folders
-from training.options.common import DataOptions, InputOptions, StrategyOptions
+from training.options.common import DataOptions, InputOptions
+from training.options.evaluate import VerifyOfficialOptions
 
 _NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(0.975)  # of a two-sided interval of 95 %
 
@@ -38,33 +40,28 @@ class Verification:
         return self.interval[0] <= self.published <= self.interval[1]
 
 
-def verify_official(
-    name: str, source: DataOptions, *, batch_size: int = 256, devices: StrategyOptions | None = None
-) -> Verification:
+def verify_official(options: VerifyOfficialOptions) -> Verification:
     """Measure the checkpoint with the preprocessing of its published figure, and print a row of a table.
 
-    Args:
-        name: one of `keras_vit.published_accuracy.ACCURACY`; downloaded if it is not in the cache.
-        source: ImageNet's validation images. Of TFDS, the split validation by default, since test has no labels.
+    It is downloaded if it is not in the cache. Of TFDS, the split validation is taken by default, since ImageNet's test
+    images have no labels.
 
     Raises:
         UserError: for data with other classes than the checkpoint, and outputs that are not finite.
     """
+    name, source = options.name, options.source
     published = ACCURACY[name]
-    classifier = open_classifier(
-        name,
-        InputOptions(
-            image_size=(published.pixels, published.pixels), resize=published.resize, crop_from=published.crop_from
-        ),
-        devices or StrategyOptions("single"),
+    overrides = InputOptions(
+        image_size=(published.pixels, published.pixels), resize=published.resize, crop_from=published.crop_from
     )
+    predictor = open_predictor(open_run(name, image_size=overrides.image_size), overrides, options.devices)
     if source.data.startswith("tfds:") and source.eval_split is None:
         source = dataclasses.replace(source, train_split="validation", eval_split="validation")
     dataset = open_source(source)
-    class_names(classifier, dataset)
+    check_same_classes(predictor, dataset)
     correct, count = 0, 0
     for split in _splits(source, dataset):
-        logits, labels = classifier.predict(split, batch_size)
+        logits, labels = predictor.predict(split, options.batch_size)
         check_finite(logits)
         correct += int(np.sum(logits.argmax(axis=-1) == labels))
         count += len(labels)

@@ -5,9 +5,12 @@ import json
 import pathlib
 
 from training.evaluation.evaluate import evaluate
+from training.evaluation.predictors import open_predictor
+from training.input.sources import digits
 from training.loop.pretrain import pretrain
 from training.loop.run import Run, write_text
 from training.options.common import DataOptions, Execution
+from training.options.evaluate import EvaluateOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 
@@ -40,7 +43,9 @@ def train_and_evaluate(workdir: str, seed: int) -> tuple[Run, float]:
         ),
         "digits",
     )
-    return run, evaluate(workdir, data)["accuracy"]
+    options = EvaluateOptions(workdir, data)
+    predictor = open_predictor(options.open_run(), options.input, options.devices)
+    return run, evaluate(predictor, digits(), options)["accuracy"]
 
 
 def write_summary(

@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit import UserError, preprocessing_of
 from keras_vit.files.atomic import write_text
+from keras_vit.runs import open_run_directory
 from training.devices.strategies import open_strategy
-from training.evaluation.classifiers import outputs
+from training.evaluation.predictors import outputs
 from training.experiments.grids import Point
 from training.input.dataset import Source, Split, random_subset
 from training.input.sources import open_source
@@ -105,13 +107,12 @@ def _trained(trial: Trial) -> dict:
     setting = Setup(dataclasses.replace(source, train=subset), strategy)
     run = pretrain(arguments, point.name, setting)
     curve = [[record["step"], record["val_accuracy"]] for record in run.metrics()]
-    few_shot = few_shot_accuracy(run.path, source, trial.shots)
+    few_shot = few_shot_accuracy(open_run_directory(run.path).model, source, trial.shots)
     return {"accuracy": curve[-1][1], "curve": curve, "few_shot": few_shot}
 
 
-def few_shot_accuracy(run: pathlib.Path, source: Source, shots: int) -> float:
+def few_shot_accuracy(model: keras.Model, source: Source, shots: int) -> float:
     """Mean over three choices of `shots` training images of each class; features of no other image are computed."""
-    model, _ = run_directory.load(run)
     labels = labels_of(source.train)
     classes = len(source.labels)
     chosen = [shots_of(labels, classes, shots, seed) for seed in range(_CHOICES)]

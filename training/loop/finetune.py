@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 import keras_vit
-from keras_vit import UserError, ViTConfig
+from keras_vit import UserError, ViTConfig, runs
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
@@ -17,12 +17,12 @@ from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import to_path
 from keras_vit.published import upstream_checkpoint
 from training.input.dataset import typical_image
+from training.input.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.fit import rebuilt
 from training.loop.run import Run
 from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
 from training.options.checks import check_model, check_start
 from training.options.train import FinetuneOptions
-from training.options.workdir import warn_of_known_images, warn_of_training_images
 from training.recipes.recipe import NO_BLOCKS
 
 
@@ -44,10 +44,10 @@ def finetune(
     options = dataclasses.replace(options, recipe=recipe)
     checkpoint = _checkpoint_name(options)
     path = find_checkpoint(checkpoint)
-    train, evaluation = setup.source.train, setup.source.evaluation
-    if not warn_of_training_images(str(path), evaluation.digests, evaluation.name) and setup.source.held_out:
-        counts = train.num_examples, evaluation.num_examples
-        warn_of_known_images(checkpoint, options.source, *counts, setup.source.fingerprint)
+    train = setup.source.train
+    upstream = runs.Run(str(path))
+    if not warn_of_training_images(upstream, setup.source) and setup.source.held_out:
+        warn_of_known_images(upstream, options.source, setup.source)
 
     def make_model(num_classes: int) -> keras.Model:
         model = _load(path, options, num_classes)

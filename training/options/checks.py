@@ -14,6 +14,7 @@ from keras_vit.files.file_contents import shown
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
+from keras_vit.runs import Run
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 from training.recipes.recipe import Recipe
@@ -26,7 +27,6 @@ _MOST_COUNTED = 10_000
 _LONG_LIST = 2**24
 # What the names of TFRecord files end in.
 RECORDS = ".tfrecord"
-OUTPUT_NEEDED = "{!r} is no run directory to put the report into; give --output a directory."
 
 # What a path of each kind is.
 _NOUNS = {"folder": "folder", "csv": "file"}
@@ -283,12 +283,10 @@ def _most_listed(path: pathlib.Path) -> int:
     return count - kept
 
 
-def check_run_classes(run: str, source: DataOptions) -> None:
+def check_run_classes(run: Run, source: DataOptions) -> None:
     """Raise UserError if the classes of a run are not those of a folder or CSV file of this machine."""
     kind, _, rest = source.data.partition(":")
-    path = to_path(run)
-    folder = path.parent if path.suffix == ".keras" else path
-    if kind not in ("folder", "csv") or is_remote(rest) or not (folder / run_directory.LABELS).is_file():
+    if kind not in ("folder", "csv") or is_remote(rest) or not run.labels:
         return
     if kind == "folder":
         splits = split_folders(to_path(rest))
@@ -299,7 +297,7 @@ def check_run_classes(run: str, source: DataOptions) -> None:
         names = sorted(
             texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
         )
-    check_classes(run_directory.load_labels(folder), tuple(names))
+    check_classes(run.labels, tuple(names))
 
 
 def check_classes(of_run: tuple[str, ...], of_data: tuple[str, ...]) -> None:
@@ -339,32 +337,17 @@ def check_model(name: str) -> str:
     return name
 
 
-def check_finished(run: str) -> None:
-    """Raise UserError for a run without its model or with a damaged config.json, and for what is no model at all."""
-    path = to_path(run)
-    if is_remote(run):
-        return
-    run_directory.check_model_file(run)
-    if path.name == run_directory.MODEL or (path / run_directory.MODEL).is_file():
-        run_directory.is_multi_label(run)  # raises
-    if not path.is_dir():
-        return
-    # What is said of a pickle is more than that it is no run.
-    models = (
-        run_directory.MODEL,
-        "*.safetensors",
-        "*.bin",
-        "*.pth",
-        "*.h5",
-        "*.msgpack",
-        "saved_model.pb",
-        "*/saved_model.pb",
-    )
-    if not any(entry for pattern in models for entry in path.glob(pattern)):
-        run_directory.find(path, run_directory.MODEL)  # raises
+def report_directory(run: Run, output: str | None) -> pathlib.Path:
+    """The directory of a report: `--output`, or that of the run; creates nothing.
 
-
-def check_output(model: str, output: str | None) -> None:
-    """Raise UserError unless there is a directory for the report: `--output`, or that of a run."""
-    if output is None and not (to_path(model) / run_directory.CONFIG).is_file():
-        raise UserError(OUTPUT_NEEDED.format(model))
+    Raises UserError if there is neither, if it cannot be written, and for the directory of another run.
+    """
+    own = run.directory if run.file(run_directory.CONFIG) else None
+    if output is None and own is None:
+        raise UserError(f"{run.name!r} is no run directory to put the report into; give --output a directory.")
+    directory = run_directory.check_output(output or own or "")
+    if (directory / run_directory.CONFIG).is_file() and not (own and directory.samefile(own)):
+        raise UserError(
+            f"{directory} is the directory of another run, not of {run.name}; give --output a directory of its own."
+        )
+    return directory

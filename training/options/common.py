@@ -10,6 +10,7 @@ from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, Natural, Seed, check_ranges
+from keras_vit.runs import Run, open_run
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -166,6 +167,10 @@ class FeatureOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    def open_run(self) -> Run:
+        """The model of the features. Raises UserError for what is no model."""
+        return open_run(self.run, image_size=self.image_size, num_heads=self.num_heads)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,11 +3,12 @@
 import dataclasses
 from typing import Annotated
 
-from keras_vit import UserError
+from keras_vit import UserError, run_directory
 from keras_vit.errors import nearest
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.parser import Aliases, Count, Positional
 from keras_vit.published_accuracy import ACCURACY
+from keras_vit.runs import Run, open_run
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 
@@ -33,6 +34,19 @@ class EvaluateOptions:
     divide the logits by it, so that probabilities agree with frequencies."""
     input: InputOptions = dataclasses.field(default_factory=InputOptions)
     devices: StrategyOptions = dataclasses.field(default_factory=lambda: StrategyOptions("single"))
+
+    def open_run(self) -> Run:
+        """The model to measure. Raises UserError for what is no model, and where it cannot be calibrated."""
+        run = open_run(self.run, image_size=self.input.image_size, num_heads=self.input.num_heads)
+        if self.calibrate and not run.file(run_directory.CONFIG):
+            raise UserError(
+                f"--calibrate stores the temperature in a run directory, but {run.name} is none; leave it out."
+            )
+        if self.calibrate:
+            self.input.refuse(
+                ("image_size", "resize", "crop_from", "value_range"), "--calibrate, which is for the run as it is used"
+            )
+        return run
 
 
 @dataclasses.dataclass(frozen=True)

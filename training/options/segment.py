@@ -2,12 +2,12 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
-from keras_vit import UserError, run_directory
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit import UserError
 from keras_vit.files.remote import check_saved_model_path, is_remote, to_path
 from keras_vit.parser import Aliases, Count, Positive, Seed
+from keras_vit.runs import Run, open_run
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 from training.options.workdir import check_outside, check_workdir
 
@@ -47,14 +47,26 @@ class SegmentOptions:
     def __post_init__(self) -> None:
         check_saved_model_path(self.workdir)  # which will hold one
 
+    @property
+    def is_tfds(self) -> bool:
+        """Whether the data are of TensorFlow Datasets."""
+        return self.data.startswith(TFDS)
+
+    def settings(self) -> dict[str, Any]:
+        """What changes the result, as config.json stores it."""
+        left_out = {"workdir", "data_dir"} | (set() if self.is_tfds else {"train_split", "eval_split"})
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def open_run(self) -> Run:
+        """The model of the features. Raises UserError if it is not there."""
+        return open_run(self.checkpoint, image_size=self.image_size)
+
     def check(self) -> None:
-        """Raise UserError if the checkpoint or the folder of the data is not there."""
-        check_name(self.checkpoint)
-        run_directory.check_model_file(self.checkpoint)
+        """Raise UserError if the folder of the data is not there, or the run directory holds something else."""
         if is_remote(self.workdir) or is_remote(self.data):
             raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
         check_workdir(to_path(self.workdir))
-        if self.data.startswith(TFDS):
+        if self.is_tfds:
             return
         for field in ("data_dir", "train_split", "eval_split"):
             if getattr(self, field) != type(self).__dataclass_fields__[field].default:

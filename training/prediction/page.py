@@ -5,8 +5,7 @@ import threading
 import urllib.parse
 
 from keras_vit import UserError, inspection
-from keras_vit.inspection.html_report import prediction_page
-from training.options.predict import HOST, Explanation, port_in_use
+from training.options.predict import HOST, port_in_use
 from training.prediction.predict import Classifier
 
 # Largest request in bytes.
@@ -14,7 +13,7 @@ _LARGEST = 64 * 2**20
 _HOSTS = (HOST, "localhost")
 
 
-def open_page(classifier: Classifier, port: int, explain: Explanation | None) -> http.server.ThreadingHTTPServer:
+def open_page(classifier: Classifier, port: int) -> http.server.ThreadingHTTPServer:
     """Return the server of the page; `serve_forever` answers requests. With port 0 the system chooses one.
 
     Raises UserError if the port is in use.
@@ -42,8 +41,8 @@ def open_page(classifier: Classifier, port: int, explain: Explanation | None) ->
             name = urllib.parse.unquote(self.headers.get("X-Name", "picture"))
             try:
                 with one_at_a_time:
-                    image = inspection.decode(data, name, preprocessing=classifier.preprocessing)
-                    page = prediction_page(classifier.inspect([image], explain), {})
+                    image = inspection.decode(data, name, preprocessing=classifier.run.preprocessing)
+                    page = classifier.page(classifier.classify([image]), {})
                 self._answer(200, page)
             except UserError as error:
                 self._answer(422, str(error))

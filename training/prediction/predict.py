@@ -6,19 +6,17 @@ import json
 import pathlib
 from collections.abc import Iterator, Sequence
 
-import keras
-import numpy as np
 import tqdm
 
-from keras_vit import Preprocessing, UserError, inspection, preprocessing_of, run_directory
-from keras_vit.checkpoints.describe import class_names_of
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.tables import markdown_table
-from keras_vit.inspection.html_report import prediction_page
-from keras_vit.run_directory import is_keras_model
-from training.evaluation.classifiers import load_model, names_beside
+from keras_vit.files.labels import read_labels
+from keras_vit.files.tables import markdown_table, short_name
+from keras_vit.inspection.compute import as_uint8, logits_of, model_inputs, model_name
+from keras_vit.inspection.html_report import Card, maps_of, prediction_page
+from keras_vit.models.build import logits_model
+from keras_vit.runs import Run
+from keras_vit.scores import TOP_K, Scoring
 from training.options.predict import Explanation, check_names
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
@@ -27,40 +25,34 @@ _BATCH = 8
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """A model with its class names."""
+    """A model with its class names and how its classes are chosen."""
 
-    model: keras.Model
-    name: str
-    """The run or checkpoint."""
+    run: Run
     labels: tuple[str, ...]
     """In the order of the logits; empty for class numbers."""
-    temperature: float = 1.0
-    """Divides the logits, if the run is calibrated."""
-    threshold: float | None = None
-    """An image whose most likely class has a lower probability is rejected."""
-    multi_label: bool = False
-    """Whether an image may have several classes: those that reach the threshold, 0.5 by default."""
+    scoring: Scoring
+    explain: Explanation | None = None
+    """The map that is made of each image."""
 
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """How the model's images are made of pictures."""
-        return preprocessing_of(self.model)
+    def classify(self, images: Sequence[inspection.Image]) -> list[Card]:
+        """Return the classes of each image, with its map if one is to be made."""
+        if self.explain is None:
+            resized, inputs = model_inputs(images, self.run.preprocessing)
+            pixels, logits = as_uint8(resized), logits_of(logits_model(self.run.model), inputs)
+            maps: list = [()] * len(images)
+        else:
+            result = inspection.inspect(
+                self.run.model, images, checkpoint=self.run.name, figures=(self.explain,), shown=len(images)
+            )
+            pixels, logits, maps = result.arrays["images"], result.arrays["logits"], maps_of(result)
+        ranked = self.scoring.rank(logits, self.labels)
+        names = (image.name for image in images)
+        return [Card(*each) for each in zip(names, pixels, maps, ranked, strict=True)]
 
-    def inspect(
-        self, images: Sequence[inspection.Image], explain: Explanation | None = None
-    ) -> inspection.InspectionResult:
-        """Return the five most likely classes of each image, and the maps of `explain`."""
-        return inspection.inspect(
-            self.model,
-            images,
-            checkpoint=self.name,
-            labels=self.labels,
-            figures=() if explain is None else (explain,),
-            shown=len(images),
-            temperature=self.temperature,
-            threshold=self.threshold,
-            multi_label=self.multi_label,
-        )
+    def page(self, cards: Sequence[Card], problems: dict[str, str]) -> str:
+        """Return a page with the images as HTML text; `problems` says of other files why they are not among them."""
+        model = f"{short_name(self.run.name)}, a {model_name(self.run.model)}"
+        return prediction_page(model, cards, problems, self.scoring, self.explain)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,83 +62,66 @@ class Prediction:
     file: str
     """Its path, with "?" for bytes that are not UTF-8."""
     classes: tuple[tuple[str, float], ...] = ()
-    """Up to five classes with their probabilities, the most likely first; of a multi-label model those that reach the
-    threshold."""
+    """`RankedClasses.chosen`."""
     rejected: bool = False
     """Whether no class reaches the threshold."""
     problem: str | None = None
 
 
 def open_classifier(
-    run: str,
-    labels: str | None,
-    image_size: tuple[int, int] | None = None,
-    num_heads: int | None = None,
-    *,
-    threshold: float | None = None,
+    run: Run, labels: str | None = None, *, threshold: float | None = None, explain: Explanation | None = None
 ) -> Classifier:
-    """Load a model of a run or checkpoint with its class names, and the temperature of a calibrated run.
+    """Load the model of a run with its class names, or those of the file `labels`.
 
-    Raises UserError if the model has no head, or another number of classes than `labels` or the run.
+    Raises UserError if the model has no head, another number of classes than `labels` or the run, or no attention to
+    make the map of.
     """
-    model = load_model(run, image_size=image_size, num_heads=num_heads)
-    own = names_beside(run) or ()
-    stored = () if own or is_keras_model(find_checkpoint(run)) else class_names_of(run)
-    own = own or (stored if len(stored) == model.output_shape[-1] else ())
+    model, own = run.model, run.class_names
     names = own if labels is None else read_labels(labels)
     if labels is not None:
         check_names(labels)
         if model.output_shape[-1] != len(names):
             raise UserError(
-                f"{labels} names {len(names)} classes, but the model {run} has {model.output_shape[-1]}; give a line "
-                "for each class of the model."
+                f"{labels} names {len(names)} classes, but the model {run.name} has {model.output_shape[-1]}; give a "
+                "line for each class of the model."
             )
         if own and own != names:
-            print(f"The names of {labels} replace those of {run}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
+            print(f"The names of {labels} replace those of {run.name}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
     if names:
         run_directory.check_classes(model, names)
-    if "relevance" not in inspection.available_figures(model):
+    figures = inspection.available_figures(model)
+    if "relevance" not in figures:
         raise UserError(
-            f"{run} ends with features of shape {model.output_shape} and has no classes; add a head with python -m "
-            "training.finetune or keras_vit.adapt(model, num_classes=…)."
+            f"{run.name} ends with features of shape {model.output_shape} and has no classes; add a head with python "
+            "-m training.finetune or keras_vit.adapt(model, num_classes=…)."
         )
-    if not names and run_directory.lacks(run, LABELS):
-        print(f"{run} has no {LABELS}, so classes are shown by their numbers; copy it from the run, or give --labels.")
-    run_directory.warn_without_config(run)
-    multi_label = run_directory.is_multi_label(run)
-    return Classifier(model, run, names, run_directory.load_temperature(run), threshold, multi_label)
+    if explain is not None and explain not in figures:
+        raise UserError(f"{run.name} has no attention to show by --explain {explain}; give --explain relevance.")
+    run.warn_of_missing_files(labels_given=bool(names))
+    return Classifier(run, names, run.scoring(threshold), explain)
 
 
-def check_explanation(classifier: Classifier, explain: Explanation | None) -> None:
-    """Raise UserError for attention maps of a model without attention."""
-    if explain is not None and explain not in inspection.available_figures(classifier.model):
-        raise UserError(f"{classifier.name} has no attention to show by --explain {explain}; give --explain relevance.")
-
-
-def predict(
-    classifier: Classifier, files: Sequence[pathlib.Path], *, output: str | None, explain: Explanation | None
-) -> None:
+def predict(classifier: Classifier, files: Sequence[pathlib.Path], output: str | None) -> None:
     """Classify files, print a table, and write `output`.
 
     A file that cannot be read is named in the results, and the others are classified. Raises UserError if none can be
     read.
     """
     predictions: list[Prediction] = []
-    results: list[inspection.InspectionResult] = []
+    shown: list[Card] = []
     progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
-    for batch in _batches(files, classifier.preprocessing):
+    for batch in _batches(files, classifier.run.preprocessing):
         good = [image for _, image, _ in batch if image is not None]
-        classes: Iterator[tuple[tuple[tuple[str, float], ...], bool]] = iter(())
-        if good:
-            result = classifier.inspect(good, explain)
-            classes = ((result.classes_of(index), result.is_rejected(index)) for index in range(len(good)))
-            if output is not None and output.endswith(".html"):
-                # The page shows the fitted images; those of the files may be large.
-                small = tuple(dataclasses.replace(image, pixels=image.pixels[:1, :1].copy()) for image in good)
-                results.append(dataclasses.replace(result, images=small))
+        cards = classifier.classify(good) if good else []
+        ranked = (card.ranked for card in cards)
+        if output is not None and output.endswith(".html"):
+            shown += cards
         for file, _, problem in batch:
             name = _as_utf8(str(file))
-            predictions.append(Prediction(name, problem=problem) if problem else Prediction(name, *next(classes)))
+            if problem is None and (classes := next(ranked)) is not None:
+                predictions.append(Prediction(name, classes.chosen, classes.is_rejected))
+            else:
+                predictions.append(Prediction(name, problem=problem))
         progress.update(len(batch))
     progress.close()
     if table := _table(predictions):
@@ -155,9 +130,17 @@ def predict(
         if prediction.problem:
             why = prediction.problem.removeprefix(f"{pathlib.Path(prediction.file).name} is ")
             print(f"Not classified: {prediction.file}: {why}")
-    if output is not None and (results or not output.endswith(".html")):
-        _write(pathlib.Path(output), predictions, results)
-    if all(prediction.problem for prediction in predictions):
+    problems = {prediction.file: prediction.problem for prediction in predictions if prediction.problem}
+    if output is not None and (shown or not output.endswith(".html")):
+        with atomic_write(pathlib.Path(output)) as temporary:
+            if output.endswith(".csv"):
+                _write_csv(temporary, predictions)
+            elif output.endswith(".json"):
+                _write_json(temporary, predictions)
+            else:
+                temporary.write_text(classifier.page(shown, problems), encoding="utf-8")
+        print(f"Results are in {output}.")
+    if len(problems) == len(predictions):
         raise UserError("None of the pictures could be read; convert them, or give others.")
 
 
@@ -185,20 +168,8 @@ def _as_utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _joined(results: Sequence[inspection.InspectionResult]) -> inspection.InspectionResult:
-    """Return one result for the images of all batches, without the averages over a batch."""
-    keys = [key for key in ("images", "rollout", "relevance", "logits") if key in results[0].arrays]
-    return dataclasses.replace(
-        results[0],
-        images=tuple(image for result in results for image in result.images),
-        predictions=tuple(classes for result in results for classes in result.predictions),
-        arrays={key: np.concatenate([result.arrays[key] for result in results]) for key in keys},
-        measures={},
-    )
-
-
 def _table(predictions: Sequence[Prediction]) -> str:
-    best = min(max((len(prediction.classes) for prediction in predictions), default=0), 5)
+    best = min(max((len(prediction.classes) for prediction in predictions), default=0), TOP_K)
     rows = [
         [
             f"{prediction.file}{' (rejected)' * prediction.rejected}",
@@ -219,34 +190,28 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.001 else "< 0.1%"
 
 
-def _write(
-    output: pathlib.Path, predictions: Sequence[Prediction], results: Sequence[inspection.InspectionResult]
-) -> None:
-    with atomic_write(output) as temporary:
-        if output.suffix == ".csv":
-            with temporary.open("w", newline="", encoding="utf-8") as stream:
-                writer = csv.writer(stream)
-                writer.writerow(["picture", "rank", "class", "probability", "problem", "rejected"])
-                for prediction in predictions:
-                    for rank, (name, share) in enumerate(prediction.classes, 1):
-                        writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected])
-                    if not prediction.classes and not prediction.problem:  # of a multi-label model
-                        writer.writerow([prediction.file, "", "", "", "", prediction.rejected])
-                    if prediction.problem:
-                        writer.writerow([prediction.file, "", "", "", prediction.problem, ""])
-        elif output.suffix == ".json":
-            document = [
-                {"picture": prediction.file, "problem": prediction.problem}
-                if prediction.problem
-                else {
-                    "picture": prediction.file,
-                    "rejected": prediction.rejected,
-                    "classes": [{"class": name, "probability": share} for name, share in prediction.classes],
-                }
-                for prediction in predictions
-            ]
-            temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        else:
-            problems = {prediction.file: prediction.problem for prediction in predictions if prediction.problem}
-            temporary.write_text(prediction_page(_joined(results), problems), encoding="utf-8")
-    print(f"Results are in {output}.")
+def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["picture", "rank", "class", "probability", "problem", "rejected"])
+        for prediction in predictions:
+            for rank, (name, share) in enumerate(prediction.classes, 1):
+                writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected])
+            if not prediction.classes and not prediction.problem:  # of a multi-label model
+                writer.writerow([prediction.file, "", "", "", "", prediction.rejected])
+            if prediction.problem:
+                writer.writerow([prediction.file, "", "", "", prediction.problem, ""])
+
+
+def _write_json(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
+    document = [
+        {"picture": prediction.file, "problem": prediction.problem}
+        if prediction.problem
+        else {
+            "picture": prediction.file,
+            "rejected": prediction.rejected,
+            "classes": [{"class": name, "probability": share} for name, share in prediction.classes],
+        }
+        for prediction in predictions
+    ]
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -18,13 +18,13 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of, run_directory
 from keras_vit.checkpoints.fetch.find import CACHE_VARIABLE
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import to_path
 from keras_vit.models.layers import PoolTokens
-from training.evaluation.classifiers import load_model, outputs
-from training.input.sources import Source, Split, bad_examples_reported, open_source
-from training.options.checks import OUTPUT_NEEDED
+from keras_vit.runs import Run
+from training.evaluation.predictors import outputs
+from training.input.known_images import check_evaluation_images
+from training.input.sources import Source, Split, bad_examples_reported
+from training.options.checks import report_directory
 from training.options.common import FeatureKind, FeatureOptions
-from training.options.workdir import check_images, warn_of_training_images
 
 # What is computed once per example for its fingerprint, in one go.
 _FINGERPRINT_BATCH = 1024
@@ -60,34 +60,21 @@ class FeatureSet:
     """Directory for the report."""
 
 
-def open_features(options: FeatureOptions) -> FeatureSet:
-    """Model and data of a command, and their features, from the cache or computed."""
-    output = report_directory(options)
-    model = load_model(options.run, image_size=options.image_size, num_heads=options.num_heads)
-    if options.random_weights:
-        model = _with_fresh_weights(model)
-    source = open_source(options.source)
+def open_features(run: Run, source: Source, options: FeatureOptions) -> FeatureSet:
+    """The features of a model for the images of a data set, from the cache or computed."""
+    output = report_directory(run, options.output)
     check_several_classes(source)
-    if source.held_out:
-        counts = source.train.num_examples, source.evaluation.num_examples
-        check_images(options.run, options.source, *counts, source.fingerprint)
-    warn_of_training_images(options.run, source.evaluation.digests, source.evaluation.name)
+    check_evaluation_images(run, options.source, source)
+    model = _with_fresh_weights(run.model) if options.random_weights else run.model
     train, evaluation = features_of(
         model,
         source,
-        preprocessing=_preprocessing(model, options.crop_from),
+        preprocessing=_preprocessing(run.preprocessing, options.crop_from),
         batch_size=options.batch_size,
         cache=_cache(options.cache),
         kind=options.features,
     )
     return FeatureSet(source.labels, train, evaluation, output)
-
-
-def report_directory(options: FeatureOptions) -> pathlib.Path:
-    """Where a report goes: --output, or the run itself. Raises UserError where neither is a directory for it."""
-    if options.output is None and not (to_path(options.run) / run_directory.CONFIG).is_file():
-        raise UserError(OUTPUT_NEEDED.format(options.run))
-    return run_directory.check_output(options.output or options.run)
 
 
 def check_several_classes(source: Source) -> None:
@@ -159,9 +146,8 @@ def _with_fresh_weights(model: keras.Model) -> keras.Model:
     return keras_vit.build(keras_vit.config_of(model), preprocessing=preprocessing_of(model), num_classes=None)
 
 
-def _preprocessing(model: keras.Model, crop_from: int | None) -> Preprocessing:
+def _preprocessing(own: Preprocessing, crop_from: int | None) -> Preprocessing:
     """The model's own, or the papers' for few-shot evaluation: stretch to a square of crop_from, then a center crop."""
-    own = preprocessing_of(model)
     if crop_from is None:
         return own
     return own.with_resize("stretch", (crop_from, crop_from))

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_vit import UserError
-from training.options.common import FeatureOptions
+from keras_vit.runs import Run
+from training.input.sources import Source
+from training.options.probes import FewshotOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
@@ -138,21 +140,18 @@ def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
     return Features(train.values[rest], train.labels[rest])
 
 
-def fewshot(
-    options: FeatureOptions,
-    *,
-    shots: Sequence[int] | None = None,
-    seeds: int = 3,
-    l2: float = 1024.0,
-    sweep: bool = False,
-) -> list[dict]:
-    """Evaluate, write fewshot.json and fewshot.md, and return the rows. See `FewshotOptions` for the arguments."""
-    features = open_features(options)
-    if shots is None:
-        shots = shots_that_fit(features.train.labels, features.names)
-    strengths = SWEPT if sweep else (l2,)
-    rows = few_shot(features.train, features.evaluation, features.names, shots=shots, seeds=seeds, strengths=strengths)
-    header = ("shots", *(f"seed {seed}" for seed in range(seeds)), "mean", "std", "L2")
+def fewshot(run: Run, source: Source, options: FewshotOptions) -> list[dict]:
+    """Evaluate, write fewshot.json and fewshot.md, and return the rows."""
+    features = open_features(run, source, options)
+    rows = few_shot(
+        features.train,
+        features.evaluation,
+        features.names,
+        shots=options.shots or shots_that_fit(features.train.labels, features.names),
+        seeds=options.seeds,
+        strengths=SWEPT if options.sweep else (options.l2,),
+    )
+    header = ("shots", *(f"seed {seed}" for seed in range(options.seeds)), "mean", "std", "L2")
     table = [
         (
             str(row["shots"]),

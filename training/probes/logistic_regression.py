@@ -11,7 +11,9 @@ import sklearn.pipeline
 import sklearn.preprocessing
 
 from keras_vit import UserError
-from training.options.common import FeatureOptions
+from keras_vit.runs import Run
+from training.input.sources import Source
+from training.options.probes import LinearProbeOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
@@ -62,15 +64,10 @@ def _fitted(
     return probe, not any(issubclass(warning.category, sklearn.exceptions.ConvergenceWarning) for warning in caught)
 
 
-def probe(
-    options: FeatureOptions, *, c: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0), max_iterations: int = 1000
-) -> dict:
-    """Evaluate, write linear_probe.json and linear_probe.md, and return the results.
-
-    See `LinearProbeOptions` for the arguments.
-    """
-    features = open_features(options)
-    found = linear_probe(features.train, features.evaluation, c, max_iterations=max_iterations)
+def probe(run: Run, source: Source, options: LinearProbeOptions) -> dict:
+    """Evaluate, write linear_probe.json and linear_probe.md, and return the results."""
+    features = open_features(run, source, options)
+    found = linear_probe(features.train, features.evaluation, options.c, max_iterations=options.max_iterations)
     header = ("accuracy", "C", "iterations", "converged")
     row = (f"{found['accuracy']:.4f}", f"{found['c']:g}", str(found["iterations"]), str(found["converged"]).lower())
     write_report("linear_probe", "Logistic regression", options, features, header, [row], {"results": found})

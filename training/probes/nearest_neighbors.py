@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import sklearn.neighbors
 
-from training.options.common import FeatureOptions
+from keras_vit.runs import Run
+from training.input.sources import Source
+from training.options.probes import KnnOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
 
@@ -43,19 +45,17 @@ def _neighbors_that_fit(neighbors: Sequence[int], num_examples: int) -> list[int
     return [number for number in neighbors if number <= num_examples] or [num_examples]
 
 
-def knn(
-    options: FeatureOptions, *, neighbors: Sequence[int] = (1, 10, 20, 100), temperature: float = 0.07
-) -> list[dict]:
-    """Evaluate, write knn.json and knn.md, and return the rows. See `KnnOptions` for the arguments."""
-    features = open_features(options)
+def knn(run: Run, source: Source, options: KnnOptions) -> list[dict]:
+    """Evaluate, write knn.json and knn.md, and return the rows."""
+    features = open_features(run, source, options)
     rows = nearest_neighbors(
         features.train,
         features.evaluation,
         len(features.names),
-        neighbors=neighbors,
-        temperature=temperature,
+        neighbors=options.neighbors,
+        temperature=options.temperature,
     )
     table = [(str(row["neighbors"]), f"{row['accuracy']:.4f}") for row in rows]
-    numbers = {"temperature": temperature, "results": rows}
+    numbers = {"temperature": options.temperature, "results": rows}
     write_report("knn", "Nearest neighbors", options, features, ("neighbors", "accuracy"), table, numbers)
     return rows

@@ -14,10 +14,10 @@ from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
-from training.evaluation.classifiers import load_model
-from training.loop.run import Run
+from keras_vit.runs import Run
+from training.loop import run as run_to_write
 from training.options.checks import check_batch_size
-from training.options.segment import TFDS
+from training.options.segment import TFDS, SegmentOptions
 from training.options.workdir import locked
 from training.segmentation.export import export_segmenter
 from training.segmentation.head import segmenter
@@ -25,73 +25,56 @@ from training.segmentation.masks import open_scenes
 from training.segmentation.scenes import IGNORED, Scenes, as_input
 from training.segmentation.tfds_masks import open_tfds_scenes
 
+# Names of the classes, training pairs, evaluation pairs.
+SegmentationData = tuple[tuple[str, ...], Scenes, Scenes]
 
-def segment(
-    checkpoint: str,
-    data: str,
-    workdir: str,
-    *,
-    data_dir: str | None = None,
-    train_split: str = "train",
-    eval_split: str | None = None,
-    blocks: Sequence[int] = (-1,),
-    image_size: tuple[int, int] | None = None,
-    steps: int = 500,
-    batch_size: int = 16,
-    learning_rate: float = 1e-3,
-    seed: int = 0,
-) -> dict:
+
+def open_data(options: SegmentOptions) -> SegmentationData:
+    """Open what `--data` names. Raises UserError for images and masks that do not match."""
+    if options.is_tfds:
+        name = options.data.removeprefix(TFDS)
+        return open_tfds_scenes(name, options.data_dir, options.train_split, options.eval_split)
+    return open_scenes(options.data)
+
+
+def segment(backbone: Run, data: SegmentationData, options: SegmentOptions) -> dict:
     """Train a head, unless the run is finished; evaluate and export it. Return the report.
 
-    See `SegmentOptions` for the arguments. The report holds `mean_iou` and `pixel_accuracy`, on the pixels of the masks
-    that are counted, at the masks' own size, and `iou` by class; None for a class that is in no mask.
+    The report holds `mean_iou` and `pixel_accuracy`, on the pixels of the masks that are counted, at the masks' own
+    size, and `iou` by class; None for a class that is in no mask.
     """
-    splits: dict = {"train_split": train_split, "eval_split": eval_split} if data.startswith(TFDS) else {}
-    if splits:
-        labels, train, evaluation = open_tfds_scenes(data.removeprefix(TFDS), data_dir, train_split, eval_split)
-    else:
-        labels, train, evaluation = open_scenes(data)
-    check_batch_size(batch_size, train.num_examples)
+    labels, train, evaluation = data
+    check_batch_size(options.batch_size, train.num_examples)
+    run = run_to_write.Run(to_path(options.workdir))
+    settings = {"command": "segment", **options.settings()}
     if evaluation.held_out:  # of a folder with other images, other pairs would be, which a finished run may know
-        splits["images"] = {"train": train.num_examples, "evaluation": evaluation.num_examples}
-    run = Run(to_path(workdir))
-    settings = {
-        "command": "segment",
-        "checkpoint": checkpoint,
-        "data": data,
-        "blocks": blocks,
-        "image_size": image_size,
-        "steps": steps,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "seed": seed,
-        **splits,
-    }
+        settings["images"] = {"train": train.num_examples, "evaluation": evaluation.num_examples}
     with locked(run.path):
         if not run.model_file.is_file():
-            keras.utils.set_random_seed(seed)
-            model = segmenter(load_model(checkpoint, image_size=image_size), blocks, len(labels))
+            keras.utils.set_random_seed(options.seed)
+            model = segmenter(backbone.model, options.blocks, len(labels))
             run.start(settings, labels)
-            run.write_metrics([_fit(model, train, steps, batch_size, learning_rate, seed)])
+            run.write_metrics([_fit(model, train, options)])
             run.save_model(model)
         run.start(settings, labels)
         model = run_directory.load_model(run.path)
         report = evaluate(model, evaluation, labels)
-        _write_report(run.path, report, f"Segmentation: {checkpoint} on {data}")
+        _write_report(run.path, report, f"Segmentation: {backbone.name} on {options.data}")
         export_segmenter(model, evaluation, run.path / "saved_model" / "1", labels)
     return report
 
 
-def _fit(model: keras.Model, train: Scenes, steps: int, batch_size: int, learning_rate: float, seed: int) -> dict:
+def _fit(model: keras.Model, train: Scenes, options: SegmentOptions) -> dict:
     """Train the head and return its last loss and pixel accuracy."""
-    schedule = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
+    steps, batch_size = options.steps, options.batch_size
+    schedule = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps)
     model.compile(
         keras.optimizers.AdamW(schedule, weight_decay=1e-4),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
         weighted_metrics=["accuracy"],
     )
     print(f"{train.num_examples:,} training images, {steps:,} steps of {batch_size}.")
-    batches = train.batches(preprocessing_of(model), batch_size, seed)
+    batches = train.batches(preprocessing_of(model), batch_size, options.seed)
     verbose = 1 if sys.stdout.isatty() else 2
     history = model.fit(batches, steps_per_epoch=steps, shuffle=False, verbose=verbose).history
     found = {name: float(values[-1]) for name, values in history.items()}

@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from keras_vit.errors import UserError
@@ -64,6 +64,22 @@ def download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
     if _file(pinned, "preprocessor_config.json", cache) is None and not name.repository.startswith("timm/"):
         _file(pinned, "processor_config.json", cache)
     return folder
+
+
+def download_beside(name: HubName, folder: pathlib.Path, files: Sequence[str], instead: Sequence[str]) -> None:
+    """Download further files of a repository into the cached folder of its weights, those that it has.
+
+    Args:
+        name: of the repository.
+        folder: that `download` returned.
+        files: their names.
+        instead: names of files to download if the repository lacks the first of `files`.
+    """
+    pinned = HubName(name.repository, folder.name)
+    cache = folder.parents[2]  # folder: CACHE/models--OWNER--NAME/snapshots/COMMIT
+    found = [_file(pinned, file, cache) for file in files]
+    for file in instead if found[0] is None else ():
+        _file(pinned, file, cache)
 
 
 def _weights(name: HubName, cache: pathlib.Path | None) -> pathlib.Path:

@@ -89,6 +89,7 @@ def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return {
         **DEFAULTS,
         **dict.fromkeys(("gated_mlp", "layer_scale", "num_registers", "prefix_positions"), None),
+        "with_class_token": None,
         **dict.fromkeys(("gelu", "pre_norm", "qkv_bias", "norm_after_pooling"), None),
         "classifier": ("token", "gap", "map"),
         "patch_bias": (not config.pre_norm,),

@@ -1,8 +1,9 @@
 """timm's config.json: `architecture`, `model_args` and `pretrained_cfg`, read and written."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, named_number, number, pair, sizes_in
 from keras_vit.checkpoints.formats.images import (
@@ -45,32 +46,54 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     config = files.get(CONFIG)
     if config is None:
         return FileConfig()
-    pretrained = config.get("pretrained_cfg")
-    pretrained = pretrained if isinstance(pretrained, dict) else config
-    arguments = config.get("model_args") or {}
-    if not isinstance(arguments, dict):
-        raise UserError(f"config.json should give model_args as an object, but gives {arguments!r:.80}.")
-    name = str(config.get("architecture") or pretrained.get("architecture"))
-    model = timm_model(name, arguments)
-    pool = arguments.get("global_pool", config.get("global_pool"))
-    if pool not in (None, "token", "avg", "map"):
-        raise UserError(f"config.json has the unsupported global_pool={pool!r:.80}; supported are token, avg and map.")
-    size, scale = pair(arguments, "img_size"), {"init_values": layer_scale_of(name)} | arguments
-    pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
-    return FileConfig(
-        classifier=pools.get(pool, default_pooling(name)),
-        num_heads=number(arguments, "num_heads") or model.num_heads,
+    name, arguments = architecture_of(config)
+    model, found = timm_model(name, arguments), common_fields(config, arguments)
+    scale = {"init_values": layer_scale_of(name)} | arguments
+    settings = _settings(name, arguments)
+    if found.classifier == "gap" and "_gap_" not in name and arguments.get("fc_norm") is None:
+        settings["norm_after_pooling"] = "global_pool='avg' and thus fc_norm", True
+    return dataclasses.replace(
+        found,
+        classifier=found.classifier or default_pooling(name),
+        num_heads=found.num_heads or model.num_heads,
         gelu=model.gelu,
         layer_norm_epsilon=model.layer_norm_epsilon,
         layer_scale=number(scale, "init_values", float) if scale["init_values"] else None,  # 0 is none, too
+        sizes={**found.sizes, **settings},
+        resampler="bilinear" if name.startswith("flexivit_") else None,
+    )
+
+
+def architecture_of(config: dict) -> tuple[str, dict]:
+    """(architecture, model_args) of a config.json."""
+    arguments = config.get("model_args") or {}
+    if not isinstance(arguments, dict):
+        raise UserError(f"config.json should give model_args as an object, but gives {arguments!r:.80}.")
+    return str(config.get("architecture") or _pretrained_of(config).get("architecture")), arguments
+
+
+def _pretrained_of(config: dict) -> dict:
+    pretrained = config.get("pretrained_cfg")
+    return pretrained if isinstance(pretrained, dict) else config
+
+
+def common_fields(config: dict, arguments: dict) -> FileConfig:
+    """What does not depend on the architecture, from config.json and its model_args."""
+    pool = arguments.get("global_pool", config.get("global_pool"))
+    if pool not in (None, "token", "avg", "map"):
+        raise UserError(f"config.json has the unsupported global_pool={pool!r:.80}; supported are token, avg and map.")
+    size, pretrained = pair(arguments, "img_size"), _pretrained_of(config)
+    pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
+    return FileConfig(
+        classifier=pools.get(pool),
+        num_heads=number(arguments, "num_heads"),
         image_size=size or pair(pretrained, "input_size"),
         image_size_is_exact=size is not None,  # after fine-tuning, input_size is still that of pretraining
         images=_images(pretrained),
         channels=named_number(arguments, "in_chans"),
         num_classes=named_number(config, "num_classes") if config.get("num_classes") else None,  # 0 is that of features
-        sizes=sizes_in(arguments, _SIZES) | _settings(name, arguments),
+        sizes=sizes_in(arguments, _SIZES),
         heads=("head",) if config.get("num_classes") else (),
-        resampler="bilinear" if name.startswith("flexivit_") else None,
     )
 
 
@@ -136,25 +159,14 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
 
     Raises UserError for a model that no arguments of timm describe.
     """
-    config, preprocessing, num_classes = model.config, model.preprocessing, model.num_classes
+    config = model.config
     if not isinstance(config, ViTConfig) or config.stem is not None:
         raise UserError(
             "timm builds a ResNet or hybrid only by the name of one of its own sizes; give the name of a .safetensors "
             "file instead of a folder."
         )
     architecture = _architecture(config)
-    hidden = config.mlp_dim * (2 if config.gated_mlp else 1)
-    arguments = {
-        "img_size": list(preprocessing.image_size),
-        "patch_size": list(config.patch),
-        "in_chans": preprocessing.channels,
-        "embed_dim": config.hidden_size,
-        "depth": config.num_layers,
-        "num_heads": config.num_heads,
-        # timm takes the integer part of embed_dim * mlp_ratio.
-        "mlp_ratio": (hidden + 0.5) / config.hidden_size,
-        "qkv_bias": config.qkv_bias,
-        "init_values": config.layer_scale,
+    arguments = size_arguments(model, hidden=config.mlp_dim * (2 if config.gated_mlp else 1)) | {
         "pre_norm": config.pre_norm,
         "global_pool": _POOLS[config.classifier],
         "act_layer": {gelu: name for name, gelu in ACTIVATIONS.items()}[config.gelu],
@@ -166,12 +178,34 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
             "reg_tokens": config.num_registers,
             "fc_norm": config.norm_after_pooling,
         }
+    return written(model, architecture, arguments)
+
+
+def size_arguments(model: WrittenModel, hidden: int) -> dict[str, Any]:
+    """The arguments that all architectures have; `hidden` is the width of the MLP as timm counts it."""
+    config, preprocessing = model.vit, model.preprocessing
+    return {
+        "img_size": list(preprocessing.image_size),
+        "patch_size": list(config.patch),
+        "in_chans": preprocessing.channels,
+        "embed_dim": config.hidden_size,
+        "depth": config.num_layers,
+        "num_heads": config.num_heads,
+        # timm takes the integer part of embed_dim * mlp_ratio.
+        "mlp_ratio": (hidden + 0.5) / config.hidden_size,
+        "qkv_bias": config.qkv_bias,
+        "init_values": config.layer_scale,
+    }
+
+
+def written(model: WrittenModel, architecture: str, arguments: dict) -> dict[str, dict]:
+    """config.json of an architecture with these model_args."""
     fields = {
         "architecture": architecture,
-        "num_classes": num_classes,
-        "num_features": config.hidden_size,
+        "num_classes": model.num_classes,
+        "num_features": model.vit.hidden_size,
         "model_args": arguments,
-        "pretrained_cfg": _pretrained_cfg(preprocessing, num_classes, architecture == _DISTILLED),
+        "pretrained_cfg": _pretrained_cfg(model.preprocessing, model.num_classes, architecture == _DISTILLED),
     }
     return {CONFIG: fields | ({"label_names": list(model.labels)} if model.labels else {})}
 

@@ -100,7 +100,7 @@ _IN_ARRAYS = (
 )
 # fmt: on
 # fmt: off
-_WITHOUT_EFFECT = (
+WITHOUT_EFFECT = (
     "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init", "zero_init_last",
     "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
 )
@@ -109,7 +109,7 @@ _WITHOUT_EFFECT = (
 _FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
 _FIXED |= {"qk_norm": False, "scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True, "final_norm": True}
 # Arguments for which null is what the architectures have anyway, or what shows in the arrays.
-_NULLABLE = ("fc_norm", "init_values", "norm_layer", "embed_norm_layer", *_WITHOUT_EFFECT)
+_NULLABLE = ("fc_norm", "init_values", "norm_layer", "embed_norm_layer", *WITHOUT_EFFECT)
 # Architectures that timm 1.0.31 builds with qkv_bias=False, of all that are supported.
 _WITHOUT_QKV_BIAS = (
     *("vit_base_patch16_224_miil", "vit_medium_patch16_gap_240", "vit_medium_patch16_gap_256"),
@@ -176,7 +176,7 @@ def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmMod
         model = dataclasses.replace(model, gelu=ACTIVATIONS[activation])
     for name, value in known.items():
         fixed = name in _FIXED and type(value) is type(_FIXED[name]) and value == _FIXED[name]
-        if value is None or (name not in (*_IN_ARRAYS, *_WITHOUT_EFFECT) and not fixed):
+        if value is None or (name not in (*_IN_ARRAYS, *WITHOUT_EFFECT) and not fixed):
             raise UserError(
                 f"config.json has the unsupported {name:.80}={value!r:.80} in model_args; give a checkpoint of a model "
                 "without it."

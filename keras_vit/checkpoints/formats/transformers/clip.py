@@ -119,14 +119,24 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     return read_vit(files, config, layout, sizes, classifier="map" if config.get("model_type") else None)
 
 
+def tower_config(fields: dict, name: str) -> dict:
+    """The fields of a tower, "vision_config" or "text_config", without those that are null.
+
+    They are an object of their own beside those of the other tower, or the whole file of a model of one tower.
+    """
+    older = fields.get(f"{name}_dict") or {}  # of old versions, whose values go first
+    tower = fields.get(name) or older
+    if not isinstance(tower, dict):
+        raise UserError(f"config.json should give {name} as an object, but gives {tower!r:.80}.")
+    return {field: value for field, value in tower.items() if value is not None}
+
+
 def _vision_config(fields: dict) -> dict:
-    """The fields of the vision tower, which are an object of their own beside those of a text tower."""
+    """The fields of the vision tower."""
     if fields.get("model_type") not in ("clip", "siglip"):
         return fields
-    older = fields.get("vision_config_dict") or {}  # of old versions, whose values go first
-    tower = fields.get("vision_config") or older
-    if not isinstance(tower, dict):
-        raise UserError(f"config.json should give vision_config as an object, but gives {tower!r:.80}.")
+    tower = tower_config(fields, "vision_config")
+    older = fields.get("vision_config_dict")
     complete = _DEFAULTS[fields["model_type"]] | tower
     for name, value in older.items() if isinstance(older, dict) else ():
         if name in complete and value != complete[name]:

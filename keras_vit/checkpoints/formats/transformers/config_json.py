@@ -75,14 +75,12 @@ def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Siz
         own: other fields of FileConfig, of the family.
     """
     kind, act = config.get("model_type"), config.get("hidden_act")
-    if act is not None and (not isinstance(act, str) or act not in _GELU):
-        raise UserError(f"config.json has the unsupported activation {act!r:.80}; supported are {', '.join(_GELU)}.")
     if "qkv_bias" in config:
         sizes = {"qkv_bias": ("qkv_bias", config["qkv_bias"]), **sizes}
     image_size = pair(config, "image_size")
     settings: dict[str, Any] = {
         "num_heads": number(config, "num_attention_heads"),
-        "gelu": _GELU[act] if act else None,
+        "gelu": None if act is None else gelu_of(act),
         "layer_norm_epsilon": number(config, "layer_norm_eps", float),
         "layer_scale": number(config, "layerscale_value", float),
         "image_size": image_size,
@@ -93,6 +91,13 @@ def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Siz
         "num_classes": num_labels(files[CONFIG]),
     }
     return FileConfig(**{**settings, **own})
+
+
+def gelu_of(act: object) -> Gelu:
+    """The activation of a name in transformers. Raises UserError for an unsupported one."""
+    if not isinstance(act, str) or act not in _GELU:
+        raise UserError(f"config.json has the unsupported activation {act!r:.80}; supported are {', '.join(_GELU)}.")
+    return _GELU[act]
 
 
 def positions_and_tokens(config: dict, layout: Layout, num_class_tokens: int = 1) -> Sizes:

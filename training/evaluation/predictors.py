@@ -1,25 +1,23 @@
-"""Whatever classifies images, opened for measuring, and what it gives for every example of a split."""
+"""Whatever classifies images, opened for measuring: a run, a SavedModel and a TFLite file give the same."""
 
 import dataclasses
 import functools
-import json
-import os
 import pathlib
 from collections.abc import Callable, Collection
 
-import keras
 import numpy as np
 import tensorflow as tf
 import tqdm
 from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.files import tflite_metadata
-from keras_vit.files.remote import check_saved_model_path, is_remote, is_web, local_copy, to_path
+from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.files.remote import check_saved_model_path, local_copy
 from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.runs import Run
 from training.devices.strategies import open_strategy
 from training.input.dataset import Split, bad_examples_reported, without_autograph
 from training.input.pipeline import evaluation_batches
@@ -27,83 +25,63 @@ from training.options.common import InputOptions, StrategyOptions
 
 _SAVED_MODEL = "saved_model.pb"
 _ON_WHITE = "The model takes numbers and does not say what transparent images are put on; here it is white."
-# The kind of a classifier that is no export.
-KERAS_MODEL = "Keras model"
 # What a run or a .keras file says of its images, and a TFLite file may say.
-_SAID = ("resize", "crop_from", "value_range")
+_IMAGE_FIELDS = ("resize", "crop_from", "value_range")
 _FROM_BYTES, _FROM_TENSOR = "image_bytes", "image_tensor"
 
 
 @dataclasses.dataclass(frozen=True)
-class Classifier:
-    """A model of any kind, opened."""
+class Predictor:
+    """A model of any kind, opened for measuring."""
 
+    run: Run
+    """What was opened."""
     kind: str
     """What it is, in words."""
     num_classes: int
-    names: tuple[str, ...] | None
-    """Of its classes; None where it does not name them."""
+    labels: tuple[str, ...]
+    """The names of its classes; empty where it does not name them."""
     predict: Callable[[Split, int], tuple[np.ndarray, np.ndarray]]
     """Split, batch size -> logits (n, K) float32 and labels (n,) of every example, in order; of a split whose images
     may have several classes, labels (n, K) of 0 and 1."""
-    multi_label: bool | None = None
+    is_multi_label: bool | None = None
     """Whether it is for images of several classes each; None where it does not say."""
+    is_export: bool = True
+    """Whether it is no Keras model."""
 
 
-def open_classifier(path: str, overrides: InputOptions, devices: StrategyOptions) -> Classifier:
-    """Open a run directory, .keras, .tflite, SavedModel or checkpoint. Raises UserError when it is none of these."""
-    local = to_path(path)
-    exported = _saved_model_directory(local)
-    if exported is None and local.suffix != ".tflite":
-        return _keras_classifier(path, overrides, devices)
+def open_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) -> Predictor:
+    """Open a run directory, .keras file, checkpoint, SavedModel or .tflite file for measuring.
+
+    The image size and the number of heads are those that the run was opened with. Raises UserError when it is none of
+    these, or does not take the overrides or devices.
+    """
+    exported = _saved_model_directory(run.place)
+    if exported is None and run.place.suffix != ".tflite":
+        return _keras_predictor(run, overrides, devices)
     if devices != StrategyOptions("single"):
         raise UserError("An exported model runs on this machine's CPU alone; leave --strategy and --replicas out.")
     overrides.refuse(("image_size", "num_heads"), "an exported model, which is of one size")
-    return _tflite(local, overrides) if exported is None else _saved_model(exported, overrides)
+    return _tflite(run, overrides) if exported is None else _saved_model(run, exported, overrides)
 
 
 # Keras models and checkpoints
 
 
-def load_model(
-    path: str | os.PathLike, *, image_size: tuple[int, int] | None = None, num_heads: int | None = None
-) -> keras.Model:
-    """The Keras model of a run directory, a .keras file, or a checkpoint of any published layout, with its own head.
-
-    Args:
-        path: also an address or official name, see `keras_vit.find_checkpoint`.
-        image_size: (height, width) in pixels to take it to; None keeps its own.
-        num_heads: for a checkpoint that does not tell them.
-    """
-    is_in_bucket = is_remote(path) and not is_web(path) and _is_ours(to_path(path))
-    path = to_path(path) if is_in_bucket else find_checkpoint(path)
-    if not _is_ours(path):
-        return keras_vit.from_checkpoint(path, image_size=image_size, num_heads=num_heads)
-    if num_heads is not None:
-        raise UserError("A run or .keras file stores its number of heads; leave --num-heads out.")
-    model = run_directory.load_model(path)
-    return model if image_size is None else keras_vit.adapt(model, image_size=image_size)
-
-
-def _is_ours(path: pathlib.Path) -> bool:
-    """Whether this is a .keras file or a run directory, finished or not, and no published checkpoint."""
-    published = (entry for pattern in ("*.safetensors", "*.bin") for entry in path.glob(pattern))
-    return path.suffix == ".keras" or (path.is_dir() and not any(published))
-
-
-def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptions) -> Classifier:
+def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) -> Predictor:
     strategy = _open_strategy(devices)
     with strategy.scope():
-        model = logits_model(load_model(path, image_size=overrides.image_size, num_heads=overrides.num_heads))
-    names = names_beside(path)
-    if names is not None:
-        run_directory.check_classes(model, names)
+        model = logits_model(run.model)
+    if run.labels:
+        run_directory.check_classes(model, run.labels)
     shape = model.output_shape
     if len(shape) != 2 or "logits" not in keras_vit.intermediates(model).output:
-        raise UserError(f"{path} has no head: it ends with features of shape {shape}; probe them by training.fewshot.")
-    own = preprocessing_of(model)
-    if _is_ours(to_path(path)):
-        _refuse_contradiction(overrides, own, _SAID, path)
+        raise UserError(
+            f"{run.name} has no head: it ends with features of shape {shape}; probe them by training.fewshot."
+        )
+    own = run.preprocessing
+    if run_directory.is_ours(run.place):
+        _refuse_contradiction(overrides, own, _IMAGE_FIELDS, run)
     preprocessing, replicas = overrides.preprocessing(own), strategy.num_replicas_in_sync
 
     def compute(images: tf.Tensor) -> np.ndarray:
@@ -130,22 +108,20 @@ def _keras_classifier(path: str, overrides: InputOptions, devices: StrategyOptio
             multiple_of=replicas,
         )
 
-    return Classifier(KERAS_MODEL, shape[1], names, predict)
+    is_multi_label = run.is_multi_label if run.file(run_directory.CONFIG) else None
+    return Predictor(run, "Keras model", shape[1], run.labels, predict, is_multi_label, is_export=False)
 
 
-def _refuse_contradiction(overrides: InputOptions, own: Preprocessing, said: Collection[str], path: object) -> None:
-    """Raise UserError for an option that differs from what the model itself says of its images.
-
-    `said` are the fields of `_SAID` that it says.
-    """
-    for name in said:
+def _refuse_contradiction(overrides: InputOptions, own: Preprocessing, fields: Collection[str], run: Run) -> None:
+    """Raise UserError for an option that differs from what the model itself says of its images, in these fields."""
+    for name in fields:
         given, stored = getattr(overrides, name), getattr(own, name)
         if given is None or given == stored:
             continue
         if name == "value_range" and np.allclose(own.channel_ranges(), np.transpose([given]), atol=1e-5):
             continue
         option = f"--{name.replace('_', '-')}"
-        raise UserError(f"{path} says itself that {option} is {stored}, but {given} was given; leave {option} out.")
+        raise UserError(f"{run.name} says itself that {option} is {stored}, but {given} was given; leave {option} out.")
 
 
 def _open_strategy(devices: StrategyOptions) -> tf.distribute.Strategy:
@@ -153,13 +129,6 @@ def _open_strategy(devices: StrategyOptions) -> tf.distribute.Strategy:
     if strategy is None or isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise UserError("Evaluation runs on one machine; give --strategy single, mirrored or tpu.")
     return strategy
-
-
-def names_beside(path: str | os.PathLike) -> tuple[str, ...] | None:
-    """The names in the labels.txt of a run directory, or beside a file."""
-    path = to_path(path)
-    folder = path if path.is_dir() else path.parent
-    return run_directory.load_labels(folder) if (folder / run_directory.LABELS).is_file() else None
 
 
 def outputs(
@@ -217,8 +186,11 @@ def _tensor_specs(path: pathlib.Path, names) -> dict[str, tuple[dict[str, tf.Ten
     return {name: (specs(definitions[name].inputs), specs(definitions[name].outputs)) for name in names}
 
 
-def _saved_model(path: pathlib.Path, overrides: InputOptions) -> Classifier:
-    """By the signature that takes encoded images, unless there is only one that takes numbers."""
+def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predictor:
+    """By the signature that takes encoded images, unless there is only one that takes numbers.
+
+    `path` is the folder of the version.
+    """
     check_saved_model_path(path)
     try:
         loaded = tf.saved_model.load(str(path))
@@ -268,18 +240,17 @@ def _saved_model(path: pathlib.Path, overrides: InputOptions) -> Classifier:
             part = functools.partial(compute, split.multi_label)
             return outputs(part, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
 
-    return Classifier(
-        f"SavedModel by {kind}", num_classes, names_beside(path / "assets"), predict, _multi_label_of_report(path)
+    names, report = path / "assets" / LABELS, path / "report.json"
+    labels = read_labels(names) if names.is_file() else ()
+    is_multi_label = run_directory.read_config(report).get("multi_label") if report.is_file() else None
+    return Predictor(
+        run,
+        f"SavedModel by {kind}",
+        num_classes,
+        labels,
+        predict,
+        is_multi_label if isinstance(is_multi_label, bool) else None,
     )
-
-
-def _multi_label_of_report(path: pathlib.Path) -> bool | None:
-    """What the report.json of an export says of its model; None without one."""
-    try:
-        found = json.loads((path / "report.json").read_text(encoding="utf-8"))["multi_label"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, bool) else None
 
 
 def _of_files(
@@ -304,10 +275,11 @@ def _of_files(
     return np.concatenate(found), np.concatenate(labels)
 
 
-def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
+def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
     from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
 
+    path = run.place
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}; give the path of a .tflite file.")
     try:
@@ -329,18 +301,18 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
     content = local_copy(path).read_bytes()
     metadata, names = tflite_metadata.read(content), tflite_metadata.read_names(content, str(path))
-    said = []
+    fields = []
     resizing = {} if metadata is None else metadata.preprocessing
     if kind == np.uint8:
         overrides.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=resizing.get("value_range", (0.0, 255.0)))
     elif metadata is not None and metadata.value_range is not None:
-        own, said = dataclasses.replace(own, value_range=metadata.value_range), ["value_range"]
+        own, fields = dataclasses.replace(own, value_range=metadata.value_range), ["value_range"]
     if resizing:
         known = own.resizing()
         own = dataclasses.replace(own, **{name: value for name, value in resizing.items() if name in known})
-        said += ["resize", "crop_from"]
-    _refuse_contradiction(overrides, own, said, path)
+        fields += ["resize", "crop_from"]
+    _refuse_contradiction(overrides, own, fields, run)
     if "background" not in resizing:
         print(_ON_WHITE)
     if metadata is not None and metadata.temperature is not None:
@@ -367,6 +339,5 @@ def _tflite(path: pathlib.Path, overrides: InputOptions) -> Classifier:
     def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         return outputs(compute, split, preprocessing, num_classes=shapes[1][1], batch_size=batch_size)
 
-    multi_label = None if metadata is None else metadata.multi_label
-    names = names_beside(path) if names is None else names
-    return Classifier("TFLite file", shapes[1][1], names, predict, multi_label)
+    is_multi_label = None if metadata is None else metadata.multi_label
+    return Predictor(run, "TFLite file", shapes[1][1], run.labels if names is None else names, predict, is_multi_label)

@@ -1,0 +1,261 @@
+"""A trained model and what is known of it: opened once, at the door of a command, and handed down.
+
+A run directory, its model.keras, any other .keras file and a checkpoint of any published layout are the same to those
+who take a `Run`. Nothing is loaded or downloaded before it is asked for, and nothing twice.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_vit import run_directory
+from keras_vit.checkpoints.describe import class_names_of, license_of
+from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
+from keras_vit.errors import UserError
+from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.files.npz import read_npz
+from keras_vit.files.remote import is_remote, is_web, to_path
+from keras_vit.run_directory import Samples
+from keras_vit.scores import Scoring
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_vit.images.preprocessing import Preprocessing
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """Images that a model was, or is to be, trained and evaluated on."""
+
+    data: str
+    """As --data, or of what a soup is the average of."""
+    split_seed: int | None = None
+    counts: tuple[int, int] | None = None
+    """Training and evaluation images; None where it is not known."""
+    fingerprint: int | None = None
+    """Of the data set; None where it is not known."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The kind of the data, and their path however it is written."""
+        kind, _, rest = self.data.partition(":")
+        is_path = kind in ("folder", "csv") and not is_remote(rest)
+        return kind, str(pathlib.Path(rest).resolve()) if is_path else rest
+
+    def is_other_split(self, other: "TrainingData") -> bool:
+        """Whether another seed drew the evaluation images of the same data."""
+        return self.split_seed != other.split_seed and self.place == other.place
+
+    def has_other_images(self, other: "TrainingData") -> bool:
+        """Whether the images differ, as far as both are known."""
+        pairs = (self.counts, other.counts), (self.fingerprint, other.fingerprint)
+        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A run, a .keras file or a checkpoint, opened; `open_run` and `run_of` make one."""
+
+    name: str
+    """As the user gave it, for messages and reports."""
+    image_size: tuple[int, int] | None = None
+    """(height, width) in pixels to take the model to; None keeps its own."""
+    num_heads: int | None = None
+    """Of a checkpoint that does not tell them."""
+    num_groups: int | None = None
+    """Of GroupNorm, likewise."""
+
+    @functools.cached_property
+    def place(self) -> pathlib.Path:
+        """Where it is; of an address or official name, nothing need be there yet."""
+        return to_path(self.name)
+
+    @functools.cached_property
+    def directory(self) -> pathlib.Path | None:
+        """The run directory, which it is itself or whose model.keras it is; None if there is none."""
+        if self.place.name == run_directory.MODEL:
+            return self.place.parent
+        return self.place if not is_web(self.name) and self.place.is_dir() else None
+
+    def file(self, name: str) -> pathlib.Path | None:
+        """A file of the run directory; None if there is none."""
+        path = self.directory / name if self.directory else None
+        return path if path and path.is_file() else None
+
+    @functools.cached_property
+    def checkpoint(self) -> pathlib.Path:
+        """The local file or folder of the weights, downloaded if necessary; of a run in a bucket, its place."""
+        is_in_bucket = is_remote(self.name) and not is_web(self.name) and run_directory.is_ours(self.place)
+        return self.place if is_in_bucket else find_checkpoint(self.name)
+
+    @functools.cached_property
+    def model(self) -> "keras.Model":
+        """The trained model with its own head, loaded once.
+
+        Raises UserError for a file that cannot be read, and for settings of a checkpoint beside a model that has them.
+        """
+        from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint  # lazy: importing Keras takes seconds
+
+        if not run_directory.is_ours(self.checkpoint):
+            return from_checkpoint(
+                self.checkpoint, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups
+            )
+        for option, value in (("num-heads", self.num_heads), ("num-groups", self.num_groups)):
+            if value is not None:
+                raise UserError(
+                    f"--{option} has no effect on a run or .keras file, which stores it; leave --{option} out."
+                )
+        model = run_directory.load_model(self.checkpoint)
+        return model if self.image_size is None else adapt(model, image_size=self.image_size)
+
+    @property
+    def preprocessing(self) -> "Preprocessing":
+        """What is done to the images of the model."""
+        from keras_vit.models.build import preprocessing_of
+
+        return preprocessing_of(self.model)
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The class names in the labels.txt of the run directory, or beside the file; empty without one."""
+        if is_web(self.name) or not self.place.exists():
+            return ()
+        folder = self.place if self.place.is_dir() else self.place.parent
+        return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
+
+    @functools.cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """`labels`, else those that the config.json of a checkpoint has for all logits; empty if nothing names them.
+
+        Loads the model.
+        """
+        if self.labels or run_directory.is_keras_model(self.checkpoint):
+            return self.labels
+        names = class_names_of(self.checkpoint)
+        return names if len(names) == self.model.output_shape[-1] else ()
+
+    @functools.cached_property
+    def samples(self) -> Samples:
+        """The sample images of the run directory. Raises UserError if it has none."""
+        return Samples.load(run_directory.find(self.directory or self.place, run_directory.SAMPLES))
+
+    @functools.cached_property
+    def temperature(self) -> float:
+        """Divides the logits before the softmax; 1 unless `training.evaluate --calibrate` fitted another."""
+        return run_directory.load_temperature(self.directory) if self.directory else 1.0
+
+    @functools.cached_property
+    def is_multi_label(self) -> bool:
+        """Whether an image may have several classes. Raises UserError for a config.json that does not tell it."""
+        return run_directory.is_multi_label(self.directory) if self.directory else False
+
+    def scoring(self, threshold: float | None = None) -> Scoring:
+        """How its logits become probabilities and classes."""
+        return Scoring(self.temperature, threshold, self.is_multi_label)
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The content of the run's config.json; empty if it is damaged or missing."""
+        file = self.file(run_directory.CONFIG)
+        return run_directory.read_config(file) if file else {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run: options of its command and recipe; empty if it does not say them."""
+        settings = self.config.get("settings")
+        return settings if isinstance(settings, dict) else {}
+
+    @functools.cached_property
+    def data(self) -> TrainingData | None:
+        """What the run was trained on; None if it is of no training command."""
+        try:
+            source, images = self.settings["source"], self.settings.get("images")
+            counts = (images["train"], images["evaluation"]) if images else None
+            fingerprint = self.config.get(run_directory.IMAGES)
+            return TrainingData(source["data"], source.get("split_seed"), counts, fingerprint)
+        except (KeyError, TypeError, AttributeError):
+            return None
+
+    @functools.cached_property
+    def training_images(self) -> np.ndarray | None:
+        """Digests (n,) uint64 of the files of its training images; None if it has none."""
+        file = self.file(run_directory.TRAINING_IMAGES)
+        return read_npz(file).get("digests") if file else None
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The last line of the run's metrics.jsonl; empty without one."""
+        file = self.file(run_directory.METRICS)
+        return run_directory.read_last_metrics(file) if file else {}
+
+    @functools.cached_property
+    def license(self) -> str | None:
+        """The license of the weights, as their publisher states it; None if nothing states it."""
+        return license_of(self.name)
+
+    def check_finished(self) -> None:
+        """Raise UserError for what is no model, a run without one, and a damaged config.json; downloads nothing."""
+        check_name(self.name)
+        if is_remote(self.name):
+            return
+        run_directory.check_model_file(self.name)
+        if self.file(run_directory.MODEL):
+            _ = self.is_multi_label  # raises
+        if self.place.is_dir() and not run_directory.holds_model(self.place):
+            run_directory.find(self.place, run_directory.MODEL)  # raises
+
+    def warn_of_missing_files(self, *, labels_given: bool = False) -> None:
+        """Print what is assumed where a folder has a model without the other files of a run, as if partly copied."""
+        if not (self.place / run_directory.MODEL).is_file():
+            return
+        if not self.file(LABELS) and not labels_given:
+            print(
+                f"{self.name} has no {LABELS}, so classes are shown by their numbers; copy it from the run, or give "
+                "--labels."
+            )
+        if not self.file(run_directory.CONFIG):
+            print(
+                f"{self.name} has no {run_directory.CONFIG}, so each image is taken to have one class; copy it from "
+                "the run, if it is there."
+            )
+
+
+def open_run(
+    name: str | os.PathLike,
+    *,
+    image_size: tuple[int, int] | None = None,
+    num_heads: int | None = None,
+    num_groups: int | None = None,
+) -> Run:
+    """Open a run directory, a .keras file, a checkpoint file or folder, an address or an official name.
+
+    Args:
+        name: see `keras_vit.find_checkpoint`.
+        image_size: (height, width) in pixels to take the model to. Default: as stored.
+        num_heads: of a checkpoint that does not tell them.
+        num_groups: of GroupNorm, likewise.
+
+    Raises UserError for what is no model; a download fails only when the model is asked for.
+    """
+    run = Run(os.fsdecode(name), image_size, num_heads, num_groups)
+    run.check_finished()
+    return run
+
+
+def open_run_directory(path: str | os.PathLike) -> Run:
+    """Open the directory of a finished run. Raises UserError for anything else."""
+    run_directory.find(path, run_directory.MODEL)
+    return open_run(path)
+
+
+def run_of(model: "keras.Model", name: str = "a model in memory", labels: tuple[str, ...] = ()) -> Run:
+    """A run of a model in memory, without files."""
+    run = Run(name)
+    known = {"model": model, "labels": labels, "class_names": labels, "directory": None}
+    run.__dict__.update(known)  # as `cached_property` stores what it has computed
+    return run

@@ -1,0 +1,217 @@
+"""Texts as the classes of an ordinary model: their embeddings are the kernel of its head.
+
+Paper: "Learning Transferable Visual Models From Natural Language Supervision" (CLIP, arXiv 2103.00020), section 3.1.
+Agrees with `logits_per_image` of transformers' CLIPModel and SiglipModel, and averages templates as OpenAI's notebook
+and open_clip's `build_zero_shot_classifier` do: normalized embeddings, their mean, normalized.
+"""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import keras
+import numpy as np
+
+from keras_vit.checkpoints.from_checkpoint import from_checkpoint
+from keras_vit.checkpoints.key_mapping import Weight
+from keras_vit.checkpoints.load import weights_by_key
+from keras_vit.errors import UserError
+from keras_vit.models.build import build, config_of, preprocessing_of, set_classes
+from keras_vit.models.config import Classes, ViTConfig
+from keras_vit.models.layers import no_init_weights
+from keras_vit.text.checkpoint import TextCheckpoint, open_text
+from keras_vit.text.templates import TEMPLATES
+from keras_vit.text.tokenizer import Tokenizer, open_tokenizer
+from keras_vit.text.tower import build_text_tower
+
+# Texts of one forward pass.
+_BATCH = 256
+# From this number on, a progress bar is printed.
+_MANY = 2048
+# Positions of a shortened tower are a multiple of this.
+_STEP = 8
+_PLAIN = ("{}",)
+
+
+def zero_shot(
+    path: str | os.PathLike,
+    classes: Sequence[str] | Mapping[str, str | Sequence[str]],
+    templates: str | Sequence[str] | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> keras.Model:
+    """An ordinary model whose classes are texts, from a two-tower checkpoint of CLIP or SigLIP.
+
+        model = keras_vit.zero_shot("hf:openai/clip-vit-base-patch32", ["a cat", "a dog"])
+
+    The model is the image tower, its projection, a normalization, and a head whose kernel are the embeddings of the
+    texts times exp(logit_scale); SigLIP's also has the bias logit_bias. So it saves, exports and trains as any other.
+
+    Args:
+        path: file, folder, address or name of the checkpoint, as `keras_vit.from_checkpoint` takes it, with its
+            tokenizer.
+        classes: one text for each class, which is its name, too; or a mapping from names to a text or several, whose
+            embeddings are averaged.
+        templates: a sentence or several in which a text replaces {}, such as "a photo of a {}.", whose embeddings are
+            averaged; "clip" for the 80 that CLIP has for ImageNet, "siglip" for "This is a photo of {}.". None: the
+            texts as they are.
+        image_size: pixels, or (height, width). Default: that of the checkpoint.
+
+    Returns:
+        A functional keras.Model from images (B, height, width, 3) to logits (B, K). Their softmax are the probabilities
+        of CLIP; of SigLIP it is their sigmoid, for each text by itself. `keras_vit.classes_of(model)` tells the
+        classes.
+
+    Raises:
+        UserError: if the checkpoint has no text tower or tokenizer, if a class is empty or there twice, or if a
+            template has no {}.
+    """
+    found = _classes(classes, templates)
+    text = open_text(path)
+    tokenize = open_tokenizer(path, text)
+    embeddings = _class_embeddings(text, tokenize, found)
+    return with_text_head(path, text, embeddings, found, image_size)
+
+
+def with_text_head(
+    path: str | os.PathLike,
+    text: TextCheckpoint,
+    embeddings: np.ndarray,
+    classes: Classes,
+    image_size: int | tuple[int, int] | None = None,
+) -> keras.Model:
+    """The image tower of a checkpoint with a head of text embeddings (K, D), each of length 1."""
+    tower = from_checkpoint(path, image_size=image_size)
+    config = config_of(tower)
+    if not isinstance(config, ViTConfig):
+        raise UserError(f"{os.fspath(path)} has a ResNet for its images, which is not supported; give one with a ViT.")
+    values = {key: variable.value for key, variable in weights_by_key(tower).items()}
+    projection = values.pop("head/kernel", None)
+    if projection is not None:  # CLIP's
+        values["pre_logits/kernel"] = projection
+    width = config.hidden_size if projection is None else projection.shape[1]
+    if width != embeddings.shape[1]:
+        raise UserError(
+            f"The embeddings of images have {width} numbers, those of texts {embeddings.shape[1]}; use the complete "
+            "checkpoint."
+        )
+    config = dataclasses.replace(
+        config,
+        representation_size=None if projection is None else width,
+        representation="tanh" if projection is None else "projection",
+        normalized=True,
+        head_bias=text.bias is not None,
+    )
+    # In float64, because the product with the scale is rounded once.
+    values["head/kernel"] = (embeddings.astype(np.float64).T * text.scale).astype(np.float32)
+    if text.bias is not None:
+        values["head/bias"] = np.full(len(embeddings), text.bias, np.float32)
+    with no_init_weights():
+        model = build(config, preprocessing=preprocessing_of(tower), num_classes=len(embeddings), name=tower.name)
+    for key, variable in weights_by_key(model).items():
+        variable.assign(values.pop(key))
+    set_classes(model, dataclasses.replace(classes, multi_label=text.bias is not None))
+    return model
+
+
+def _classes(
+    classes: Sequence[str] | Mapping[str, str | Sequence[str]], templates: str | Sequence[str] | None
+) -> Classes:
+    """Check the classes and the templates."""
+    if isinstance(classes, str):
+        raise UserError(f"classes must be several texts, such as ['cat', 'dog'], but is the text {classes!r:.80}.")
+    if not isinstance(classes, Mapping):
+        names = list(classes)
+        if twice := _twice(names):
+            raise UserError(f"The class {twice!r:.80} is there twice; give each class once.")
+        classes = {name: name for name in names}
+    if not classes:
+        raise UserError("There is no class; give at least one text.")
+    texts = []
+    for name, of_class in classes.items():
+        several = tuple(of_class) if isinstance(of_class, list | tuple) else (of_class,)
+        if not several or not all(isinstance(text, str) and text.strip() for text in (name, *several)):
+            raise UserError(f"The class {name!r:.80} is empty, or has an empty text; give it one.")
+        texts.append(several)
+    return Classes(tuple(classes), tuple(texts), check_templates(templates))
+
+
+def _twice(names: Sequence[object]) -> object:
+    """The first name that is there a second time; None if there is none."""
+    counts = collections.Counter(name for name in names if isinstance(name, str))
+    return next((name for name, count in counts.items() if count > 1), None)
+
+
+def check_templates(templates: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The templates, of a name, a sentence or several. Raises UserError for one without {}."""
+    if templates is None:
+        return _PLAIN
+    found = TEMPLATES.get(templates, (templates,)) if isinstance(templates, str) else tuple(templates)
+    for template in found:
+        if not isinstance(template, str) or "{}" not in template:
+            raise UserError(
+                f"A template must have {{}} where the class goes, such as 'a photo of a {{}}.', or be one of "
+                f"{', '.join(TEMPLATES)}, but is {template!r:.80}."
+            )
+    if not found:
+        raise UserError("There is no template; give at least one, or leave templates out.")
+    return found
+
+
+def _class_embeddings(text: TextCheckpoint, tokenize: Tokenizer, classes: Classes) -> np.ndarray:
+    """The embedding of each class (K, D) float32, of length 1: the mean over its texts in all templates."""
+    counts = [len(texts) * len(classes.templates) for texts in classes.texts]
+    owners = np.repeat(np.arange(len(counts)), counts)
+    sums = np.zeros((len(counts), text.config.output_size), np.float64)
+    total, done = int(sum(counts)), 0
+    progress = keras.utils.Progbar(total, unit_name="text") if total >= _MANY else None
+    towers: dict[int, keras.Model] = {}
+    for sentences in _batches(classes):
+        ids, lengths = tokenize.encode(sentences)
+        embeddings = _embed(text, towers, ids, int(lengths.max()))
+        np.add.at(sums, owners[done : done + len(ids)], embeddings)
+        done += len(ids)
+        if progress is not None:
+            progress.update(done)
+    return (sums / np.linalg.norm(sums, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _batches(classes: Classes) -> Iterator[list[str]]:
+    """All sentences of all classes, in order, a batch at a time."""
+    batch: list[str] = []
+    for texts in classes.texts:
+        for text in texts:
+            for template in classes.templates:
+                batch.append(template.replace("{}", text))
+                if len(batch) == _BATCH:
+                    yield batch
+                    batch = []
+    if batch:
+        yield batch
+
+
+def _embed(text: TextCheckpoint, towers: dict[int, keras.Model], ids: np.ndarray, used: int) -> np.ndarray:
+    """The embeddings of token ids (N, T), of which `used` are no padding; `towers` keeps the models by their length.
+
+    No token of a causal tower sees what comes after it, so that it computes only as many as there are.
+    """
+    full = text.config.length
+    length = min(-(-used // _STEP) * _STEP, full) if text.config.causal else full
+    if length not in towers:
+        towers[length] = _tower_of_length(text, length)
+    if len(ids) < _BATCH:  # not worth tracing a graph
+        return keras.ops.convert_to_numpy(towers[length](ids[:, :length], training=False))
+    return towers[length].predict_on_batch(ids[:, :length])
+
+
+def _tower_of_length(text: TextCheckpoint, length: int) -> keras.Model:
+    weights = dict(text.weights)
+    table = weights["embedding/positions"]
+    weights["embedding/positions"] = Weight(
+        table.source, (length, table.shape[1]), lambda array: table.convert(array)[:length]
+    )
+    shortened = dataclasses.replace(text, config=dataclasses.replace(text.config, length=length), weights=weights)
+    with no_init_weights():
+        model = build_text_tower(shortened.config)
+    shortened.load_into(model)
+    return model

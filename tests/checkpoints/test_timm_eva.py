@@ -1,0 +1,123 @@
+"""timm's Eva layout: DINOv3, EUPE and LingBot-Vision, and the refusal of its other models."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import keras_vit
+from keras_vit import UserError
+from keras_vit.files.safetensors import read_json, write_json
+from tests.support import FIXTURES
+
+TASKS = FIXTURES / "tasks"
+GOLDEN = {
+    name: entry
+    for name, entry in json.loads((TASKS / "index.json").read_text())["fixtures"].items()
+    if name.startswith("timm_dinov3")
+}
+
+
+@pytest.mark.parametrize("suffix", ["", "_large"])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_tokens_and_features_agree_with_timm(name, suffix):
+    """At the size of the file and at another, rectangular one."""
+    recorded = np.load(TASKS / GOLDEN[name]["io"])
+    images = recorded[f"images{suffix}"]
+    model = keras_vit.from_checkpoint(TASKS / name, image_size=images.shape[1:3])
+    inside = keras_vit.intermediates(model, ["encoded", "pre_logits"])(images)
+    for ours, key in (("encoded", "features"), ("pre_logits", "logits")):
+        np.testing.assert_allclose(inside[ours], recorded[key + suffix], **GOLDEN[name]["tolerance"], err_msg=key)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_reading_and_writing_gives_the_same_arrays_and_model(name, tmp_path):
+    model = keras_vit.from_checkpoint(TASKS / name)
+    keras_vit.save_checkpoint(model, tmp_path / name, layout="timm")
+    original, copy = (safetensors.numpy.load_file(f / name / "model.safetensors") for f in (TASKS, tmp_path))
+    assert original.keys() == copy.keys()
+    for key, array in original.items():
+        np.testing.assert_array_equal(copy[key], array, err_msg=key)
+    again = keras_vit.from_checkpoint(tmp_path / name)
+    assert keras_vit.config_of(again) == keras_vit.config_of(model)
+    assert read_json(tmp_path / name / "config.json")["architecture"] == GOLDEN_ARCHITECTURES[name]
+
+
+GOLDEN_ARCHITECTURES = {name: read_json(TASKS / name / "config.json")["architecture"] for name in GOLDEN}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_timm_builds_the_model_of_a_folder_with_rotary_positions(name, tmp_path):
+    timm = pytest.importorskip("timm", reason="timm and torch of benchmarks/requirements.txt are not installed")
+    torch = pytest.importorskip("torch")
+    model = keras_vit.from_checkpoint(TASKS / name, image_size=(28, 36))
+    keras_vit.save_checkpoint(model, tmp_path / name, layout="timm")
+    images = np.load(TASKS / GOLDEN[name]["io"])["images_large"]
+    original = timm.create_model(f"local-dir:{tmp_path / name}", pretrained=True).eval()
+    with torch.no_grad():
+        expected = original(torch.from_numpy(images.transpose(0, 3, 1, 2))).numpy()
+    np.testing.assert_allclose(model(images), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_bare_file_asks_how_the_model_pools(tmp_path):
+    shutil.copy(TASKS / "timm_dinov3" / "model.safetensors", tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="or give classifier to keras_vit.from_checkpoint"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4, image_size=20)
+    recorded = {name: np.load(TASKS / GOLDEN[name]["io"]) for name in ("timm_dinov3",)}["timm_dinov3"]
+    for classifier, expected in (("gap", recorded["logits"]), ("token", recorded["features"][:, 0])):
+        options = {"num_heads": 4, "image_size": 20, "classifier": classifier}
+        model = keras_vit.from_checkpoint(tmp_path / "x.safetensors", **options)
+        np.testing.assert_allclose(model(recorded["images"]), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "sentence"),
+    [
+        ("vit_small_patch16_dinov3", {"rope_temperature": 10}, "unsupported rope_temperature=10"),
+        ("vit_small_patch16_dinov3", {"num_reg_tokens": 3}, "num_reg_tokens=3, but the arrays are of a model with 4"),
+        ("vit_small_patch16_dinov3_qkvb", {}, "qkv_bias=True, but the arrays are of a model with False"),
+        ("vit_small_plus_patch16_dinov3", {}, "swiglu_mlp=True, but the arrays are of a model with False"),
+        ("vit_small_patch16_dinov3", {"mlp_ratio": 3.0}, "mlp_ratio and thus=144, but the arrays"),
+        ("vit_small_patch16_dinov3", {"global_pool": "map"}, "has the classifier 'map'"),
+        ("eva02_base_patch14_224", {}, "unsupported architecture='eva02_base_patch14_224'"),
+    ],
+)
+def test_a_config_that_contradicts_the_arrays_is_refused(architecture, arguments, sentence, tmp_path):
+    shutil.copytree(TASKS / "timm_dinov3", tmp_path / "x")
+    config = read_json(tmp_path / "x" / "config.json")
+    (tmp_path / "x" / "config.json").unlink()
+    fields = {"architecture": architecture, "model_args": config["model_args"] | arguments}
+    write_json(tmp_path / "x" / "config.json", config | fields)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(tmp_path / "x")
+
+
+@pytest.mark.parametrize("key", ["blocks.1.attn.v_bias", "blocks.2.gamma_2", "norm.bias", "patch_embed.proj.bias"])
+def test_a_missing_array_is_named(key, tmp_path):
+    shutil.copytree(TASKS / "timm_dinov3_qkvb", tmp_path / "x")
+    arrays = safetensors.numpy.load_file(tmp_path / "x" / "model.safetensors")
+    del arrays[key]
+    safetensors.numpy.save_file(arrays, tmp_path / "x" / "model.safetensors")
+    with pytest.raises(UserError, match="missing keys"):
+        keras_vit.from_checkpoint(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        (["patch_embed.proj.weight", "blocks.0.attn.q_proj.weight"], "EVA-02"),
+        (["patch_embed.proj.weight", "blocks.0.attn.q_bias", "pos_embed"], "EVA or EVA-02"),
+        (["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks.0.attn.relative_position_bias_table"], "BEiT"),
+        (["patch_embed.proj.weight", "norm_pre.weight", "attn_pool.latent"], "Perception Encoder"),
+        (["patch_embed.proj.weight", "norm_pre.weight", "blocks.0.gamma_1"], "Perception Encoder"),
+        (["patch_embed.proj.weight", "patch_embed.norm.weight"], "AIMv2"),
+        (["embeds.proj.weight", "embeds.pos_embed"], "NaFlex"),
+        (["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks.0.attn.qkv.bias"], "RoPE-ViT"),
+    ],
+)
+def test_other_models_of_timm_are_refused_by_name(keys, name, tmp_path):
+    safetensors.numpy.save_file({key: np.zeros((4, 4), np.float32) for key in keys}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match=f"timm's .*{name}.*, which is not supported"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors")

@@ -1,0 +1,197 @@
+"""Text towers against the recorded outputs of transformers, and what is refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import keras_vit
+from tests.support import FIXTURES
+from tests.text.towers import ALL, CLIP, LEGACY, OPEN_CLIP, SIGLIP, TOWERS, golden
+
+
+def embed(model: keras.Model, ids: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(model(ids.astype(np.int32), training=False))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_embeddings_are_those_of_transformers(name):
+    io = golden(name)
+    found = embed(keras_vit.text_tower(TOWERS / name), io["input_ids"])
+    np.testing.assert_allclose(found, io["text_embeds"], rtol=0, atol=2e-6)
+
+
+def test_a_saved_tower_loads_without_custom_objects_and_gives_the_same(tmp_path):
+    ids = golden(CLIP)["input_ids"].astype(np.int32)
+    tower = keras_vit.text_tower(TOWERS / CLIP)
+    tower.save(tmp_path / "text.keras")
+    code = f"""
+import numpy as np, keras_vit, keras
+model = keras.models.load_model({str(tmp_path / "text.keras")!r})
+np.save({str(tmp_path / "out.npy")!r}, np.asarray(model(np.array({ids.tolist()}, "int32"))))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), embed(tower, ids), rtol=0, atol=1e-6)
+
+
+def test_a_causal_tower_takes_texts_without_their_padding():
+    ids = golden(CLIP)["input_ids"]
+    tower = keras_vit.text_tower(TOWERS / CLIP)
+    np.testing.assert_allclose(embed(tower, ids[:2, :3]), embed(tower, ids)[:2], rtol=0, atol=1e-6)
+
+
+def edited(name: str, folder, edit, arrays=None):
+    """A copy of a golden folder with another config.json, or other arrays."""
+    shutil.copytree(TOWERS / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    edit(config)
+    (folder / "config.json").write_text(json.dumps(config))
+    if arrays is not None:
+        stored = load_file(folder / "model.safetensors")
+        arrays(stored)
+        save_file(stored, folder / "model.safetensors")
+    return folder
+
+
+def test_the_fields_that_config_json_lacks_have_the_defaults_of_their_class(tmp_path):
+    def edit(config):
+        del config["text_config"]["hidden_act"], config["text_config"]["layer_norm_eps"]
+
+    folder = edited(CLIP, tmp_path / "clip", edit)
+    io = golden(CLIP)
+    np.testing.assert_allclose(embed(keras_vit.text_tower(folder), io["input_ids"]), io["text_embeds"], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda config: config["text_config"].update(num_attention_heads=5), "must be a multiple of its heads"),
+        (lambda config: config["text_config"].update(hidden_act="relu"), "unsupported activation 'relu'"),
+        (lambda config: config["text_config"].update(vocab_size=51), "vocab_size=51"),
+        (lambda config: config["text_config"].update(eos_token_id=50), "must be below 50"),
+        (lambda config: config.update(text_config=[1]), "should give text_config as an object"),
+    ],
+)
+def test_a_config_that_does_not_belong_to_the_arrays_is_one_sentence(edit, message, tmp_path):
+    with pytest.raises(keras_vit.UserError, match=message):
+        keras_vit.text_tower(edited(CLIP, tmp_path / "clip", edit))
+
+
+def test_a_tower_without_an_array_or_with_another_is_one_sentence(tmp_path):
+    key = "text_model.encoder.layers.1.mlp.fc1.bias"
+    folder = edited(SIGLIP, tmp_path / "lacks", lambda config: None, lambda arrays: arrays.pop(key))
+    with pytest.raises(keras_vit.UserError, match="missing keys: encoderblock_1/MlpBlock_3/Dense_0/bias"):
+        keras_vit.text_tower(folder)
+    more = edited(
+        SIGLIP, tmp_path / "more", lambda config: None, lambda arrays: arrays.update({f"{key}2": arrays[key].copy()})
+    )
+    with pytest.raises(keras_vit.UserError, match=f"unexpected keys: {key}2"):
+        keras_vit.text_tower(more)
+
+
+def test_a_checkpoint_without_text_tower_is_one_sentence():
+    with pytest.raises(keras_vit.UserError, match="has no text tower of CLIP or SigLIP; give a two-tower checkpoint"):
+        keras_vit.text_tower(FIXTURES / "hf_vit")
+
+
+def test_weights_without_their_config_are_one_sentence(tmp_path):
+    shutil.copy(TOWERS / LEGACY / "model.safetensors", tmp_path)
+    with pytest.raises(keras_vit.UserError, match=r"needs config\.json beside the weights"):
+        keras_vit.text_tower(tmp_path / "model.safetensors")
+
+
+def open_clip_folder(folder, **text):
+    """The golden OpenCLIP towers, which transformers wrote, in open_clip's own layout."""
+    arrays = load_file(TOWERS / OPEN_CLIP / "model.safetensors")
+    names = {"layer_norm1": "ln_1", "layer_norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
+    names["self_attn.out_proj"] = "attn.out_proj"
+    stored = {
+        "logit_scale": arrays["logit_scale"],
+        "text_projection": arrays["text_projection.weight"].T,
+        "token_embedding.weight": arrays["text_model.embeddings.token_embedding.weight"],
+        "positional_embedding": arrays["text_model.embeddings.position_embedding.weight"],
+        "visual.proj": arrays["visual_projection.weight"].T,
+        "visual.class_embedding": arrays["vision_model.embeddings.class_embedding"],
+        "visual.positional_embedding": arrays["vision_model.embeddings.position_embedding.weight"],
+        "visual.conv1.weight": arrays["vision_model.embeddings.patch_embedding.weight"],
+    }
+    for leaf in ("weight", "bias"):
+        stored[f"ln_final.{leaf}"] = arrays[f"text_model.final_layer_norm.{leaf}"]
+        stored[f"visual.ln_pre.{leaf}"] = arrays[f"vision_model.pre_layrnorm.{leaf}"]
+        stored[f"visual.ln_post.{leaf}"] = arrays[f"vision_model.post_layernorm.{leaf}"]
+    for tower, prefix, depth in (("text_model", "", 2), ("vision_model", "visual.", 3)):
+        for layer in range(depth):
+            old, new = f"{tower}.encoder.layers.{layer}", f"{prefix}transformer.resblocks.{layer}"
+            for leaf in ("weight", "bias"):
+                for before, after in names.items():
+                    stored[f"{new}.{after}.{leaf}"] = arrays[f"{old}.{before}.{leaf}"]
+                parts = [arrays[f"{old}.self_attn.{part}_proj.{leaf}"] for part in "qkv"]
+                stored[f"{new}.attn.in_proj_{leaf}"] = np.concatenate(parts)
+    folder.mkdir()
+    save_file(
+        {key: np.ascontiguousarray(array) for key, array in stored.items()}, folder / "open_clip_model.safetensors"
+    )
+    vision = {"image_size": 20, "layers": 3, "width": 48, "head_width": 12, "patch_size": 4, "mlp_ratio": 2.0}
+    sizes = {"context_length": 8, "vocab_size": 50, "width": 32, "heads": 4, "layers": 2, "mlp_ratio": 2.0}
+    model = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": sizes | text}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
+    return folder
+
+
+def test_both_towers_of_open_clips_own_layout_are_read(tmp_path):
+    folder, io = open_clip_folder(tmp_path / "own"), golden(OPEN_CLIP)
+    found = embed(keras_vit.text_tower(folder), io["input_ids"])
+    np.testing.assert_allclose(found, io["text_embeds"], rtol=0, atol=2e-6)
+    images = keras.ops.convert_to_numpy(keras_vit.from_checkpoint(folder)(io["images"]))
+    images /= np.linalg.norm(images, axis=1, keepdims=True)
+    np.testing.assert_allclose(images, io["image_embeds"], rtol=0, atol=2e-6)
+
+
+def test_a_setting_of_open_clip_that_changes_the_computation_is_refused(tmp_path):
+    folder = open_clip_folder(tmp_path / "own", no_causal_mask=True)
+    with pytest.raises(keras_vit.UserError, match="unsupported no_causal_mask=True in text_cfg"):
+        keras_vit.text_tower(folder)
+
+
+def big_vision_file(path):
+    """The golden SigLIP towers under the keys of big_vision."""
+    arrays = load_file(TOWERS / SIGLIP / "model.safetensors")
+    heads = {"q_proj": "query", "k_proj": "key", "v_proj": "value"}
+    text, tower = "params/txt", "text_model"
+    stored = {
+        "params/t": arrays["logit_scale"],
+        "params/b": arrays["logit_bias"],
+        f"{text}/Embed_0/embedding": arrays[f"{tower}.embeddings.token_embedding.weight"],
+        f"{text}/pos_embedding": arrays[f"{tower}.embeddings.position_embedding.weight"][None],
+        f"{text}/head/kernel": arrays[f"{tower}.head.weight"].T,
+        f"{text}/head/bias": arrays[f"{tower}.head.bias"],
+        f"{text}/Encoder_0/encoder_norm/scale": arrays[f"{tower}.final_layer_norm.weight"],
+        f"{text}/Encoder_0/encoder_norm/bias": arrays[f"{tower}.final_layer_norm.bias"],
+    }
+    for layer in range(2):
+        old, new = f"{tower}.encoder.layers.{layer}", f"{text}/Encoder_0/encoderblock_{layer}"
+        for before, after in (("layer_norm1", "LayerNorm_0"), ("layer_norm2", "LayerNorm_1")):
+            stored[f"{new}/{after}/scale"] = arrays[f"{old}.{before}.weight"]
+            stored[f"{new}/{after}/bias"] = arrays[f"{old}.{before}.bias"]
+        for before, after in (("fc1", "Dense_0"), ("fc2", "Dense_1")):
+            stored[f"{new}/MlpBlock_0/{after}/kernel"] = arrays[f"{old}.mlp.{before}.weight"].T
+            stored[f"{new}/MlpBlock_0/{after}/bias"] = arrays[f"{old}.mlp.{before}.bias"]
+        attention = f"{new}/MultiHeadDotProductAttention_0"
+        for before, after in heads.items():
+            stored[f"{attention}/{after}/kernel"] = arrays[f"{old}.self_attn.{before}.weight"].T.reshape(32, 4, 8)
+            stored[f"{attention}/{after}/bias"] = arrays[f"{old}.self_attn.{before}.bias"].reshape(4, 8)
+        stored[f"{attention}/out/kernel"] = arrays[f"{old}.self_attn.out_proj.weight"].T.reshape(4, 8, 32)
+        stored[f"{attention}/out/bias"] = arrays[f"{old}.self_attn.out_proj.bias"]
+    np.savez(path, **stored)
+    return path
+
+
+def test_the_text_tower_of_big_vision_is_read(tmp_path):
+    io = golden(SIGLIP)
+    found = embed(keras_vit.text_tower(big_vision_file(tmp_path / "siglip.npz")), io["input_ids"])
+    np.testing.assert_allclose(found, io["text_embeds"], rtol=0, atol=2e-6)

@@ -1,0 +1,182 @@
+"""The report of a model on images of one class each: evaluation.json, evaluation.md, its tables and plots."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_vit.files.atomic import staged
+from keras_vit.files.npz import write_npz
+from keras_vit.files.tables import markdown_table, rounded
+from keras_vit.scores import softmax
+from training.evaluation.calibration import HIGHEST_TEMPERATURE
+from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
+from training.evaluation.predictors import Predictor
+from training.input.sources import Source
+
+_COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
+_MEASURES = {
+    "accuracy": "accuracy",
+    "top5_accuracy": "top-5 accuracy",
+    "log_loss": "log loss",
+    "macro_precision": "precision, mean of the classes with images",
+    "macro_recall": "recall, mean of the classes with images",
+    "macro_f1": "F1, mean of the classes with images",
+    "ece": "expected calibration error",
+}
+_CONFUSIONS = 10  # pairs of classes in the report
+_PLOTS = {
+    "confusion.png": "confusion matrix",
+    "reliability.png": "reliability diagram",
+    "mistakes.png": "the worst mistakes",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What was evaluated on what."""
+
+    title: str
+    """Of the report."""
+    directory: pathlib.Path
+    """For the files."""
+    description: dict[str, Any]
+    """For evaluation.json, beside the metrics."""
+    save_predictions: bool
+    """Whether to write predictions.npz."""
+
+    def stage_predictions(self, stage: pathlib.Path, logits: np.ndarray, labels: np.ndarray) -> None:
+        """Write predictions.npz if it is wanted, with the labels (n,) or (n, K)."""
+        if self.save_predictions:
+            write_npz(stage / "predictions.npz", {"logits": logits, "labels": labels.astype(np.int64)})
+
+    def remove_others(self, names: Iterable[str] = ()) -> None:
+        """Remove the files of a previous report that are not written again."""
+        for name in (*names, *([] if self.save_predictions else ["predictions.npz"])):
+            (self.directory / name).unlink(missing_ok=True)
+
+
+def write_report(
+    subject: Subject, predictor: Predictor, source: Source, logits: np.ndarray, labels: np.ndarray, metrics: dict
+) -> dict:
+    """Write evaluation.json, evaluation.md and the plots, print a sentence, and return the metrics with the mistakes.
+
+    Args:
+        subject: what was evaluated on what.
+        predictor: the model.
+        source: its evaluation images.
+        logits: (n, K).
+        labels: (n,).
+        metrics: of `measure`, with their intervals.
+    """
+    split, names, directory = source.evaluation, source.labels, subject.directory
+    probabilities = softmax(logits)
+    mistakes = worst_mistakes(probabilities, labels)
+    metrics = metrics | {
+        "worst_mistakes": [
+            {
+                "image": split.name(int(index)),
+                "label": names[labels[index]],
+                "predicted": names[np.argmax(probabilities[index])],
+                "label_probability": float(probabilities[index, labels[index]]),
+                "predicted_probability": float(probabilities[index].max()),
+            }
+            for index in mistakes
+        ]
+    }
+    # Write the metrics before the plots, so that a plot that fails does not lose them.
+    with staged(directory) as stage:
+        text = json.dumps(subject.description | metrics, indent=2) + "\n"
+        (stage / "evaluation.json").write_text(text, encoding="utf-8")
+        (stage / "evaluation.md").write_text(_page(subject.title, predictor, metrics), encoding="utf-8")
+        subject.stage_predictions(stage, logits, labels)
+    plots = {
+        "confusion.png": lambda path: draw_confusion(np.array(metrics["confusion"]), names, path),
+        "reliability.png": lambda path: draw_reliability(metrics["reliability"], metrics["ece"], path),
+    }
+    if len(mistakes):
+        plots["mistakes.png"] = lambda path: draw_mistakes(split, mistakes, probabilities, labels, names, path)
+    with staged(directory) as stage:
+        drawn = [name for name, draw in plots.items() if _is_drawn(draw, stage / name)]
+        (stage / "evaluation.md").write_text(_page(subject.title, predictor, metrics, drawn), encoding="utf-8")
+    subject.remove_others(_PLOTS.keys() - set(drawn))
+    print(
+        f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images "
+        f"correct, log loss {metrics['log_loss']:.4f}; report in {directory / 'evaluation.md'}."
+    )
+    return metrics
+
+
+def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
+    """Draw a plot. If this fails for any reason, print the reason and remove the file."""
+    try:
+        draw(path)
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        print(f"{path.name} could not be drawn ({type(error).__name__}: {' '.join(str(error).split())[:200]}).")
+        return False
+    return True
+
+
+def _page(title: str, predictor: Predictor, metrics: dict, plots: Sequence[str] = ()) -> str:
+    """The metrics in Markdown, with the plots of these file names."""
+    found = metrics["intervals"]
+    totals = [(words, f"{metrics[name]:,}", "") for name, words in _COUNTS.items()]
+    totals += [(words, *rounded(metrics[name], found[name])) for name, words in _MEASURES.items() if name in metrics]
+    classes = []
+    for name, row in metrics["classes"].items():
+        scores = [rounded(row[score], found["classes"][name][score]) for score in ("precision", "recall", "f1")]
+        classes.append((name, f"{row['num_examples']:,}", *(value for value, _ in scores), scores[-1][1]))
+    lines = [
+        f"# {title}",
+        "",
+        markdown_table(("measure", "value", "95 % interval"), totals, num_text_columns=1),
+    ]
+    if "real_labels" in metrics:
+        real = metrics["real_labels"]
+        lines += [
+            "",
+            f"With all accepted labels: accuracy {real['accuracy']:.4g}, {real['num_correct']} of "
+            f"{real['num_examples']} images; {real['num_left_out']} without an accepted label are excluded.",
+        ]
+    if "calibration" in metrics:
+        lines += ["", calibration_sentence(metrics["calibration"])]
+    if not predictor.labels:
+        lines += ["", "The model does not name its classes; they are assumed to be those of the data, in this order."]
+    lines += [
+        "",
+        "Intervals: percentile bootstrap with 1,000 resamples of the images; the numbers are rounded to them, and "
+        "evaluation.json has them in full. The expected calibration error is that of 15 bins.",
+        "",
+        markdown_table(
+            ("class", "images", "precision", "recall", "F1", "F1, 95 % interval"), classes, num_text_columns=1
+        ),
+        "",
+        _confusions(np.array(metrics["confusion"]), tuple(metrics["classes"])),
+        "",
+    ]
+    return "\n".join([*lines, *(f"![{_PLOTS[name]}]({name})\n" for name in plots)])
+
+
+def calibration_sentence(found: dict) -> str:
+    """What the temperature of `calibration` changes."""
+    before, after = found["before"], found["after"]
+    useless = found["temperature"] > 0.99 * HIGHEST_TEMPERATURE
+    return (
+        f"{'The probabilities on these images are no better than equal ones for all classes. ' * useless}"
+        f"Temperature {found['temperature']:.3g}: with it the log loss is {after['log_loss']:.3g} instead of "
+        f"{before['log_loss']:.3g} and the expected calibration error {after['ece']:.3g} instead of "
+        f"{before['ece']:.3g}, on the images that it was fitted to. All other numbers here are without it; "
+        "training.predict and exports use it."
+    )
+
+
+def _confusions(matrix: np.ndarray, names: Sequence[str]) -> str:
+    """A table of the most frequently confused pairs of classes."""
+    wrong = matrix - np.diag(np.diag(matrix))
+    pairs = [np.unravel_index(k, wrong.shape) for k in np.argsort(-wrong, axis=None, kind="stable")[:_CONFUSIONS]]
+    rows = [(names[row], names[column], str(wrong[row, column])) for row, column in pairs if wrong[row, column]]
+    return markdown_table(("label", "predicted", "images"), rows, num_text_columns=2) if rows else "No mistakes."
