@@ -98,7 +98,7 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
         weights = _with_class_position(weights)
     if layout.prefix_positions is None:
         weights = _without_register_positions(weights)
-    counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token"))}
+    counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token", ".bias_mask"))}
     counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
     unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
     return Checkpoint(module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)

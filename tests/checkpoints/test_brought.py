@@ -26,8 +26,25 @@ def test_the_outputs_are_those_of_the_code_that_wrote_the_file(name):
     with np.load(BROUGHT / f"{name.removesuffix('.safetensors')}.io.npz") as recorded:
         images, expected = recorded["images"], recorded[GOLDEN[name]["output"]]
     output = OUTPUTS[GOLDEN[name]["output"]]
-    found = keras_vit.intermediates(brought(name), [output])(images)[output]
+    model = brought(name, image_size=images.shape[1:3])
+    found = keras_vit.intermediates(model, [output])(images)[output]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+
+
+RESIZED = [name for name in GOLDEN if "large_size" in GOLDEN[name]]
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_at_another_size_positions_are_those_of_the_code_that_wrote_the_file(name):
+    with np.load(BROUGHT / f"{name.removesuffix('.safetensors')}.io.npz") as recorded:
+        images, expected = recorded["images_large"], recorded["pooler_output_large"]
+    model = brought(name, image_size=tuple(GOLDEN[name]["large_size"]))
+    np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=2e-5)
+
+
+def test_the_heads_of_dinov3_are_in_the_periods_of_its_positions():
+    model = keras_vit.from_checkpoint(BROUGHT / "meta_dinov3.safetensors")
+    assert (keras_vit.config_of(model).num_heads, keras_vit.config_of(model).key_bias) == (4, False)
 
 
 # All that timm 1.0.31 deprecates, of the families here.
