@@ -87,11 +87,11 @@ def _training_step(case: Case) -> Call:
     from keras_vit import MODELS, build
     from training.loop.objectives import Classification
     from training.loop.optimizers import make_optimizer
-    from training.loop.trainer import Trainer
+    from training.loop.trainer import StepOptions, Trainer
 
     policy = "float32" if case.precision == "float32" else "mixed_bfloat16"
     model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=policy)
-    trainer = Trainer(model, batch_size=case.batch, objective=Classification("softmax"))
+    trainer = Trainer(model, StepOptions(batch_size=case.batch), objective=Classification("softmax"))
     trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=False)
     labels = tf.one_hot(np.arange(case.batch), NUM_CLASSES)
     images, step = tf.constant(random_images(case)), tf.function(trainer.train_step, jit_compile=False)

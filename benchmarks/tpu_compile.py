@@ -114,7 +114,7 @@ def _trainer(case: TPUCase):
     """The recipe with the batch of the case, and its compiled trainer on the backend of this process."""
     import tensorflow as tf
 
-    from training.loop.fit import build_trainer
+    from training.loop.build import build_trainer
     from training.options.common import Execution
 
     recipe = dataclasses.replace(find_recipe(case.recipe), batch_size=case.batch, accumulation=1)
@@ -129,7 +129,7 @@ def _compile_jax(case: TPUCase) -> dict[str, Any]:
     import jax
     from jax.sharding import SingleDeviceSharding
 
-    from training.loop.jax.trainer import state_shapes, training_step
+    from training.loop.jax_trainer import state_shapes, training_step
 
     recipe, trainer = _trainer(case)
     if recipe.target != "classes":

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, to_path
 from keras_vit.parser import Count, Range, check_ranges
+from keras_vit.runs import Run, open_run, open_run_directory
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -38,22 +38,29 @@ class SourceOptions:
     """License of the weights, for the files and reports. Default: what the checkpoint, or the one that the run was
     fine-tuned from, states."""
 
+    def open_run(self) -> Run:
+        """The model to export. Raises UserError unless one is there, and for settings of a checkpoint beside a run."""
+        if (self.run is None) == (self.checkpoint is None):
+            raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
+        if self.run is None:
+            name, size = self.checkpoint or "", self.image_size
+            run = open_run(name, image_size=size, num_heads=self.num_heads, num_groups=self.num_groups)
+            if self.labels is not None:
+                run.check_label_file(self.labels)
+            return run
+        of_checkpoint = ("labels", "images", "image_size", "num_heads", "num_groups")
+        given = [f"--{name.replace('_', '-')}" for name in of_checkpoint if getattr(self, name) is not None]
+        if given:
+            raise UserError(f"{', '.join(given)} belong to --checkpoint, but --run is set; leave them out.")
+        _check_directory(self.run)
+        return open_run_directory(self.run)
 
-def check_source(source: SourceOptions, output: str) -> None:
-    """Raise UserError before TensorFlow is imported: for a missing model, or a place where nothing can be written."""
-    check_one_model(**{field: value for field, value in vars(source).items() if field != "license"})
+
+def check_output(output: str) -> None:
+    """Raise UserError for a place where nothing can be written."""
     run_directory.check_output(output)
     if run_directory.is_run(output):
         raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
-    if source.run is not None:
-        _check_directory(source.run)
-        run_directory.find(source.run, run_directory.MODEL)
-        run_directory.is_multi_label(source.run)  # raises for a damaged config.json
-    if source.checkpoint is not None:
-        check_name(source.checkpoint)
-        run_directory.check_model_file(source.checkpoint)
-        if source.labels is not None:
-            run_directory.check_label_file(source.labels, source.checkpoint)
 
 
 def _check_directory(run: str) -> None:
@@ -66,15 +73,6 @@ def _check_directory(run: str) -> None:
         is_of_run = (path.parent / run_directory.LABELS).is_file() and path.name == run_directory.MODEL
         advice = f"give {path.parent}" if is_of_run else f"give --checkpoint {run}"
         raise UserError(f"--run takes a directory, but {run} is a file; {advice}.")
-
-
-def check_one_model(run: str | None, checkpoint: str | None, **of_checkpoint: object) -> None:
-    """Raise UserError unless there is a run or a checkpoint, and settings of a checkpoint for nothing else."""
-    if (run is None) == (checkpoint is None):
-        raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
-    set_options = [f"--{name.replace('_', '-')}" for name, value in of_checkpoint.items() if value is not None]
-    if run is not None and set_options:
-        raise UserError(f"{', '.join(set_options)} belong to --checkpoint, but --run is set; leave them out.")
 
 
 Dtype = Literal["float32", "bfloat16"]

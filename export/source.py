@@ -1,25 +1,22 @@
 """The model to export, from a run or a checkpoint, with its labels, its sample images, and its origin."""
 
 import dataclasses
-import json
-import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from export.options import check_one_model
-from keras_vit import Preprocessing, UserError, find_checkpoint, from_checkpoint, preprocessing_of, run_directory
-from keras_vit.checkpoints.describe import class_names_of, license_of
-from keras_vit.files.labels import read_labels
+from export.options import SourceOptions
+from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
+from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
-from keras_vit.models.build import classifier_head
+from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import ModelSpec
-from keras_vit.run_directory import Samples, is_keras_model
+from keras_vit.run_directory import Samples
+from keras_vit.runs import Run
 
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)
@@ -64,70 +61,58 @@ class Provenance:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """A model with its labels, sample images and origin."""
+class ExportedModel:
+    """A model with its labels, sample images and origin, as all exports take it."""
 
     model: keras.Model
     labels: tuple[str, ...]
     samples: Samples
     """Images to verify the export on; the label is -1 if the class is unknown."""
-    origin: Provenance
+    origin: Provenance = dataclasses.field(default_factory=Provenance)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What is done to the images of the model."""
+        return preprocessing_of(self.model)
+
+    def with_logits(self) -> "ExportedModel":
+        """Return it with logits as the model's output. Raises UserError unless it is a classifier of these labels."""
+        check_classifier(self.model)
+        run_directory.check_classes(self.model, self.labels)
+        return dataclasses.replace(self, model=logits_model(self.model))
 
 
-def open_source(
-    *,
-    run: str | None = None,
-    checkpoint: str | None = None,
-    labels: str | None = None,
-    images: str | None = None,
-    image_size: tuple[int, int] | None = None,
-    num_heads: int | None = None,
-    num_groups: int | None = None,
-    license: str | None = None,  # noqa: A002 - the name of the option
-) -> Source:
-    """Load the model of a run or a checkpoint. The arguments are the fields of `SourceOptions`.
-
-    Raises UserError unless there is exactly one classifier with its labels.
-    """
-    source = _open(run, checkpoint, labels, images, image_size, num_heads, num_groups)
-    if license is None:
-        return source
-    return dataclasses.replace(source, origin=dataclasses.replace(source.origin, license=license))
-
-
-def _open(
-    run: str | None,
-    checkpoint: str | None,
-    labels: str | None,
-    images: str | None,
-    image_size: tuple[int, int] | None,
-    num_heads: int | None,
-    num_groups: int | None,
-) -> Source:
-    config = {"image_size": image_size, "num_heads": num_heads, "num_groups": num_groups}
-    check_one_model(run, checkpoint, labels=labels, images=images, **config)
-    if checkpoint is not None:
-        return _from_checkpoint(checkpoint, labels, images, config)
-    return _from_run(to_path(run))  # type: ignore[arg-type]  # one of both is given
-
-
-def _from_run(run: pathlib.Path) -> Source:
-    model, labels = run_directory.load(run)
-    samples = Samples.load(run_directory.find(run, run_directory.SAMPLES))
-    run_directory.warn_without_config(run)
-    config = _json(run / run_directory.CONFIG)
-    weights, terms = _weights(config)
+def open_model(run: Run, options: SourceOptions) -> ExportedModel:
+    """The model of a run, with what exports need beside it. Raises UserError unless it is a classifier with labels."""
+    check_classifier(run.model)
+    if options.run is not None:
+        labels, samples, seen = (
+            read_labels(run_directory.find(run.place, LABELS)),
+            run.samples,
+            "evaluation images of the run",
+        )
+        run_directory.check_classes(run.model, labels)
+        run.warn_of_missing_files()
+        weights, terms = _weights(run.config)
+    else:
+        labels = _labels_of(run, options)
+        if options.images is None:
+            samples, seen = random_images(run.preprocessing), f"{_NUM_RANDOM} random images"
+        else:
+            samples, seen = read_folder(options.images, labels), f"images of {options.images}"
+        weights, terms = short_name(run.name), run.license
+    is_run = options.run is not None
     origin = Provenance(
-        str(run),
-        "evaluation images of the run",
-        config,
-        _last_metrics(run),
-        weights,
-        terms,
-        run_directory.load_temperature(run),
-        run_directory.is_multi_label(run),
+        name=run.name,
+        images=seen,
+        config=run.config if is_run else {},
+        metrics=run.metrics if is_run else {},
+        weights=weights,
+        license=terms if options.license is None else options.license,
+        temperature=run.temperature,
+        multi_label=run.is_multi_label,
     )
-    return Source(model, labels, samples, origin)
+    return ExportedModel(run.model, labels, samples, origin)
 
 
 def _weights(config: dict) -> tuple[str, str | None]:
@@ -135,57 +120,20 @@ def _weights(config: dict) -> tuple[str, str | None]:
     weights, settings = config.get("weights"), config.get("settings")
     if isinstance(weights, dict):
         return f"fine-tuned from {short_name(str(weights.get('checkpoint')))}", weights.get("license")
-    if isinstance(settings, dict) and settings.get("command") == "pretrain":
-        return "trained from scratch", None
-    return "unknown", None
+    is_from_scratch = isinstance(settings, dict) and settings.get("command") == "pretrain"
+    return "trained from scratch" if is_from_scratch else "unknown", None
 
 
-def _from_checkpoint(checkpoint: str, labels_file: str | None, images: str | None, config: dict[str, Any]) -> Source:
-    path = find_checkpoint(checkpoint)
-    model = from_checkpoint(path, **config)
-    check_classifier(model)
-    labels = () if labels_file or is_keras_model(path) else class_names_of(path)
-    if len(labels) != model.output_shape[1]:
-        labels = checkpoint_labels(labels_file or _labels_of_run(path), model.output_shape[1])
-    if images is None:
-        samples = random_images(preprocessing_of(model))
-        seen = f"{_NUM_RANDOM} random images"
-    else:
-        samples = read_folder(images, labels)
-        seen = f"images of {images}"
-    origin = Provenance(
-        checkpoint,
-        seen,
-        weights=short_name(checkpoint),
-        license=license_of(checkpoint),
-        temperature=run_directory.load_temperature(path),  # a run directory is a checkpoint too
-        multi_label=run_directory.is_multi_label(path),
-    )
-    return Source(model, labels, samples, origin)
-
-
-def _labels_of_run(path: pathlib.Path) -> str | None:
-    """labels.txt, if the checkpoint is a run directory or its model."""
-    folder = path if path.is_dir() else path.parent
-    is_run = (folder / run_directory.CONFIG).is_file() and (folder / run_directory.LABELS).is_file()
-    return str(folder / run_directory.LABELS) if is_run else None
-
-
-def _json(path: pathlib.Path) -> dict:
-    """Content of a JSON file; empty if the file is damaged or missing, since only the model card needs it."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _last_metrics(run: pathlib.Path) -> dict:
-    try:
-        metrics = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    except (OSError, ValueError, IndexError):
-        return {}
-    return metrics if isinstance(metrics, dict) else {}
+def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
+    """The class names of a checkpoint: of --labels, else its own."""
+    number = run.model.output_shape[1]
+    if options.labels is not None:
+        return checkpoint_labels(options.labels, number)
+    # A labels.txt beside a file that is not the model of a run may be of something else.
+    names = run.class_names if run.file(LABELS) or not run.labels else ()
+    if not names:
+        raise UserError(f"A checkpoint does not name its {number} classes; pass --labels FILE with one name per line.")
+    return names
 
 
 def check_classifier(model: keras.Model) -> None:
@@ -220,17 +168,8 @@ def check_classifier(model: keras.Model) -> None:
         )
 
 
-def check_model(model: keras.Model, labels: Sequence[str], output: pathlib.Path) -> None:
-    """Raise UserError unless the model is a classifier of these labels and the output can be written."""
-    check_classifier(model)
-    run_directory.check_classes(model, labels)
-    run_directory.check_output(output)
-
-
-def checkpoint_labels(path: str | None, number: int) -> tuple[str, ...]:
+def checkpoint_labels(path: str, number: int) -> tuple[str, ...]:
     """Class names of a checkpoint. Raises UserError unless the file has one line per class."""
-    if path is None:
-        raise UserError(f"A checkpoint does not name its {number} classes; pass --labels FILE with one name per line.")
     if not to_path(path).is_file():
         raise UserError(f"There is no file {path!r}; --labels takes a text file with one class per line.")
     labels = read_labels(path)

@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING
 
 from keras_vit.errors import UserError
 from keras_vit.lazy_imports import public_names, register_layers_with_keras
-from keras_vit.models.config import ConvStem, ResNetConfig, ShiftedPatches, ViTConfig, hybrid_resnet
+from keras_vit.models.config import (
+    ConvStem,
+    DetectionConfig,
+    ResNetConfig,
+    SegmentationConfig,
+    ShiftedPatches,
+    ViTConfig,
+    hybrid_resnet,
+)
 from keras_vit.models.named_models import MODELS
 
 if TYPE_CHECKING:
@@ -44,7 +52,9 @@ if TYPE_CHECKING:
         preprocessing_of,
     )
     from keras_vit.models.complexity import summary
+    from keras_vit.models.detection import query_embeddings, with_classes, with_queries
     from keras_vit.models.resizing import resize_position_embedding
+    from keras_vit.models.tasks import detection_model, segmentation_model, task_of
     from keras_vit.published import list_models
     from keras_vit.text.tokenizer import tokenizer
     from keras_vit.text.tower import text_tower
@@ -70,6 +80,8 @@ else:
             ],
             "models.resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
+            "models.detection": ["query_embeddings", "with_classes", "with_queries"],
+            "models.tasks": ["detection_model", "segmentation_model", "task_of"],
             "images.preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],
             "text.tokenizer": ["tokenizer"],
@@ -84,9 +96,11 @@ __all__ = [
     "MODELS",
     "ConvStem",
     "Description",
+    "DetectionConfig",
     "LoadReport",
     "Preprocessing",
     "ResNetConfig",
+    "SegmentationConfig",
     "ShiftedPatches",
     "UserError",
     "ViTConfig",
@@ -96,6 +110,7 @@ __all__ = [
     "classes_of",
     "config_of",
     "describe",
+    "detection_model",
     "feature_map",
     "feature_maps",
     "find_checkpoint",
@@ -105,11 +120,16 @@ __all__ = [
     "list_models",
     "load_checkpoint",
     "preprocessing_of",
+    "query_embeddings",
     "resize_position_embedding",
     "save_checkpoint",
+    "segmentation_model",
     "summary",
+    "task_of",
     "text_tower",
     "tokenizer",
+    "with_classes",
+    "with_queries",
     "zero_shot",
 ]
 

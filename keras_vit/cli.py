@@ -33,6 +33,7 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _SCRIPT = "keras-vit"  # that pip installs
 # The modules are imported by name when a command is run: `keras_vit` imports neither `training` nor `export`.
 COMMANDS = {
+    "auto": "training.auto",
     "pretrain": "training.pretrain",
     "finetune": "training.finetune",
     "predict": "training.predict",
@@ -144,6 +145,17 @@ def as_typed(text: str) -> str:
         return f"{shlex.join(sys.orig_argv[: flag + 1])} {module}" if started in names else found[0]
 
     return re.sub(rf"\bpython -m ({'|'.join(map(re.escape, names))})\b", typed, text)
+
+
+def print_next(commands: Sequence[Sequence[str]]) -> None:
+    """Print commands to go on with, as they are typed into a shell.
+
+    commands: of each, a name of `COMMANDS` and its arguments.
+    """
+    print("Next:")
+    for name, *arguments in commands:
+        module = COMMANDS[name].removesuffix(".__main__")
+        print("  " + as_typed(f"python -m {module} {shlex.join(arguments)}"))
 
 
 def _is_script() -> bool:

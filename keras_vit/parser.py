@@ -60,6 +60,11 @@ class Positional:
 
 
 @dataclasses.dataclass(frozen=True)
+class MayBeEmpty:
+    """Annotates a field of any number of values: its option may stand alone, which gives ()."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Range:
     """Annotates a field: the interval of its numbers, as in mathematics: "[0, 1)". See `check_ranges`."""
 
@@ -269,7 +274,7 @@ def _options(
     for field in dataclasses.fields(options_class):
         default, hint = _default(field, defaults), hints[field.name]
         dashed = prefix + field.name.replace("_", "-")
-        notes = getattr(hint, "__metadata__", ())
+        notes = _notes(hint)
         kinds = _kinds(hint)
         if nested := _nested_class(hint, default):
             inner = {} if default is dataclasses.MISSING else _values(default)
@@ -300,6 +305,11 @@ def _nested_class(hint: Any, default: Any) -> type | None:
 
 def _hints(options_class: type) -> dict[str, Any]:
     return typing.get_type_hints(options_class, include_extras=True)
+
+
+def _notes(hint: Any) -> tuple:
+    """What annotates a field."""
+    return getattr(hint, "__metadata__", ())
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -348,7 +358,8 @@ def _value(option: _Option, name: str, texts: Sequence[str]) -> Any:
     if typing.get_origin(option.kind) is not tuple:
         return _converted(name, option.kind, texts[0] if texts else None)
     parts = typing.get_args(option.kind)
-    if option.repeated and (texts or option.default == ()):
+    may_be_empty = option.default == () or any(isinstance(note, MayBeEmpty) for note in _notes(option.hint))
+    if option.repeated and (texts or may_be_empty):
         return tuple(_converted(name, parts[0], text) for text in texts)
     if option.repeated:
         raise UserError(f"{name} takes one value or more, but was given nothing; {_HELP}")

@@ -13,7 +13,7 @@ from keras_vit.errors import UserError, nearest
 from keras_vit.models.named_models import MODELS
 from keras_vit.published_accuracy import ACCURACY
 
-# Millions, at the size and with the classes of docs/models.md.
+# Millions, at the size and with the classes of docs/reference/models.md.
 # fmt: off
 _MILLIONS: Mapping[str, float] = {
     "testing": 0.021, "testing-unpooled": 0.021, "ViT-Ti_16": 5.7, "ViT-S_16": 22.1, "ViT-S_32": 22.9,

@@ -144,6 +144,17 @@ def read_config(file: pathlib.Path) -> dict[str, Any]:
     return _object(file.read_text(encoding="utf-8", errors="replace"))
 
 
+def check_config(file: pathlib.Path) -> None:
+    """Raise UserError for a damaged config.json, which says whether an image may have several classes."""
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{file} should hold the settings of the run as JSON, but is damaged ({error}); copy it again, since it "
+            "says whether an image may have several classes."
+        ) from error
+
+
 def read_last_metrics(file: pathlib.Path) -> dict[str, Any]:
     """The last line of a metrics.jsonl; empty if it is damaged."""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -168,19 +179,8 @@ def save_training_images(run: pathlib.Path, digests: np.ndarray) -> None:
     write_npz(run / TRAINING_IMAGES, {"digests": np.unique(digests)})
 
 
-def load_training_images(run: str | os.PathLike) -> np.ndarray | None:
-    """The digests of the training images of a run directory or its model.keras; None if it has none."""
-    path = to_path(run)
-    file = (path.parent if path.name == MODEL else path) / TRAINING_IMAGES
-    return read_npz(file).get("digests") if file.is_file() else None
-
-
-def load_temperature(run: str | os.PathLike) -> float:
-    """The number that divides the logits before the softmax, of a run directory or its model.keras; default 1."""
-    path = to_path(run)
-    file = (path.parent if path.name == MODEL else path) / TEMPERATURE
-    if not file.is_file():
-        return 1.0
+def read_temperature(file: pathlib.Path) -> float:
+    """The number in a temperature.json that divides the logits before the softmax."""
     try:
         temperature = json.loads(file.read_text(encoding="utf-8"))["temperature"]
     except (ValueError, KeyError, TypeError):
@@ -188,40 +188,6 @@ def load_temperature(run: str | os.PathLike) -> float:
     if not isinstance(temperature, float) or not 0.0 < temperature < math.inf:
         raise UserError(f"{file} has no temperature; repeat python -m training.evaluate --calibrate, or remove it.")
     return temperature
-
-
-def is_multi_label(run: str | os.PathLike) -> bool:
-    """Whether a run directory or its model.keras is of a model for images of several classes each.
-
-    Its probabilities are the sigmoid of the logits. Raises UserError for a config.json that does not tell it.
-    """
-    path = to_path(run)
-    file = (path.parent if path.name == MODEL else path) / CONFIG
-    if not file.is_file():
-        return False  # no run of a training command
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{file} should hold the settings of the run as JSON, but is damaged ({error}); copy it again, since it "
-            "says whether an image may have several classes."
-        ) from error
-    try:
-        return config["settings"]["recipe"]["loss"] == "multi-label"
-    except (KeyError, TypeError):
-        return False
-
-
-def lacks(run: str | os.PathLike, name: str) -> bool:
-    """Whether a path is a folder with a model, but without another file of a run, as if not all of it was copied."""
-    path = to_path(run)
-    return (path / MODEL).is_file() and not (path / name).is_file()
-
-
-def warn_without_config(run: str | os.PathLike) -> None:
-    """Print a sentence if the model of a folder is taken for one of one class per image for want of a config.json."""
-    if lacks(run, CONFIG):
-        print(f"{run} has no {CONFIG}, so each image is taken to have one class; copy it from the run, if it is there.")
 
 
 def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
@@ -232,23 +198,6 @@ def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
             f"The model's output has shape {shape}, but there are {len(labels)} labels; {MODEL} and {LABELS} must "
             "belong to the same run. If the model ends with features, add a head with python -m training.finetune or "
             f"keras_vit.adapt(model, num_classes={len(labels)})."
-        )
-
-
-def check_label_file(labels: str | os.PathLike, model: str) -> None:
-    """Raise UserError if there is no such file, or if it has not a line for each class of a run.
-
-    `model` is a run directory or its model.keras, of which labels.txt tells the number; of others it is not known yet.
-    """
-    if not to_path(labels).is_file():
-        raise UserError(f"There is no file {str(labels)!r}; --labels takes a text file with one class per line.")
-    folder = to_path(model).parent if to_path(model).name == MODEL else to_path(model)
-    if is_remote(model) or not ((folder / MODEL).is_file() and (folder / LABELS).is_file()):
-        return
-    given, own = len(read_labels(labels)), len(load_labels(folder))
-    if given != own:
-        raise UserError(
-            f"{labels} names {given} classes, but the model {model} has {own}; give a line for each class of the model."
         )
 
 

@@ -19,6 +19,7 @@ from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz
 from keras_vit.files.remote import is_remote, is_web, to_path
+from keras_vit.models.config import Classes
 from keras_vit.run_directory import Samples
 from keras_vit.scores import Scoring
 
@@ -69,6 +70,8 @@ class Run:
     """Of a checkpoint that does not tell them."""
     num_groups: int | None = None
     """Of GroupNorm, likewise."""
+    texts: Classes | None = None
+    """The classes that a checkpoint with a text tower gets as its head; None keeps its own head."""
 
     @functools.cached_property
     def place(self) -> pathlib.Path:
@@ -101,15 +104,16 @@ class Run:
         """
         from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint  # lazy: importing Keras takes seconds
 
+        if self.texts is not None:
+            from keras_vit.text.zero_shot import zero_shot
+
+            classes = dict(zip(self.texts.labels, self.texts.texts, strict=True))
+            return zero_shot(self.name, classes, self.texts.templates, self.image_size)
         if not run_directory.is_ours(self.checkpoint):
             return from_checkpoint(
                 self.checkpoint, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups
             )
-        for option, value in (("num-heads", self.num_heads), ("num-groups", self.num_groups)):
-            if value is not None:
-                raise UserError(
-                    f"--{option} has no effect on a run or .keras file, which stores it; leave --{option} out."
-                )
+        self._refuse_settings()
         model = run_directory.load_model(self.checkpoint)
         return model if self.image_size is None else adapt(model, image_size=self.image_size)
 
@@ -122,7 +126,12 @@ class Run:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """The class names in the labels.txt of the run directory, or beside the file; empty without one."""
+        """The class names in the labels.txt of the run directory, or beside the file; empty without one.
+
+        Of texts, their names.
+        """
+        if self.texts is not None:
+            return self.texts.labels
         if is_web(self.name) or not self.place.exists():
             return ()
         folder = self.place if self.place.is_dir() else self.place.parent
@@ -134,8 +143,10 @@ class Run:
 
         Loads the model.
         """
-        if self.labels or run_directory.is_keras_model(self.checkpoint):
+        if self.labels:
             return self.labels
+        if run_directory.is_keras_model(self.checkpoint):
+            return self._saved_classes.labels if self._saved_classes else ()
         names = class_names_of(self.checkpoint)
         return names if len(names) == self.model.output_shape[-1] else ()
 
@@ -147,12 +158,28 @@ class Run:
     @functools.cached_property
     def temperature(self) -> float:
         """Divides the logits before the softmax; 1 unless `training.evaluate --calibrate` fitted another."""
-        return run_directory.load_temperature(self.directory) if self.directory else 1.0
+        file = self.file(run_directory.TEMPERATURE)
+        return run_directory.read_temperature(file) if file else 1.0
 
     @functools.cached_property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several classes. Raises UserError for a config.json that does not tell it."""
-        return run_directory.is_multi_label(self.directory) if self.directory else False
+        """Whether an image may have several classes: as config.json of a run says, else as a head of texts is.
+
+        Raises UserError for a config.json that does not tell it.
+        """
+        file = self.file(run_directory.CONFIG)
+        if file is None or self.texts is not None:
+            return self._saved_classes is not None and self._saved_classes.multi_label
+        run_directory.check_config(file)
+        recipe = self.settings.get("recipe")
+        return isinstance(recipe, dict) and recipe.get("loss") == "multi-label"
+
+    @property
+    def _saved_classes(self) -> Classes | None:
+        """The texts that are the head of the model; loads it."""
+        from keras_vit.models.build import classes_of
+
+        return classes_of(self.model)
 
     def scoring(self, threshold: float | None = None) -> Scoring:
         """How its logits become probabilities and classes."""
@@ -198,6 +225,14 @@ class Run:
         """The license of the weights, as their publisher states it; None if nothing states it."""
         return license_of(self.name)
 
+    def _refuse_settings(self) -> None:
+        """Raise UserError for settings of a checkpoint beside a model of ours."""
+        for option, value in (("num-heads", self.num_heads), ("num-groups", self.num_groups)):
+            if value is not None:
+                raise UserError(
+                    f"--{option} has no effect on a run or .keras file, which stores it; leave --{option} out."
+                )
+
     def check_finished(self) -> None:
         """Raise UserError for what is no model, a run without one, and a damaged config.json; downloads nothing."""
         check_name(self.name)
@@ -205,9 +240,27 @@ class Run:
             return
         run_directory.check_model_file(self.name)
         if self.file(run_directory.MODEL):
-            _ = self.is_multi_label  # raises
+            if file := self.file(run_directory.CONFIG):
+                run_directory.check_config(file)
+            self._refuse_settings()
         if self.place.is_dir() and not run_directory.holds_model(self.place):
             run_directory.find(self.place, run_directory.MODEL)  # raises
+
+    def check_label_file(self, labels: str | os.PathLike) -> None:
+        """Raise UserError if there is no such file, or if it has not a line for each class of a run.
+
+        Of anything but a run, the number of classes is not known yet.
+        """
+        if not to_path(labels).is_file():
+            raise UserError(f"There is no file {str(labels)!r}; --labels takes a text file with one class per line.")
+        if is_remote(self.name) or not (self.file(run_directory.MODEL) and self.file(LABELS)):
+            return
+        given, own = len(read_labels(labels)), len(self.labels)
+        if given != own:
+            raise UserError(
+                f"{labels} names {given} classes, but the model {self.name} has {own}; give a line for each class of "
+                "the model."
+            )
 
     def warn_of_missing_files(self, *, labels_given: bool = False) -> None:
         """Print what is assumed where a folder has a model without the other files of a run, as if partly copied."""
@@ -231,6 +284,7 @@ def open_run(
     image_size: tuple[int, int] | None = None,
     num_heads: int | None = None,
     num_groups: int | None = None,
+    texts: Classes | None = None,
 ) -> Run:
     """Open a run directory, a .keras file, a checkpoint file or folder, an address or an official name.
 
@@ -239,10 +293,13 @@ def open_run(
         image_size: (height, width) in pixels to take the model to. Default: as stored.
         num_heads: of a checkpoint that does not tell them.
         num_groups: of GroupNorm, likewise.
+        texts: the classes that a checkpoint with a text tower gets as its head. Default: its own head.
 
     Raises UserError for what is no model; a download fails only when the model is asked for.
     """
-    run = Run(os.fsdecode(name), image_size, num_heads, num_groups)
+    if texts is not None and num_heads is not None:
+        raise UserError("The number of heads of two towers is in their config; leave --num-heads out.")
+    run = Run(os.fsdecode(name), image_size, num_heads, num_groups, texts)
     run.check_finished()
     return run
 

@@ -40,6 +40,8 @@ FLOORS = (
     "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
+    "training.lock",
+    "training.workdir",
     "training.input",
     "training.devices",
     "training.techniques",

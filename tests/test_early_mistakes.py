@@ -13,12 +13,13 @@ import pytest
 
 from keras_vit import UserError
 from training import finetune, predict, pretrain, samples, shard, study
+from training.lock import locked
 from training.options.checks import check_data, check_recipe_of_files
 from training.options.common import DataOptions
 from training.options.data import ShardOptions
 from training.options.train import PretrainOptions
-from training.options.workdir import check_outside, locked, run_settings
 from training.recipes.pretrain import find_recipe
+from training.workdir import check_outside, run_settings
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Runs each line of stdin as a command; prints its sentence, or what it has imported.
@@ -113,7 +114,7 @@ MISTAKES = {
     "training.vtab --checkpoint gone --workdir never": NAME,
     "training.soup gone other --output never": RUN,
     "training.shard --data folder:gone --output never": DATA,
-    "training.shard --data digits --output docs": "docs should be new or empty, but holds accelerators.md; give",
+    "training.shard --data digits --output docs": "docs should be new or empty, but holds api; give",
     "training.samples --data folder:gone --output never": DATA,
     "training.predict --run gone README.md": NAME,
     "training.predict --run gone/model-int8.tflite README.md": "is an export, but pictures are classified by the model",
@@ -121,7 +122,7 @@ MISTAKES = {
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",
     "training.segment --checkpoint augreg:B_16 --data docs --workdir docs/never": "docs/never is in docs; give one out",
     f"{TRAIN} --data tfrecord:docs": "takes files, but 'docs' is a folder; give 'tfrecord:docs/*.tfrecord'.",
-    f"{TRAIN} --data 'tfrecord:docs/q*'": "files that end in .tfrecord, but 'docs/q*' matches only others, such",
+    f"{TRAIN} --data 'tfrecord:docs/c*'": "files that end in .tfrecord, but 'docs/c*' matches only others, such",
     f"{TRAIN} --data tfrecord:gone/*": "No file matches 'gone/*'; --data tfrecord:GLOB takes",
     "training.segment --checkpoint gone --data . --workdir never": NAME,
     "training.segment --checkpoint augreg:B_16 --data gone --workdir never": "There is no folder 'gone'; --data takes",

@@ -12,9 +12,9 @@ import pytest
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import write_text
+from training.lock import check_unlocked, locked
 from training.loop.run import Run
 from training.options import workdir
-from training.options.workdir import check_unlocked, locked
 
 # Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
 HOLDER = """

@@ -15,24 +15,24 @@ from training.options.experiments import DemoOptions
 def demo(workdir: str, seed: int) -> dict:
     """Train, evaluate, export and verify; return the summary."""
     from export.files import directory_bytes
+    from export.options import SavedModelOptions, SourceOptions, TFLiteOptions
     from export.parity import as_table
     from export.saved_model.export import export_saved_model
-    from export.source import open_source
+    from export.source import open_model
     from export.tflite.export import export_tflite
     from training.experiments.demo import Artifact, summary_rows, train_and_evaluate, write_summary
 
     run, accuracy = train_and_evaluate(workdir, seed)
-    source = open_source(run=str(run.path))
-    parts = source.model, source.labels, source.samples
-    path, parity = export_saved_model(*parts, run.path / "saved_model", origin=source.origin)
+    source = SourceOptions(run=str(run.path))
+    exported = open_model(source.open_run(), source)
+    path, parity = export_saved_model(exported, SavedModelOptions(source, str(run.path / "saved_model")))
     served = Artifact(path, directory_bytes(path), parity.max_abs_diff, parity.accuracy)
-    phone_files = run.path / "tflite"
-    files = export_tflite(*parts, phone_files, ("float32", "int8-dynamic"), origin=source.origin)
+    files = export_tflite(exported, TFLiteOptions(source, str(run.path / "tflite")))
     phone: dict[str, Artifact] = {
         name: Artifact(path, path.stat().st_size, parity.max_abs_diff, parity.accuracy)
         for name, (path, parity) in files.items()
     }
-    summary = write_summary(run, source.model.count_params(), accuracy, served, phone)
+    summary = write_summary(run, exported.model.count_params(), accuracy, served, phone)
     header, *rows = summary_rows(run, accuracy, served, phone)
     print(as_table(rows, header), f"\nAll files are in {run.path}.", sep="\n")
     return summary
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from keras_vit.files.remote import local_path
-    from training.loop.setup import report_interruption
-    from training.options.workdir import locked
+    from training.lock import locked
+    from training.loop.signals import report_interruption
 
     # A second lock besides that of the training, because the exports also need the directory for themselves.
     with report_interruption(), locked(local_path(options.workdir, "workdir"), ".demo.lock"):

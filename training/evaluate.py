@@ -30,8 +30,14 @@ def main(arguments: Sequence[str]) -> None:
     from training.evaluation.predictors import open_predictor
     from training.input.sources import open_source
 
-    predictor = open_predictor(run, options.input, options.devices)
-    evaluate(predictor, open_source(options.source, multi_label=True), options)
+    if options.takes_classes_of_data:
+        source = open_source(options.source, multi_label=True)
+        run = options.with_classes(run, source.labels)
+        predictor = open_predictor(run, options.input, options.devices)
+    else:
+        predictor = open_predictor(run, options.input, options.devices)  # whose mistakes are found before data are read
+        source = open_source(options.source, multi_label=True)
+    evaluate(predictor, source, options)
 
 
 if __name__ == "__main__":

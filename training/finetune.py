@@ -16,11 +16,11 @@ from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data, check_loss, check_model, check_recipe_of_files, check_start
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
-from training.options.workdir import check_workdir_of
 from training.recipes.auto import auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.overrides import overridden, with_crop
 from training.recipes.recipe import Recipe
+from training.workdir import check_workdir_of
 
 _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
 
@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.input.dataset import typical_image
     from training.loop.finetune import finetune, patch_and_side
-    from training.loop.setup import open_setup, report_interruption
+    from training.loop.setup import open_setup
+    from training.loop.signals import report_interruption
 
     with report_interruption():
         setup = open_setup(options)

@@ -1,8 +1,10 @@
 """Linear probe: scikit-learn's logistic regression on frozen features of all training images.
 
     python -m training.linear_probe --run runs/mnist-small --data tfds:mnist
+    python -m training.linear_probe --checkpoint hf:facebook/dinov2-small --data folder:pictures --workdir runs/probe
 
-The strength of the penalty is chosen on a tenth of the training images; then the probe is fitted on all of them.
+The strength of the penalty is chosen on a tenth of the training images; then the probe is fitted on all of them. With
+--workdir, the model with the probe as its head is saved as a run.
 """
 
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from keras_vit import cli, parser
 from training.input.known_images import check_split
 from training.options.checks import check_data, report_directory
 from training.options.probes import LinearProbeOptions
+from training.workdir import check_new_workdir, check_outside
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -18,7 +21,11 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
     check_data(options.source)
     run = options.open_run()
-    report_directory(run, options.output)
+    if options.workdir is not None:
+        check_outside(options.workdir, options.source.data)
+        check_new_workdir(options.workdir)
+    if options.workdir is None or options.output is not None:
+        report_directory(run, options.output)
     check_split(run, options.source)
     cli.require_tensorflow()
 
@@ -26,6 +33,17 @@ def main(arguments: Sequence[str]) -> None:
     from training.probes.logistic_regression import probe
 
     probe(run, open_source(options.source), options)
+    if options.workdir is not None:
+        data, model = options.source.data, ("--run", options.workdir)
+        cli.print_next(
+            [
+                ("evaluate", *model, "--data", data),
+                ("predict", *model, data.removeprefix("folder:"))
+                if data.startswith("folder:")
+                else ("inspect", *model, "--output", f"{options.workdir}/inspection"),
+                ("saved-model", *model, "--output", f"{options.workdir}/saved_model"),
+            ]
+        )
 
 
 if __name__ == "__main__":

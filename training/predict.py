@@ -3,6 +3,7 @@
     python -m training.predict --run runs/pictures new/ cat.jpg
     python -m training.predict --checkpoint hf:google/vit-base-patch16-224 new/ --output new.html --explain rollout
     python -m training.predict --run runs/pictures --serve
+    python -m training.predict --checkpoint hf:openai/clip-vit-base-patch32 --classes cat dog "a rabbit" new/
 
 prints the five most likely classes of each picture. `runs/pictures new/`, without an option, is the same. A file that
 cannot be read is named, and the others are classified; if none can be read, the exit code is 2.
@@ -11,23 +12,25 @@ cannot be read is named, and the others are classified; if none can be read, the
 import contextlib
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, parser
 from keras_vit.runs import open_run
-from training.options.predict import PredictOptions, check_names, with_run
+from keras_vit.text.classes import classes_of_options
+from training.options.predict import PredictOptions, check_names, with_pictures, with_run
 
 _PROG = "python -m training.predict"
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME PICTURES…`"""
-    given = with_run(parser.read(PredictOptions, arguments, prog=_PROG))
+    given = with_run(with_pictures(parser.read(PredictOptions, arguments, prog=_PROG)))
     options = parser.build(PredictOptions, given, prog=_PROG)
 
     from training.prediction.pictures import find_pictures
 
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
+    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
     if options.labels is not None:
-        run_directory.check_label_file(options.labels, options.run)
+        run.check_label_file(options.labels)
         check_names(options.labels)
     options.check_port()
     files = find_pictures(options.pictures)

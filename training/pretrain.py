@@ -18,11 +18,11 @@ from training.devices.tpu import prepare_tpu
 from training.options.checks import check_data, check_loss, check_recipe_of_files
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
-from training.options.workdir import check_workdir_of
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import overridden, with_crop
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
+from training.workdir import check_workdir_of
 
 _AUTO = "auto"
 
@@ -60,7 +60,8 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.input.dataset import typical_image
     from training.loop.pretrain import pretrain
-    from training.loop.setup import open_setup, report_interruption
+    from training.loop.setup import open_setup
+    from training.loop.signals import report_interruption
 
     with report_interruption():
         setup = None

@@ -11,7 +11,9 @@ Datasets. The same command evaluates a finished run again.
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
+from keras_vit.files.remote import to_path
 from training.options.segment import SegmentOptions
+from training.workdir import check_outside, check_workdir
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -19,6 +21,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(SegmentOptions, arguments, prog="python -m training.segment")
     run = options.open_run()
     options.check()
+    check_workdir(to_path(options.workdir))
+    check_outside(options.workdir, f"folder:{options.data}")
     cli.require_tensorflow()
 
     from training.segmentation.segment import open_data, segment

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from keras_vit import cli, parser
 from training.options.checks import check_data
 from training.options.data import ShardOptions
-from training.options.workdir import check_no_run
+from training.workdir import check_no_run
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -17,9 +17,9 @@ from keras_vit.errors import nearest
 from training.experiments.grids import STUDIES
 from training.options.checks import check_data
 from training.options.experiments import StudyOptions
-from training.options.workdir import check_outside
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
+from training.workdir import check_outside
 
 _DEFAULT_RECIPE = "study-small"
 
@@ -45,19 +45,10 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.experiments.runner import study
-    from training.loop.setup import report_interruption
+    from training.loop.signals import report_interruption
 
     with report_interruption():
-        study(
-            name,
-            options.recipe,
-            options.source,
-            options.workdir,
-            seeds=options.seeds,
-            shots=options.shots,
-            train_images=options.train_images,
-            jobs=options.jobs,
-        )
+        study(name, options)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,12 @@ your ViT" (2106.10270) uses --learning-rates 0.001 0.003 0.01 0.03 --steps 500 2
 command continues.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
 from training.devices.tpu import prepare_tpu
 from training.options.experiments import VtabOptions
-from training.recipes.finetune import FINETUNE_RECIPES
-from training.recipes.vtab_tasks import RECIPE_NAME
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -29,28 +26,10 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.experiments.vtab_runs import vtab
-    from training.loop.setup import report_interruption
+    from training.loop.signals import report_interruption
 
     with report_interruption():
-        recipe = FINETUNE_RECIPES[RECIPE_NAME]
-        vtab(
-            options.checkpoint,
-            options.workdir,
-            recipe=dataclasses.replace(
-                recipe,
-                image_size=options.image_size,
-                batch_size=options.batch_size,
-                schedule=dataclasses.replace(recipe.schedule, warmup_steps=options.warmup_steps),
-            ),
-            learning_rates=options.learning_rates,
-            steps=options.steps,
-            tasks=options.tasks,
-            data_dir=options.data_dir,
-            num_heads=options.num_heads,
-            seed=options.seed,
-            devices=options.devices,
-            execution=options.execution,
-        )
+        vtab(options)
 
 
 if __name__ == "__main__":

@@ -9,32 +9,23 @@ requirements-onnx.txt. With --web also a page that classifies pictures in the br
 
 from collections.abc import Sequence
 
-from export.options import OnnxOptions, check_source
+from export.options import OnnxOptions, check_output
 from keras_vit import cli, parser
-from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(OnnxOptions, arguments, prog="python -m export.onnx")
-    check_source(options.source, options.output)
+    run = options.source.open_run()
+    check_output(options.output)
     cli.require_tensorflow()
 
     from export.onnx import runtimes
     from export.onnx.export import export_onnx, summary
-    from export.source import open_source
+    from export.source import open_model
 
     runtimes.require_packages(options.formats)  # before a large model is loaded
-    source = open_source(**vars(options.source))
-    written = export_onnx(
-        source.model,
-        source.labels,
-        source.samples,
-        to_path(options.output),
-        options.formats,
-        web=options.web,
-        origin=source.origin,
-    )
+    written = export_onnx(open_model(run, options.source), options)
     print(summary(written))
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-import keras
 import numpy as np
 import tqdm
 
@@ -14,48 +13,37 @@ from export import fingerprint, parity, report
 from export.inference_model import in_dtype, inference_model
 from export.onnx import runtimes, web_page
 from export.onnx.runtimes import FILES, Runner
-from export.options import OnnxFormat
-from export.source import Provenance, check_model
-from keras_vit import UserError, preprocessing_of
+from export.options import OnnxFormat, OnnxOptions
+from export.source import ExportedModel, Provenance
+from keras_vit import UserError, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
-from keras_vit.models.build import logits_model
-from keras_vit.run_directory import Samples
 
 # Further batch sizes to verify, on the first images.
 _BATCHES = (1, 5)
 
 
-def export_onnx(
-    model: keras.Model,
-    labels: Sequence[str],
-    samples: Samples,
-    output: pathlib.Path,
-    formats: Sequence[OnnxFormat] = ("onnx",),
-    *,
-    web: bool = False,
-    origin: Provenance | None = None,
-) -> dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]]:
+def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]]:
     """Write the files of each format. Returns the path of the file to load and its differences from the Keras model.
 
     Each file is loaded again and run on all samples, with several batch sizes. Raises ParityError, and writes nothing,
     if the logits differ from those of the model by more than rounding. Raises UserError if the output holds files of
-    another model. The other arguments are those of the command.
+    another model. `options.source` is not used.
     """
-    origin = origin or Provenance()
+    output, formats = run_directory.check_output(options.output), options.formats
     if not formats:
         raise UserError(f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none.")
-    if web:
-        web_page.check_page(formats, preprocessing_of(model))
+    if options.web:
+        web_page.check_page(formats, exported.preprocessing)
     runtimes.require_packages(formats)
-    check_model(model, labels, output)
-    model = logits_model(model)
+    exported = exported.with_logits()
+    model, labels, origin = exported.model, exported.labels, exported.origin
     for kind in formats:
         runtimes.check_size(kind, model)
     texts = fingerprint.check_output(output, model, labels, origin)
     expected = parity.reference(
-        in_dtype(model, "float32"), preprocessing_of(model), samples, multi_label=origin.multi_label
+        in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
     )
     network = inference_model(model, for_onnx=True)
     written: dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]] = {}
@@ -75,8 +63,8 @@ def export_onnx(
                 notes += _default_precision(file, expected)
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
-        if web:
-            web_page.write_page(stage, preprocessing_of(model), labels, origin)
+        if options.web:
+            web_page.write_page(stage, exported.preprocessing, labels, origin)
         _report(stage, origin, expected, rows, [*notes, *fingerprint.note_on_earlier(output, stage)])
     return written
 

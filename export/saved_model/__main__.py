@@ -8,36 +8,23 @@ a model card (README.md) and the verification report (report.md, report.json, re
 
 from collections.abc import Sequence
 
-from export.options import SavedModelOptions, check_source
+from export.options import SavedModelOptions, check_output
 from keras_vit import cli, parser
-from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
-    check_source(options.source, options.output)
+    run = options.source.open_run()
+    check_output(options.output)
     cli.require_tensorflow()
 
     from export import parity
     from export.saved_model.export import export_saved_model, summary
-    from export.source import open_source
+    from export.source import open_model
 
     parity.check_share(options.max_disagreement)
-    source = open_source(**vars(options.source))
-    path, found = export_saved_model(
-        source.model,
-        source.labels,
-        source.samples,
-        to_path(options.output),
-        origin=source.origin,
-        dtype=options.dtype,
-        attention=options.attention,
-        xla=options.xla,
-        merge_tokens=options.merge_tokens or 0,
-        threshold=options.threshold,
-        max_disagreement=options.max_disagreement,
-    )
+    path, found = export_saved_model(open_model(run, options.source), options)
     print(summary(path, found))
 
 

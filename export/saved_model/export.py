@@ -20,89 +20,75 @@ from tensorflow.core.protobuf import saved_model_pb2
 from export import parity, report
 from export.files import directory_bytes, disk_errors, save_module
 from export.inference_model import in_dtype, inference_model
-from export.options import Dtype
+from export.options import SavedModelOptions
 from export.saved_model import cpp_loader, warmup
 from export.saved_model.model_card import model_card
 from export.saved_model.signatures import Servable, attention_names, describe, has_constants, signatures
-from export.source import Provenance, check_model
+from export.source import ExportedModel, Provenance
 from export.token_merging import check_merging
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
-from keras_vit.files.remote import RemotePath, check_saved_model_path
+from keras_vit.files.remote import RemotePath
 from keras_vit.files.tables import short_name
-from keras_vit.models.build import logits_model
-from keras_vit.run_directory import Samples
 
 # Number of images for the C++ loader, and of timed calls.
 _CPP_IMAGES, _CPP_REPEATS = 4, 30
 
 
-def export_saved_model(
-    model: keras.Model,
-    labels: Sequence[str],
-    samples: Samples,
-    output: pathlib.Path,
-    *,
-    origin: Provenance | None = None,
-    dtype: Dtype = "float32",
-    attention: bool = False,
-    xla: bool = False,
-    merge_tokens: int = 0,
-    threshold: float | None = None,
-    max_disagreement: float = parity.LARGEST_DISAGREEMENT,
-) -> tuple[pathlib.Path, parity.Parity]:
-    """Write the next version to `output`. Returns its path and its differences from the Keras model.
+def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> tuple[pathlib.Path, parity.Parity]:
+    """Write the next version to `options.output`. Returns its path and its differences from the Keras model.
 
     The SavedModel is loaded again and run on all samples. Raises ParityError, and writes nothing, if float32 differs
-    from the model by more than rounding, or if bfloat16 or merged tokens predict other classes for too many images. The
-    other arguments are those of the command.
+    from the model by more than rounding, or if bfloat16 or merged tokens predict other classes for too many images.
+    `options.source` is not used.
     """
-    origin = origin or Provenance()
-    check_saved_model_path(output)
-    check_model(model, labels, output)
-    model = logits_model(model)
-    if attention:
+    output, dtype, merge_tokens = run_directory.check_output(options.output), options.dtype, options.merge_tokens or 0
+    exported = exported.with_logits()
+    model, labels, origin = exported.model, exported.labels, exported.origin
+    if options.attention:
         attention_names(model)
     if merge_tokens:
         check_merging(model, merge_tokens)
-    if xla and dtype == "bfloat16":
+    if options.xla and dtype == "bfloat16":
         raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
     started = time.perf_counter()
     expected = parity.reference(
-        in_dtype(model, "float32"), preprocessing_of(model), samples, multi_label=origin.multi_label
+        in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
     )
     with staged(output) as stage, tempfile.TemporaryDirectory() as assets:
         version = stage / "version"
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(labels_text(labels), encoding="utf-8")
-        served = inference_model(model, dtype, for_tensorflow=True, all_tokens=attention, merge_tokens=merge_tokens)
+        served = inference_model(
+            model, dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
+        )
         constants = has_constants(served)
         _write(
             served,
             labels,
             labels_file,
             version,
-            attention=attention,
-            xla=xla,
+            attention=options.attention,
+            xla=options.xla,
             temperature=origin.temperature,
             multi_label=origin.multi_label,
-            threshold=threshold,
+            threshold=options.threshold,
         )
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
             exact = dtype == "float32" and not merge_tokens
             form = f"SavedModel with --merge-tokens {merge_tokens}" if merge_tokens else f"{dtype} SavedModel"
-            found, facts = _verify(version, expected, max_disagreement, constants, origin, form, exact=exact)
+            found, facts = _verify(version, expected, options.max_disagreement, constants, origin, form, exact=exact)
         facts = {
             "artifact": "SavedModel",
             **origin.as_json(),
             "dtype": dtype,
-            "xla": xla,
+            "xla": options.xla,
             "merge_tokens": merge_tokens,
-            "threshold": threshold,
+            "threshold": options.threshold,
             "images_from": origin.images,
             **facts,
             "export_seconds": round(time.perf_counter() - started, 1),

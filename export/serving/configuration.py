@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Mapping
 
+from export.options import KitOptions
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import local_path
@@ -15,28 +16,19 @@ _POLL_SECONDS = 60
 _CLIENT = pathlib.Path(__file__).parent / "client"
 
 
-def write_kit(
-    models: str,
-    name: str,
-    output: str,
-    *,
-    stable: int | None = None,
-    canary: int | None = None,
-    max_batch_size: int = 32,
-    batch_timeout_ms: float = 2.0,
-    threads: int = 2,
-) -> pathlib.Path:
-    """Write the folder and return its path. See `KitOptions` for the arguments.
+def write_kit(options: KitOptions) -> pathlib.Path:
+    """Write the folder and return its path.
 
     Raises UserError for missing versions and for an invalid name.
     """
-    served, kit = local_path(models, "models"), run_directory.check_output(output)
+    name, canary = options.name, options.canary
+    served, kit = local_path(options.models, "models"), run_directory.check_output(options.output)
     versions = _versions(served)
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."):
         raise UserError(f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.")
     if kit.exists() and any(kit.iterdir()):
         raise UserError(f"{kit} is not empty; pass a new --output.")
-    labels = {"stable": versions[-1] if stable is None else stable}
+    labels = {"stable": versions[-1] if options.stable is None else options.stable}
     if canary is not None:
         labels["canary"] = canary
     for label, version in labels.items():
@@ -48,7 +40,9 @@ def write_kit(
     with staged(kit) as stage:
         texts = {
             "models.config": models_config(name, labels),
-            "batching.config": batching_config(max_batch_size, round(1000 * batch_timeout_ms), threads),
+            "batching.config": batching_config(
+                options.max_batch_size, round(1000 * options.batch_timeout_ms), options.threads
+            ),
             "compose.yaml": compose_file(name, served.resolve()),
             "README.md": _readme(name, labels),
         }

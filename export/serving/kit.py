@@ -17,16 +17,7 @@ from keras_vit import cli, parser
 def main(arguments: Sequence[str]) -> None:
     """`--models DIR --name NAME --output DIR`"""
     options = parser.parse(KitOptions, arguments, prog="python -m export.serving.kit")
-    output = write_kit(
-        options.models,
-        options.name,
-        options.output,
-        stable=options.stable,
-        canary=options.canary,
-        max_batch_size=options.max_batch_size,
-        batch_timeout_ms=options.batch_timeout_ms,
-        threads=options.threads,
-    )
+    output = write_kit(options)
     print(f"{output} is ready: `docker compose up` there.")
 
 

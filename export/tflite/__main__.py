@@ -9,52 +9,26 @@ stores its labels and its normalization as TFLite Metadata.
 
 from collections.abc import Sequence
 
-from export.options import CALIBRATED, TFLiteOptions, check_calibration, check_source
-from keras_vit import cli, parser, run_directory
-from keras_vit.files.remote import to_path
+from export.options import TFLiteOptions, check_calibration, check_output
+from keras_vit import cli, parser
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
     check_calibration(options)
-    check_source(options.source, options.output)
+    run = options.source.open_run()
+    check_output(options.output)
     cli.require_tensorflow()
 
     from export import parity
-    from export.source import open_source
+    from export.source import open_model
     from export.tflite.export import export_tflite, read_calibration, summary
 
     parity.check_share(options.max_disagreement)
-    source, calibration = open_source(**vars(options.source)), None
-    is_needed = any(kind in CALIBRATED for kind in options.formats)
-    is_there = options.calibration is not None or _has_images(options.source.run)
-    if is_needed or ("int8-dynamic" in options.formats and is_there):
-        calibration = read_calibration(
-            options.source.run,
-            options.calibration,
-            options.calibration_images,
-            source.labels,
-            fewer_are_enough=not is_needed,
-        )
-    written = export_tflite(
-        source.model,
-        source.labels,
-        source.samples,
-        to_path(options.output),
-        options.formats,
-        calibration=calibration,
-        origin=source.origin,
-        target=options.target,
-        uint8_input=options.uint8_input,
-        dynamic_batch=options.dynamic_batch,
-        max_disagreement=options.max_disagreement,
-    )
+    exported = open_model(run, options.source)
+    written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
     print(summary(written))
-
-
-def _has_images(run: str | None) -> bool:
-    return run is not None and (to_path(run) / run_directory.CALIBRATION).is_file()
 
 
 if __name__ == "__main__":

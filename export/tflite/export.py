@@ -14,8 +14,8 @@ import tensorflow as tf
 from export import fingerprint, parity, report
 from export.files import save_module
 from export.inference_model import in_dtype, inference_model
-from export.options import CALIBRATED, Target, TFLiteFormat, check_tflite_formats
-from export.source import Provenance, check_model, read_folder
+from export.options import CALIBRATED, Target, TFLiteFormat, TFLiteOptions
+from export.source import ExportedModel, Provenance, read_folder
 from export.tflite import quantize, tflite_file
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.delegate_rules import require_rules
@@ -23,14 +23,13 @@ from export.tflite.four_bits import DenseLayers
 from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, STATIC, WEIGHT_SHARE
 from export.tflite.smooth_quant import Gain, smooth_quant
-from keras_vit import UserError, preprocessing_of
+from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
-from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
-from keras_vit.models.build import logits_model
 from keras_vit.run_directory import CALIBRATION, Samples
+from keras_vit.runs import Run
 
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
@@ -41,37 +40,31 @@ _RECOMMENDED = (0.99, 0.005)
 
 
 def export_tflite(
-    model: keras.Model,
-    labels: Sequence[str],
-    samples: Samples,
-    output: pathlib.Path,
-    formats: Sequence[TFLiteFormat],
-    *,
-    calibration: Samples | None = None,
-    origin: Provenance | None = None,
-    target: Target = "cpu",
-    uint8_input: bool = False,
-    dynamic_batch: bool = False,
-    max_disagreement: float = parity.LARGEST_DISAGREEMENT,
+    exported: ExportedModel, options: TFLiteOptions, calibration: Samples | None = None
 ) -> dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]]:
     """Write one file per format. Returns its path and its differences from the Keras model.
 
     Each file is loaded again and run on all samples. Raises ParityError, and writes nothing, if float32 differs from
     the model by more than rounding, or if another format predicts other classes for too many images. Raises UserError
-    if the output holds files of another model. The other arguments are those of the command.
+    if the output holds files of another model.
+
+    Args:
+        exported: the model.
+        options: of the command; `source` and `calibration` are not used.
+        calibration: representative images; see `read_calibration`.
     """
-    origin = origin or Provenance()
-    check_tflite_formats(formats, target, uint8_input=uint8_input, dynamic_batch=dynamic_batch)
+    output, formats, target = run_directory.check_output(options.output), options.formats, options.target
+    uint8_input, dynamic_batch = options.uint8_input, options.dynamic_batch
     if calibration is None and (calibrated := [kind for kind in formats if kind in CALIBRATED]):
         raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
     if "int4-weights" in formats:
-        _check_dense(model, target)
-    check_model(model, labels, output)
-    model = logits_model(model)
+        _check_dense(exported.model, target)
+    exported = exported.with_logits()
+    model, labels, samples, origin = exported.model, exported.labels, exported.samples, exported.origin
     texts = fingerprint.check_output(output, model, labels, origin)
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
-    preprocessing = preprocessing_of(model)
+    preprocessing = exported.preprocessing
     expected = parity.reference(
         in_dtype(model, "float32"), preprocessing, samples, multi_label=origin.multi_label, raw_pixels=uint8_input
     )
@@ -129,7 +122,7 @@ def export_tflite(
             if kind == "float32":
                 parity.require_equal("float32 TFLite file", found)
             else:
-                parity.require_agreement(f"{kind} TFLite file", found, max_disagreement)
+                parity.require_agreement(f"{kind} TFLite file", found, options.max_disagreement)
             written[kind] = (output / file.name, found)
             rows[kind] = _measurements(file, found, started)
             if target == "gpu":
@@ -337,29 +330,32 @@ def _gains(scaled: Mapping[str, Gain], steps: Mapping[TFLiteFormat, Sequence[qua
     return tables
 
 
-def read_calibration(
-    run: str | None, folder: str | None, asked: int | None, labels: Sequence[str], *, fewer_are_enough: bool = False
-) -> Samples:
+def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) -> Samples | None:
     """Images for calibration: those of a folder, or the training images in the run directory.
 
-    Raises UserError for fewer images than were asked for, unless `fewer_are_enough`.
+    None if the formats need none. Raises UserError where they do, and there are none or fewer than were asked for.
     """
+    asked, is_needed = options.calibration_images, any(kind in CALIBRATED for kind in options.formats)
     number = _MOST_CALIBRATION_IMAGES if asked is None else asked
-    if folder is not None:
-        found, where = read_folder(folder, labels, most=number), folder
-    elif run is not None:
-        if not (to_path(run) / CALIBRATION).is_file():
-            raise UserError(
-                f"{run} has no training images ({CALIBRATION}) to calibrate int4-weights, int8 and int16x8; pass "
-                "--calibration FOLDER of representative images, or train again."
-            )
-        stored = Samples.load(to_path(run) / CALIBRATION)
-        found, where = Samples(stored.encoded[:number], stored.labels[:number]), f"{run}/{CALIBRATION}"
+    stored = run.file(CALIBRATION)
+    is_there = options.calibration is not None or stored is not None
+    if not is_needed and not (is_there and "int8-dynamic" in options.formats):
+        return None
+    if options.calibration is not None:
+        found, where = read_folder(options.calibration, labels, most=number), options.calibration
+    elif stored is not None:
+        images = Samples.load(stored)
+        found, where = Samples(images.encoded[:number], images.labels[:number]), f"{run.name}/{CALIBRATION}"
+    elif run.directory is not None:
+        raise UserError(
+            f"{run.name} has no training images ({CALIBRATION}) to calibrate int4-weights, int8 and int16x8; pass "
+            "--calibration FOLDER of representative images, or train again."
+        )
     else:
         raise UserError(
             "A checkpoint has no images to calibrate int4-weights, int8 and int16x8; pass --calibration FOLDER."
         )
-    if asked is not None and len(found.encoded) < asked and not fewer_are_enough:
+    if asked is not None and len(found.encoded) < asked and is_needed:
         raise UserError(
             f"--calibration-images asks for {number} images, but {where} has {len(found.encoded)}; pass that number, "
             "or add images."

@@ -1,8 +1,9 @@
 """Which dense layers of an int4-weights file keep 8 bits: those whose rounding to 4 bits changes the logits most.
 
 The errors of the layers are far from equal: of a ViT of six blocks on Fashion-MNIST, the attention of the first block
-had 63 % of the squared error of all, and 6 % of the weights (docs/phone.md). Layers that read the same tensor, such as
-query, key and value, stay together: ai-edge-quantizer 0.10.0 breaks those in 4 bits beside one in 8 bits.
+had 63 % of the squared error of all, and 6 % of the weights (docs/reference/benchmarks.md). Layers that read the same
+tensor, such as query, key and value, stay together: ai-edge-quantizer 0.10.0 breaks those in 4 bits beside one in 8
+bits.
 """
 
 import collections

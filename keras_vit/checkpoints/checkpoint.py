@@ -198,7 +198,11 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
     if len(table.shape) != 3:
         raise UserError(f"The array {table.source.key!r} should have 3 axes, but has shape {table.shape}.")
     shape = (table.shape[0], table.shape[1] + 1, table.shape[2])
-    return weights | {POSITIONS: Weight(table.source, shape, lambda array: np.pad(array, ((0, 0), (1, 0), (0, 0))))}
+
+    def pad(array: np.ndarray) -> np.ndarray:
+        return np.pad(table.convert(array), ((0, 0), (1, 0), (0, 0)))
+
+    return weights | {POSITIONS: Weight(table.source, shape, pad)}
 
 
 def _without_register_positions(weights: dict[str, Weight]) -> dict[str, Weight]:

@@ -21,9 +21,11 @@ from keras_vit.checkpoints.infer_config import (
     FIRST_CONVOLUTIONS,
     file_config_grid,
     infer_config,
+    infer_task,
     known_image_size,
     original_preprocessing,
     refuse_ambiguous_settings,
+    without_unused_weights,
 )
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
@@ -36,15 +38,19 @@ from keras_vit.models.build import build, classes_of, classifier_activation_of, 
 from keras_vit.models.config import (
     Classifier,
     ConvStem,
+    DetectionConfig,
     Gelu,
     ModelConfig,
     PositionEmbeddingKind,
     ResNetConfig,
+    SegmentationConfig,
     ShiftedPatches,
+    TaskConfig,
     ViTConfig,
 )
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
+from keras_vit.models.tasks import build_task, task_of
 from keras_vit.run_directory import is_keras_model, load_model
 
 # What to do where a model with a changed graph should be rebuilt.
@@ -156,12 +162,26 @@ def load_with(path: str | os.PathLike, options: LoadOptions) -> keras.Model:
         config = dataclasses.replace(config, **options.rates)
         if options.size is not None and options.size != checkpoint.file_config.image_size:
             options.with_patch(config).check_image_size(options.size)
+    if (task := infer_task(checkpoint)) is not None:
+        _refuse_options_of_classifiers(task, options)
+        checkpoint = without_unused_weights(checkpoint, task)
     grid = options.stored_grid or file_config_grid(checkpoint, config)
     size = options.size or known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
     num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
     _warn_of_images(checkpoint, os.fspath(path), None if options.size else size, num_channels)
     preprocessing = original_preprocessing(checkpoint, size, num_channels)
-    return _build_and_fill(checkpoint, config, preprocessing, grid, options)
+    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
+
+
+def _refuse_options_of_classifiers(task: TaskConfig, options: LoadOptions) -> None:
+    refused = ["classifier", "keep_pre_logits", "classifier_activation"]
+    if isinstance(task, DetectionConfig):
+        refused.append("num_classes")
+    for name, value in options.given(*refused).items():
+        if value is not False:
+            raise UserError(f"{name}={value!r:.80} is for classifiers, not for a {type(task).__name__}; leave it out.")
+    if options.num_classes == 0:
+        raise UserError("num_classes=0 is for classifiers; give the number of classes of the masks, or leave it out.")
 
 
 def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | None, num_channels: int) -> None:
@@ -203,6 +223,8 @@ def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
         config = dataclasses.replace(config, **options.rates)
     elif any(options.rates.values()):
         raise UserError("The file is of a ResNet, which has no dropout; leave the rates out.")
+    if (task := task_of(model)) is not None:
+        _refuse_options_of_classifiers(task, options)
     activation = options.classifier_activation or classifier_activation_of(model)
     return _adapted(model, config, dataclasses.replace(options, classifier_activation=activation))
 
@@ -290,7 +312,8 @@ def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> k
         size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(options.image_size)
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
             options.with_patch(config).check_image_size(preprocessing.image_size)
-    adapted = _build_and_fill(Checkpoint(None, Layout(()), weights), config, preprocessing, grid, options)
+    checkpoint = Checkpoint(None, Layout(()), weights)
+    adapted = _build_and_fill(checkpoint, config, preprocessing, grid, options, task_of(model))
     if options.num_classes is None:
         set_classes(adapted, classes_of(model))
     return adapted
@@ -306,6 +329,7 @@ def _build_and_fill(
     preprocessing: Preprocessing,
     stored_grid: tuple[int, int] | None,
     options: LoadOptions,
+    task: TaskConfig | None = None,
 ) -> keras.Model:
     """Build the model of a checkpoint with the changes and load the weights.
 
@@ -315,13 +339,14 @@ def _build_and_fill(
         preprocessing: of the new model, with the channels of the checkpoint.
         stored_grid: (rows, columns) of the stored position embeddings, if known.
         options: changes to config and preprocessing, and the arguments of `build` that no file tells.
+        task: the further task of the model, if it has one.
     """
     weights, num_classes = checkpoint.weights, options.num_classes
     new_head = num_classes is not None
     if not new_head:
         num_classes = num_classes_of(weights)
     drops_pre_logits = new_head and not options.keep_pre_logits
-    if isinstance(config, ViTConfig) and new_head:  # a new head is no projection
+    if isinstance(config, ViTConfig) and new_head and task is None:  # a new head is no projection
         config = dataclasses.replace(config, head_bias=True)
         if drops_pre_logits:
             config = dataclasses.replace(config, representation_size=None, representation="tanh", normalized=False)
@@ -338,16 +363,21 @@ def _build_and_fill(
             )
         weights = _with_channels(weights, options.channels, options.channel_rule)
         preprocessing = preprocessing.for_channels(options.channels)
+    if isinstance(task, SegmentationConfig) and num_classes:
+        task = dataclasses.replace(task, num_classes=num_classes)
     with no_init_weights():
-        model = build(
-            config,
-            preprocessing=preprocessing,
-            num_classes=num_classes,
-            classifier_activation=options.classifier_activation,
-            dtype=options.dtype,
-            name=options.name,
-        )
-    keep = HEADS if new_head else ()
+        if task is not None and isinstance(config, ViTConfig):
+            model = build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
+        else:
+            model = build(
+                config,
+                preprocessing=preprocessing,
+                num_classes=num_classes,
+                classifier_activation=options.classifier_activation,
+                dtype=options.dtype,
+                name=options.name,
+            )
+    keep = () if not new_head else HEADS if task is None else ("class_head/",)
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
     assign(model, match_weights(model, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep).weights)

@@ -4,15 +4,26 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.checkpoints.formats.transformers.eomt import delta_error
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
-from keras_vit.models.config import Classifier, ConvStem, Distillation, ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.models.config import (
+    Classifier,
+    ConvStem,
+    DetectionConfig,
+    Distillation,
+    ModelConfig,
+    ResNetConfig,
+    SegmentationConfig,
+    TaskConfig,
+    ViTConfig,
+)
 from keras_vit.models.named_models import MODELS
 from keras_vit.models.resizing import Resampler
 
@@ -26,6 +37,8 @@ _OFFICIAL_HEADS = {
     for model in MODELS.values()
     if isinstance(model, ViTConfig) and model.position_embedding != "rotary"  # whose H has 20 heads instead of 16
 }
+# Mean size of the scales of LayerNorm, below which they are differences of two models.
+_LEAST_SCALE = 0.02
 # Initial layer scale where config.json does not say: that of DINOv2. The stored factors are read in any case.
 _LAYER_SCALE = 1e-5
 # Kernels whose input is the image, of a model with convolutions before the encoder or without encoder.
@@ -54,6 +67,54 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> N
 
 def _numbered(numbers: Iterable[int]) -> str:
     return f"[{join_keys([str(number) for number in sorted(numbers)])}]"
+
+
+def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
+    """The further task of the model of a checkpoint; None for a classifier or features."""
+    weights, file_config, task = checkpoint.weights, checkpoint.file_config, checkpoint.layout.task
+    if task is None:
+        return None
+    settings: dict[str, Any] = {name: value for name, value in file_config.task_settings.items() if value is not None}
+    found: TaskConfig
+    if task == "segmentation":
+        probabilities = weights.get("mask_attention/probabilities")
+        if probabilities is None or len(probabilities.shape) != 1 or not probabilities.shape[0]:
+            raise UserError("The checkpoint is incomplete; missing keys: attn_mask_probs.")
+        values = probabilities.read()
+        if not ((values >= 0) & (values <= 1)).all():
+            raise UserError("The array 'attn_mask_probs' should hold probabilities, but has numbers outside of 0 to 1.")
+        _require_equal_blocks(weights, r"(upscale_\d+/)(.*)")
+        upscale = {int(match[1]) for key in weights if (match := re.match(r"upscale_(\d+)/", key))}
+        if upscale != set(range(len(upscale))):
+            raise UserError(f"The blocks of upscaling should be numbered from 0, but are {_numbered(upscale)}.")
+        found = SegmentationConfig(
+            num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
+            num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
+            num_blocks=values.shape[0],
+            num_upscale_blocks=len(upscale),
+            mask_attention=bool(values.any()),
+            **settings,
+        )
+    else:
+        found = DetectionConfig(
+            embedding_size=_shape(checkpoint, "class_head/Dense_0/kernel", 2)[1],
+            objectness="objectness_head/Dense_0/kernel" in weights,
+        )
+    _refuse_contradictions(found, file_config.task_sizes)
+    return found
+
+
+def without_unused_weights(checkpoint: Checkpoint, task: TaskConfig) -> Checkpoint:
+    """The checkpoint without what is for training alone. Raises UserError for differences instead of weights."""
+    if not isinstance(task, SegmentationConfig):
+        return checkpoint
+    weights, first_norm = checkpoint.weights, re.compile(r"Transformer/encoderblock_\d+/LayerNorm_0/scale")
+    norms = [weight for key, weight in weights.items() if first_norm.fullmatch(key)]
+    if all(float(abs(norm.read()).mean()) < _LEAST_SCALE for norm in norms):
+        raise delta_error()
+    unused = () if task.mask_attention else ("mask_attention/probabilities",)
+    kept = {key: weight for key, weight in weights.items() if key not in unused}
+    return dataclasses.replace(checkpoint, weights=kept)
 
 
 def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
@@ -86,7 +147,7 @@ def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     return config
 
 
-def _refuse_contradictions(config: ModelConfig, sizes: Mapping[str, tuple[str, object]]) -> None:
+def _refuse_contradictions(config: ModelConfig | TaskConfig, sizes: Mapping[str, tuple[str, object]]) -> None:
     for field, (name, value) in sizes.items():
         if getattr(config, field) != value:
             raise UserError(

@@ -72,6 +72,13 @@ FROM_HEADS = Transform(
     lambda a: a.reshape(_merge_first(a.shape)),
     lambda w, heads: w.reshape(heads, w.shape[0] // heads, w.shape[1]),
 )
+# torch's depthwise Conv2d: (channels, 1, height, width); Keras' (height, width, channels, 1).
+DEPTHWISE = Transform(
+    (4,),
+    lambda s: (s[2], s[3], s[0], s[1]),
+    lambda a: a.transpose(2, 3, 0, 1),
+    lambda w, heads: w.transpose(2, 3, 0, 1),
+)
 # GroupNorm: (C), in files of older flax (1, 1, 1, C).
 CHANNELS = Transform((1, 4), lambda s: _squeeze(s[:-1], s, s[-1:]), lambda a: a.reshape(-1), lambda w, heads: w)
 # A dense layer stored as a 1x1 convolution: (1, 1, in, out), torch's (out, in, 1, 1).

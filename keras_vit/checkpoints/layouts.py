@@ -17,7 +17,7 @@ from keras_vit.checkpoints.formats import (
 )
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
-from keras_vit.checkpoints.formats.transformers import bit, clip, dinov2, dinov3, vit
+from keras_vit.checkpoints.formats.transformers import bit, clip, dinov2, dinov3, eomt, owl, vit
 from keras_vit.errors import UserError
 from keras_vit.files.kinds import MODEL_SUFFIXES
 from keras_vit.files.lazy_array import LazyArray
@@ -60,9 +60,11 @@ class Format(Protocol):
 # A new format is a module and its name here. Of those with one name, the first that is for a kind of model writes it.
 FORMATS: tuple[Format, ...] = (
     *(vit_jax, big_transfer, vit_jax_linen, big_vision),
-    *(dinov3, dinov2, clip, vit, bit),  # transformers
+    *(eomt, owl, dinov3, dinov2, clip, vit, bit),  # transformers
     *(meta, timm_eva, timm, torchvision, open_clip),
 )
+# Those of models with a further task, which no other format can write.
+_OF_TASKS = (eomt, owl)
 _READ_ONLY = (meta, open_clip)
 LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in FORMATS if module not in _READ_ONLY))
 
@@ -82,11 +84,14 @@ def format_for(model: WrittenModel, layout_name: str) -> tuple[Format, Layout]:
     """The format that a model is written in. Raises UserError for settings that it cannot express."""
     able: dict[str, tuple[Format, dict]] = {}
     for module in FORMATS:
+        if (module in _OF_TASKS) != (model.task is not None):
+            continue
         if (fields := module.expressible(model)) is not None:
             able.setdefault(module.LAYOUT, (module, fields))
     if layout_name not in able:
         others = " or ".join(able) or "only .keras"
-        raise UserError(f"The layout {layout_name} cannot express this ResNet; {others} can.")
+        kind = "a model that segments or detects" if model.task is not None else "this ResNet"
+        raise UserError(f"The layout {layout_name} cannot express {kind}; {others} can.")
     module, fields = able[layout_name]
     _refuse_inexpressible(model.config, layout_name, fields)
     layout = module.layout_for(model)

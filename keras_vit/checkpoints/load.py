@@ -30,6 +30,7 @@ from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
 from keras_vit.models.resizing import Resampler, check_resampler, resize_position_embedding
+from keras_vit.models.tasks import build_task, task_of
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
 _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "trainable")
@@ -289,16 +290,20 @@ def changed_layer(model: keras.Model) -> str | None:
     spec = next((layer.dtype_policy.name for layer in model.layers if isinstance(layer, ModelSpec)), None)
     config, preprocessing = config_of(model), preprocessing_of(model)
     values = values_by_key(model)
+    task = task_of(model)
     with no_init_weights():
-        built = build(
-            config,
-            preprocessing=preprocessing,
-            num_classes=num_classes_of(values),
-            classifier_activation=classifier_activation_of(model),
-            dtype=spec,
-        )
+        if task is not None and isinstance(config, ViTConfig):
+            built = build_task(config, task, preprocessing, dtype=spec)
+        else:
+            built = build(
+                config,
+                preprocessing=preprocessing,
+                num_classes=num_classes_of(values),
+                classifier_activation=classifier_activation_of(model),
+                dtype=spec,
+            )
     name = _first_difference(model, built)
-    return None if name is None or _same_outputs(model, values, built) else name
+    return None if name is None or (task is None and _same_outputs(model, values, built)) else name
 
 
 def check_unchanged(model: keras.Model, way_out: str) -> None:

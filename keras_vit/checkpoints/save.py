@@ -13,16 +13,25 @@ from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.layouts import check_target, format_for, is_folder, num_classes_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key
+from keras_vit.checkpoints.two_towers import image_tower, write_image_tower
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import write_json, write_safetensors
 from keras_vit.models.build import config_of, preprocessing_of
-from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
+from keras_vit.models.config import ModelConfig, ResNetConfig, SegmentationConfig, ViTConfig
+from keras_vit.models.tasks import task_of
 
 
-def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str, labels: Sequence[str] = ()) -> None:
+def save_checkpoint(
+    model: keras.Model,
+    path: str | os.PathLike,
+    *,
+    layout: str,
+    labels: Sequence[str] = (),
+    two_towers: str | os.PathLike | None = None,
+) -> None:
     """Save the weights of a model in the layout of another library.
 
     Args:
@@ -32,6 +41,9 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
         layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
             For big_vision, the position embedding of the class token is added to the token.
         labels: class names, for the config.json of "huggingface" and "timm".
+        two_towers: for "huggingface", the folder or name of a CLIP, SigLIP, OWL-ViT or OWLv2 with both towers: the new
+            folder is a copy of it with the image tower of the model, which may have a head of texts
+            (`keras_vit.zero_shot`). The text tower stays bit for bit.
 
     Raises UserError for a model that the layout cannot express, and for one with other layers than its config says.
     Warns of a GELU and an epsilon other than torchvision's, which have to be set there.
@@ -40,7 +52,14 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike, *, layout: str,
     check_target(path, layout)
     check_unchanged(model, "save it with model.save, or give the model from before the change")
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
-    written = WrittenModel(config_of(model), preprocessing_of(model), num_classes_of(weights), tuple(labels))
+    if two_towers is not None:
+        if layout != "huggingface" or labels:
+            raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
+        write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), weights))
+        return
+    task = task_of(model)
+    num_classes = task.num_classes if isinstance(task, SegmentationConfig) else num_classes_of(weights)
+    written = WrittenModel(config_of(model), preprocessing_of(model), num_classes, tuple(labels), task)
     if labels and len(labels) != written.num_classes:
         raise UserError(
             f"The model has {written.num_classes} classes, but labels names {len(labels)}; name each class once."

@@ -5,7 +5,7 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -148,6 +148,28 @@ def write_safetensors(
     contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
     with atomic_write(path) as temporary:
         save_file(contiguous, temporary, metadata=metadata)
+
+
+def overwrite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Replace the values of those arrays that a file has, in its dtypes; all other bytes stay. Returns their keys.
+
+    The shapes must be equal. Values become the nearest ones of the dtype.
+    """
+    stored = {key: array for key, array in open_safetensors(path).items() if key in arrays}
+    with open(path, "r+b") as stream:
+        header_size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(header_size))
+        for key, array in stored.items():
+            stream.seek(8 + header_size + header[key]["data_offsets"][0])
+            stream.write(_in_dtype(arrays[key], array.dtype).tobytes())
+    return list(stored)
+
+
+def _in_dtype(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if dtype.kind == "f":
+        return np.asarray(values, dtype, order="C")
+    bits = np.asarray(values, np.float32, order="C").view(np.uint32)  # bfloat16: the upper half, rounded to even
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:

@@ -116,11 +116,13 @@ def is_picture(path: pathlib.Path) -> bool:
 
 
 def others_line(others: Sequence[str], where: str) -> str:
-    """A line on files that are no pictures, from their names: how many, and of which endings."""
+    """A line on files that are not pictures, from their names: how many, and with which endings."""
     endings = collections.Counter(pathlib.PurePath(name).suffix.lower() or "without an ending" for name in others)
     kinds = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(_ENDINGS_NAMED))
-    files = "1 file" if len(others) == 1 else f"{len(others):,} files"
-    return f"Ignored, since no pictures: {files} in {where} ({kinds}{', …' if len(endings) > _ENDINGS_NAMED else ''})."
+    files = f"1 file in {where} that is not a picture"
+    if len(others) > 1:
+        files = f"{len(others):,} files in {where} that are not pictures"
+    return f"Ignored: {files} ({kinds}{', …' if len(endings) > _ENDINGS_NAMED else ''})."
 
 
 def image_files(folder: pathlib.Path) -> list[pathlib.Path]:

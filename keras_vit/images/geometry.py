@@ -11,7 +11,8 @@ import numpy as np
 Resize = Literal["stretch", "crop", "pad", "resize-small"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "lanczos3", "area"]
 Library = Literal["tensorflow", "transformers", "timm"]
-Background = Literal["white"]
+Background = Literal["white", "gray", "black"]
+Padding = Literal["around", "after"]
 
 
 def scaled_crop(crop_from: int, side: int, new_side: int) -> int:
@@ -44,6 +45,8 @@ def placements(
     crop_from: int | tuple[int, int] | None,
     library: Library,
     xp: Any = np,
+    *,
+    padding: Padding = "around",
 ) -> list[Placement]:
     """The placements of height and width.
 
@@ -54,6 +57,7 @@ def placements(
         crop_from: see `Preprocessing`.
         library: see `Preprocessing`.
         xp: the module of `floor`, `round`, `minimum` and `maximum`: numpy, tensorflow or keras.ops.
+        padding: see `Preprocessing`.
     """
     firsts: tuple[Any, Any] = 0.0 * sides[0], 0.0 * sides[1]
     windows, target = sides, size if crop_from is None else crop_from
@@ -83,7 +87,7 @@ def placements(
             window,
             result,
             xp.maximum(rounded((result - length) / 2.0), 0.0 * result),
-            xp.maximum(xp.floor((length - result) / 2.0), 0.0 * result),
+            xp.maximum(xp.floor((length - result) / 2.0), 0.0 * result) * float(padding == "around"),
         )
         for first, window, result, length in zip(firsts, windows, resized, size, strict=True)
     ]

@@ -18,7 +18,16 @@ import numpy as np
 
 from keras_vit.errors import UserError, check_integers
 from keras_vit.images import filters
-from keras_vit.images.geometry import Background, Interpolation, Library, Placement, Resize, placements, scaled_crop
+from keras_vit.images.geometry import (
+    Background,
+    Interpolation,
+    Library,
+    Padding,
+    Placement,
+    Resize,
+    placements,
+    scaled_crop,
+)
 from keras_vit.models.config import convert_fields
 
 
@@ -63,8 +72,9 @@ class Preprocessing:
     """Pixels before the center crop: of the smaller side for resize-small; of both sides, or (height, width), for
     stretch and pad; a (height, width) that the image covers for resize-small, too. None: no center crop."""
     background: Background | None = "white"
-    """Background of transparent images. None drops the alpha channel, as transformers and timm do, and models saved
-    before this field existed; pad then fills with the color that is normalized to 0 (timm's border)."""
+    """Background of transparent images (white alone) and of the space beside padded ones. None drops the alpha channel,
+    as transformers and timm do, and models saved before this field existed; pad then fills with the color that is
+    normalized to 0 (timm's border). gray and black drop it too."""
     interpolation: Interpolation | None = None
     """The filter. None: area for resize-small in TensorFlow's way (big_vision), else bilinear."""
     antialias: bool | None = None
@@ -76,6 +86,8 @@ class Preprocessing:
     dtype: _Dtype | None = None
     """Of resized pixels: uint8 rounds to bytes after each axis, as Pillow does. None: float32 in TensorFlow's way, else
     uint8."""
+    padding: Padding = "around"
+    """Where the free space of pad lies: around the image, or after it, to the right and below (OWLv2, EoMT)."""
     exif_orientation: bool = True
     """Whether an image file is turned upright by its EXIF orientation. False for models saved before this field
     existed."""
@@ -91,13 +103,16 @@ class Preprocessing:
             raise UserError(f"image_size must be (height, width) in pixels, but is {self.image_size}.")
         self._complete()
         kinds = ("resize", Resize), ("interpolation", Interpolation), ("library", Library), ("dtype", _Dtype)
+        kinds += (("padding", Padding),)  # type: ignore[assignment]
         for field, names in kinds:
             if getattr(self, field) not in get_args(names):
                 raise UserError(
                     f"{field} must be one of {', '.join(get_args(names))}, but is {getattr(self, field)!r}."
                 )
         if self.background not in (None, *get_args(Background)):
-            raise UserError(f"background must be white or None, but is {self.background!r}.")
+            raise UserError(
+                f"background must be {', '.join(get_args(Background))} or None, but is {self.background!r}."
+            )
         if self.resize == "pad" and self.background is None and self.library == "tensorflow":
             raise UserError(
                 "resize pad fills what the image leaves free with the background, but this model has none; "
@@ -172,12 +187,13 @@ class Preprocessing:
         height, width = self.image_size
         to, full = f"to {height} x {width}", self.crop_from
         before = full if isinstance(full, int) or full is None else f"{full[0]} x {full[1]}"
-        on = "white" if self.background else "the mean color"
+        on = self.background or "the mean color"
+        where = "centered on" if self.padding == "around" else "in the upper left corner on"
         kept = "" if full is None else f" at {before}, center crop"
         resize = {
             "stretch": f"stretched {to}" if full is None else f"stretched to {before}, center crop {to}",
             "crop": f"center crop of this aspect ratio, resized {to}",
-            "pad": f"whole image in its aspect ratio{kept}, resized {to}, centered on {on}",
+            "pad": f"whole image in its aspect ratio{kept}, resized {to}, {where} {on}",
             "resize-small": f"smaller side resized to {before}, center crop {to}",
         }[self.resize]
         way = [str(self.interpolation)]
@@ -233,7 +249,50 @@ class Preprocessing:
 
     def placements(self, sides, xp) -> list[Placement]:
         """The placements of height and width; see `keras_vit.images.geometry.placements`."""
-        return placements(sides, self.image_size, self.resize, self.crop_from, self.library, xp)
+        return placements(sides, self.image_size, self.resize, self.crop_from, self.library, xp, padding=self.padding)
+
+    def boxes_in_picture(self, boxes, picture_size: tuple[int, int]) -> np.ndarray:
+        """Boxes in the model's input -> boxes in the picture that it was made of.
+
+        Args:
+            boxes: (..., 4), centre x and y, width and height as shares of the input, as detectors give them.
+            picture_size: height and width of the picture in pixels.
+
+        Returns:
+            (..., 4) float32: left, top, right, bottom in pixels of the picture; what lies outside of it is not cut off.
+        """
+        boxes = np.asarray(boxes, np.float64)
+        rows, columns = self._axes(picture_size)
+        (height, width), (x, y, w, h) = self.image_size, np.moveaxis(boxes, -1, 0)
+        edges = [(x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height]
+        axes = (columns, rows, columns, rows)
+        return np.stack([e * scale + shift for e, (scale, shift) in zip(edges, axes, strict=True)], -1).astype(
+            "float32"
+        )
+
+    def boxes_in_input(self, corners, picture_size: tuple[int, int]) -> np.ndarray:
+        """The inverse of `boxes_in_picture`: left, top, right, bottom in pixels -> shares of the input (..., 4)."""
+        axes = self._axes(picture_size)
+        (top, left), (bottom, right) = (
+            [(corners[..., edge] - shift) / scale for edge, (scale, shift) in zip(edges, axes, strict=True)]
+            for corners in [np.asarray(corners, np.float64)]
+            for edges in ((1, 0), (3, 2))
+        )
+        height, width = self.image_size
+        box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
+        return np.stack(box, -1).astype("float32")
+
+    def _axes(self, picture_size: tuple[int, int]) -> list[tuple[float, float]]:
+        """(pixels of the picture for each of the input, place of the input's first pixel in it) of rows and columns."""
+        if self.resize == "pad" and self.padding == "after":  # both axes alike, without rounding of their lengths
+            scale = max(side / length for side, length in zip(picture_size, self.image_size, strict=True))
+            return [(scale, 0.0), (scale, 0.0)]
+        places = self.placements([np.float64(side) for side in picture_size], np)
+        scales = [float(place.window / place.resized) for place in places]
+        return [
+            (scale, float(place.first) + (float(place.begin) - float(place.before)) * scale)
+            for scale, place in zip(scales, places, strict=True)
+        ]
 
     def _bytes_resized(self, image: np.ndarray) -> np.ndarray:
         """(h, w, C) uint8 -> (height, width, C) uint8, by Pillow."""
@@ -283,8 +342,8 @@ class Preprocessing:
 
     def fill(self) -> tuple[float, ...]:
         """The color beside a padded image for each channel, 0..255."""
-        if self.background == "white":
-            return (255.0,) * self.channels
+        if self.background is not None:
+            return ({"white": 255.0, "gray": 128.0, "black": 0.0}[self.background],) * self.channels
         lows, highs = self.channel_ranges()
         means = (-low / (high - low) for low, high in zip(lows, highs, strict=True))
         return tuple(float(min(max(round(255 * mean), 0), 255)) for mean in means)

@@ -14,13 +14,14 @@ from keras_vit.inspection.options import InspectionOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
-    parsed = parser.parse(InspectionOptions, arguments, prog="python -m keras_vit.inspection")
-    parsed.check()
+    options = parser.parse(InspectionOptions, arguments, prog="python -m keras_vit.inspection")
+    run = options.open_run()
+    options.check(run)
     cli.import_keras()
 
     from keras_vit.inspection.run import run_inspection
 
-    run_inspection(**vars(parsed) | {"images": parsed.image_source()})
+    run_inspection(run, options)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class InspectionResult:
     heads: tuple[int, ...]
     """Indices of the heads in "attention"."""
     arrays: dict[str, np.ndarray]
-    """Arrays of the requested figures by name. docs/inspect.md lists their shapes and units."""
+    """Arrays of the requested figures by name. docs/reference/inspection.md lists their shapes and units."""
     measures: dict[str, Any]
     """The numbers of `locality.py`, and the range of the attention distance in each layer."""
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
@@ -120,7 +120,7 @@ def inspect(
         assert isinstance(config, ViTConfig)
         names, places = _chosen_layers(config, layers)
         chosen_heads = _chosen(heads, config.num_heads, "heads")
-        seen, also = _attend(model, config, inputs, resized, figures, shown, places, list(chosen_heads))
+        seen, also = _attend(model, inputs, resized, figures, shown, places, list(chosen_heads))
         found, measured = found | seen, measured | also
     elif layers is not None or heads is not None:
         raise UserError(
@@ -269,8 +269,10 @@ def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
     return keras.ops.convert_to_numpy(layer(np.zeros((1, num_tokens, config.hidden_size), np.float32)))
 
 
-def _attend(model, config, inputs, resized, figures, shown, layers: list[int], heads: list[int]) -> tuple[dict, dict]:
+def _attend(model, inputs, resized, figures, shown, layers: list[int], heads: list[int]) -> tuple[dict, dict]:
     """Arrays and measures of attention, batch by batch. Attention probabilities are not kept between batches."""
+    config = config_of(model)
+    assert isinstance(config, ViTConfig)
     grid, prefix = config.grid(preprocessing_of(model).image_size), config.num_prefix_tokens
     patch = tuple(side / count for side, count in zip(inputs.shape[1:3], grid, strict=True))
     # Grayscale images with light ink on black have a known foreground: the bright pixels.

@@ -4,9 +4,9 @@ import dataclasses
 import pathlib
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
+from keras_vit.runs import Run, open_run
 
 FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
 # How the name of a data set begins, as `--data` of the training commands takes it.
@@ -47,34 +47,29 @@ class InspectionOptions:
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default is the TFDS default."""
 
-    def check(self) -> None:
-        """Raise UserError for what is wrong with names, paths and numbers, without the model."""
+    def open_run(self) -> Run:
+        """The model to inspect. Raises UserError unless --run or --checkpoint names one."""
         if (self.run is None) == (self.checkpoint is None):
             raise UserError("Give either --run DIR or --checkpoint FILE, the model to inspect.")
+        if self.run is not None and not self.run.endswith(".keras"):
+            run_directory.find(self.run, run_directory.MODEL)
+        name = self.run or self.checkpoint or ""
+        return open_run(name, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups)
+
+    def check(self, run: Run) -> None:
+        """Raise UserError for what is wrong with names, paths and numbers, without the model."""
         for option, value in (("count", self.count), ("show", self.show)):
             if value < 1:
                 raise UserError(f"--{option} must be at least 1 image, but is {value}.")
         unknown = [figure for figure in self.figures or () if figure not in FIGURES]
         if unknown:
             raise UserError(f"There is no figure {unknown[0]!r}; --figures takes {', '.join(FIGURES)}.")
-        if self.checkpoint is not None:
-            check_name(self.checkpoint)
-            run_directory.check_model_file(self.checkpoint)
-        elif self.run is not None:
-            self._check_run(self.run)
         if self.labels is not None:
-            run_directory.check_label_file(self.labels, str(self.run or self.checkpoint))
-        check_images(self.image_source())
+            run.check_label_file(self.labels)
+        check_images(self.image_source(run))
         run_directory.check_output(self.output)
 
-    def _check_run(self, run: str) -> None:
-        if not (run.endswith(".keras") and to_path(run).is_file()):
-            run_directory.find(run, run_directory.MODEL)
-        for option, value in (("num-heads", self.num_heads), ("num-groups", self.num_groups)):
-            if value is not None:
-                raise UserError(f"--{option} has no effect on a run, which stores its configuration; leave it out.")
-
-    def image_source(self) -> str:
+    def image_source(self, run: Run) -> str:
         """The argument --images, or the samples of the run directory if there is none."""
         if self.images:
             return self.images
@@ -82,7 +77,7 @@ class InspectionOptions:
             raise UserError(
                 "--images is needed with a checkpoint or .keras file: give an image, a folder of images, or a data set."
             )
-        return str(run_directory.find(self.run, run_directory.SAMPLES))
+        return str(run_directory.find(run.place, run_directory.SAMPLES))
 
 
 def check_images(source: str) -> None:

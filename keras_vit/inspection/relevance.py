@@ -12,9 +12,13 @@ from keras_vit.models.layers import TokenDense
 
 
 def classifies(model: keras.Model) -> bool:
-    """Whether the model outputs one vector of logits per image; the projection of CLIP, without a bias, gives none."""
-    head = classifier_head(model)
-    is_projection = isinstance(head, TokenDense) and not head.use_bias
+    """Whether the model outputs one vector of logits per image; the projection of CLIP, without a bias, gives none.
+
+    A head of texts has no bias either, but reads normalized features.
+    """
+    head, config = classifier_head(model), config_of(model)
+    of_texts = isinstance(config, ViTConfig) and config.normalized
+    is_projection = isinstance(head, TokenDense) and not head.use_bias and not of_texts
     return len(model.output_shape) == 2 and head is not None and not is_projection
 
 

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_vit.errors import UserError
-from keras_vit.models.layers import PACKAGE, TokenDense, initial, small_normal
+from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, TokenDense, initial, small_normal
 from keras_vit.models.positions import RotaryPositions
 
 _FORBIDDEN = -30000.0
@@ -28,6 +28,7 @@ def attention(
     key_bias: bool = True,
     rotary_grid: tuple[int, int] | None = None,
     locality: bool = False,
+    attention_bias=None,
 ):
     """Attention of query_tokens (B, N, D) over tokens (B, M, D) -> (B, N, D).
 
@@ -40,6 +41,7 @@ def attention(
         key_bias: whether the key projection has a bias, with `bias`.
         rotary_grid: rows and columns of the patches for rotary positions; None for no rotation.
         locality: whether no token attends to itself and each head learns its temperature.
+        attention_bias: (B, H or 1, N, M), added to the logits; not with `relative` or `locality`.
     """
     width = tokens.shape[-1]
     query = TokenDense(width, use_bias=bias, name=f"{name}.query")(query_tokens)
@@ -56,6 +58,8 @@ def attention(
         inputs.append(NoSelfAttention(name=f"{name}.relative")(query))  # (1, 1, N, N)
     if relative:
         inputs.append(RelativePositions(num_heads, name=f"{name}.relative")(query))  # (B, H, N, N)
+    if attention_bias is not None:
+        inputs.append(attention_bias)
     y = DotProductAttention(num_heads, dropout_rate, name=name)(*inputs)  # (B, N, D)
     return TokenDense(width, name=f"{name}.out")(y)
 
@@ -85,10 +89,10 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
     layers = [layer for layer in model.layers if isinstance(layer, DotProductAttention)]
     if not layers:
         raise UserError(f"The model {model.name!r} has no attention to compute in chunks; leave chunk_attention out.")
-    if any(isinstance(layer, RelativePositions | NoSelfAttention) for layer in model.layers):
+    if any(isinstance(layer, RelativePositions | NoSelfAttention | MaskAttention) for layer in model.layers):
         raise UserError(
-            "Relative positions are logits of all tokens at once, as the mask of locality self-attention is; leave "
-            "chunk_attention out."
+            "Relative positions are logits of all tokens at once, as the masks of locality self-attention and of mask "
+            "attention are; leave chunk_attention out."
         )
     if any(layer.dropout_rate for layer in layers):
         raise UserError("Dropout would drop the same of every chunk; build the model without attention dropout.")
@@ -280,6 +284,63 @@ class NoSelfAttention(keras.layers.Layer):
 
     def compute_output_shape(self, query_shape):
         return 1, 1, query_shape[1], query_shape[1]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class MaskAttention(keras.layers.Layer):
+    """An attention bias that keeps each query token inside of the mask that it predicts.
+
+    "Your ViT is Secretly an Image Segmentation Model" (arXiv 2503.19108), section 3.2, as in transformers'
+    `modeling_eomt.py`. Before each block, each query of each image is masked with the probability of the block, the
+    weight `probabilities` (blocks,), which training anneals from 1 to 0. Other tokens attend to all tokens, as do all
+    tokens to the tokens before the patches.
+
+    Outside training, the same queries of every image are masked, and a block of probability 0 keeps the bias of the
+    block before it, as in the original.
+
+    Call: mask logits (B, h', w', Q), the number of the block, the bias of the block before it or None -> (B, 1, N, N)
+    for N = Q + num_prefix_tokens + patches.
+
+    Args:
+        num_blocks: blocks with a probability of their own.
+        grid: rows and columns of patches.
+        num_prefix_tokens: tokens between queries and patches.
+    """
+
+    def __init__(self, num_blocks: int, grid: tuple[int, int], num_prefix_tokens: int, **kwargs):
+        super().__init__(**kwargs)
+        self.num_blocks = num_blocks
+        self.grid = tuple(grid)
+        self.num_prefix_tokens = num_prefix_tokens
+        self.seed_generator = keras.random.SeedGenerator()
+
+    def build(self, mask_logits_shape, before_shape=None):
+        self.probabilities = self.add_weight(
+            name="probabilities", shape=(self.num_blocks,), initializer="ones", trainable=False
+        )
+
+    def call(self, mask_logits, before=None, block=0, training=False):
+        num_queries, num_patches = mask_logits.shape[-1], self.grid[0] * self.grid[1]
+        logits = ops.image.resize(
+            ops.cast(mask_logits, "float32"), self.grid, interpolation="bilinear", data_format=CHANNELS_LAST
+        )
+        inside = ops.transpose(ops.reshape(logits, (-1, num_patches, num_queries)), (0, 2, 1)) > 0  # (B, Q, patches)
+        probability = ops.cast(self.probabilities[block], "float32")
+        shape = (ops.shape(mask_logits)[0] if training else 1, num_queries, 1)
+        drawn = keras.random.uniform(shape, dtype="float32", seed=self.seed_generator if training else block)
+        seen = ops.logical_or(inside, drawn >= probability)
+        bias = ops.where(seen, 0.0, _FORBIDDEN)
+        others = self.num_prefix_tokens + num_patches
+        bias = ops.pad(bias, ((0, 0), (0, others), (num_queries + self.num_prefix_tokens, 0)))[:, None]  # (B, 1, N, N)
+        bias = ops.cast(bias, mask_logits.dtype)
+        if training:
+            return bias
+        without = ops.zeros_like(bias) if before is None else before
+        return ops.where(probability > 0.0, bias, without)
+
+    def compute_output_shape(self, mask_logits_shape, before_shape=None):
+        num_tokens = mask_logits_shape[-1] + self.num_prefix_tokens + self.grid[0] * self.grid[1]
+        return mask_logits_shape[0], 1, num_tokens, num_tokens
 
 
 class _Axis(keras.layers.Layer):

@@ -79,7 +79,7 @@ def build(
     if classifier_activation and not num_classes:
         raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
-    with _dtype_policy(dtype):
+    with dtype_policy(dtype):
         built = _network(config, preprocessing, num_classes, name or default_name)
         if classifier_activation is None:
             return built
@@ -96,7 +96,7 @@ def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelCon
 
 
 @contextlib.contextmanager
-def _dtype_policy(name: str | None) -> Iterator[None]:
+def dtype_policy(name: str | None) -> Iterator[None]:
     """Build the layers inside the block with a dtype policy; None keeps the global one."""
     before = keras.config.dtype_policy()
     try:
@@ -173,12 +173,12 @@ def classifier_head(model: keras.Model) -> keras.layers.Layer | None:
 
 def config_of(model: keras.Model) -> ModelConfig:
     """Return the configuration of a model that `keras_vit.build` created, also after saving and loading."""
-    return config_from_dict(_spec(model).model)
+    return config_from_dict(model_spec(model).model)
 
 
 def preprocessing_of(model: keras.Model) -> Preprocessing:
     """Return the preprocessing of a model. Call it on a decoded image."""
-    return Preprocessing.saved(_spec(model).preprocessing)
+    return Preprocessing.saved(model_spec(model).preprocessing)
 
 
 def classes_of(model: keras.Model) -> Classes | None:
@@ -195,10 +195,10 @@ def classes_of(model: keras.Model) -> Classes | None:
 
 def set_classes(model: keras.Model, classes: Classes | None) -> None:
     """Save the classes in a model that `build` created."""
-    _spec(model).classes = None if classes is None else dataclasses.asdict(classes)
+    model_spec(model).classes = None if classes is None else dataclasses.asdict(classes)
 
 
-def _spec(model: keras.Model) -> ModelSpec:
+def model_spec(model: keras.Model) -> ModelSpec:
     for layer in model.layers:
         if isinstance(layer, ModelSpec):
             return layer

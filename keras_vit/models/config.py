@@ -391,6 +391,49 @@ class ViTConfig:
         return rows // self.patch[0], columns // self.patch[1]
 
 
+@dataclasses.dataclass(frozen=True)
+class SegmentationConfig:
+    """What turns a Vision Transformer into an encoder-only mask transformer (EoMT), see `segmentation_model`."""
+
+    num_classes: int
+    """Number of classes K; the class head has one more output, for "no object"."""
+    num_queries: int = 200
+    """Learned tokens Q, each of which predicts a class and a mask."""
+    num_blocks: int = 4
+    """The last encoder blocks, which the queries pass beside the other tokens."""
+    num_upscale_blocks: int = 2
+    """Doublings of the grid of patches before the masks are made."""
+    mask_attention: bool = False
+    """Whether queries attend only to the patches inside of the masks that they predict before each of these blocks: the
+    training form. A model that is trained to the end needs none."""
+    gelu: Gelu = "erf"
+    """Activation of mask head and upscaling."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+        for field in ("num_classes", "num_queries", "num_blocks"):
+            check_integers(field, getattr(self, field))
+        check_integers("num_upscale_blocks", self.num_upscale_blocks, least=0)
+        if self.gelu not in get_args(Gelu):
+            raise UserError(f"gelu must be one of {', '.join(get_args(Gelu))}, but is {self.gelu!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectionConfig:
+    """What turns a Vision Transformer into an open-vocabulary detector (OWL-ViT, OWLv2), see `detection_model`."""
+
+    embedding_size: int
+    """Width of the class embeddings, which are compared with those of texts or images."""
+    objectness: bool = False
+    """Whether each box has a logit for being any object (OWLv2)."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+        check_integers("embedding_size", self.embedding_size)
+
+
+TaskConfig = SegmentationConfig | DetectionConfig
+
 _CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu, "distillation": Distillation}
 _CHOICES |= {"representation": Representation}
 _CHOICES |= {"position_embedding": PositionEmbeddingKind, "position_injection": PositionInjection}
@@ -415,7 +458,7 @@ class Classes:
         convert_fields(self)
 
 
-def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches) -> dict[str, Any]:
+def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches | TaskConfig) -> dict[str, Any]:
     """Convert a configuration to a dict for JSON, with its kind."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, value in fields.items():
@@ -425,7 +468,8 @@ def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches) -> dict[str,
 
 
 def config_from_dict(fields: Mapping[str, Any]) -> Any:
-    """Inverse of `config_to_dict`: returns a ModelConfig, or the stem inside one."""
-    kinds: dict[str, Any] = {kind.__name__: kind for kind in (ViTConfig, ResNetConfig, ConvStem, ShiftedPatches)}
+    """Inverse of `config_to_dict`: returns a ModelConfig, the stem inside one, or a TaskConfig."""
+    known = (ViTConfig, ResNetConfig, ConvStem, ShiftedPatches, SegmentationConfig, DetectionConfig)
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in known}
     values = {name: config_from_dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return kinds[values.pop("kind", "ViTConfig")](**values)

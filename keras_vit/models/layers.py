@@ -80,14 +80,18 @@ class ModelSpec(keras.layers.Layer):
         model: the model configuration as a dict.
         preprocessing: the fields of `keras_vit.Preprocessing` as a dict.
         classes: the fields of `Classes` as a dict; None for a head that is not made of texts.
+        task: the configuration of a further task, such as segmentation, as a dict; None for a classifier.
     """
 
-    def __init__(self, model: dict, preprocessing: dict, classes: dict | None = None, **kwargs):
+    def __init__(
+        self, model: dict, preprocessing: dict, classes: dict | None = None, task: dict | None = None, **kwargs
+    ):
         _check_backend()  # every model starts with this layer, built or loaded
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing
         self.classes = classes
+        self.task = task
 
     def call(self, images):
         return images
@@ -96,8 +100,9 @@ class ModelSpec(keras.layers.Layer):
         return input_shape
 
     def get_config(self):
-        classes = {} if self.classes is None else {"classes": self.classes}
-        return {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing, **classes}
+        further = {"classes": self.classes, "task": self.task}
+        further = {name: value for name, value in further.items() if value is not None}
+        return {**super().get_config(), "model": self.model, "preprocessing": self.preprocessing, **further}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -252,6 +257,21 @@ class TokenDense(keras.layers.Dense):
         if self.bias_stddev:
             del config["bias_initializer"]
         return {**config, "bias_stddev": self.bias_stddev}
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class Activation(keras.layers.Layer):
+    """The activation that `ViTConfig.gelu` names, of tensors of any shape."""
+
+    def __init__(self, gelu: str, **kwargs):
+        super().__init__(**kwargs)
+        self.gelu = gelu
+
+    def call(self, x):
+        return ops.silu(x) if self.gelu == "silu" else _GELUS[f"gelu_{self.gelu}"](x)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
 
 
 @keras.saving.register_keras_serializable(PACKAGE)

@@ -8,6 +8,7 @@ Axes: B batch, h rows and w columns of patches, N tokens, D width, M width of th
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,7 +16,7 @@ import numpy as np
 
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import attention, axis_attention
-from keras_vit.models.config import ConvStem, ShiftedPatches, ViTConfig, config_to_dict
+from keras_vit.models.config import ConvStem, ShiftedPatches, TaskConfig, ViTConfig, config_to_dict
 from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import (
     CHANNELS_LAST,
@@ -86,12 +87,12 @@ def head(features, config: ViTConfig, num_classes: int | None, name: str):
     return TokenDense(num_classes, kernel_initializer="zeros", use_bias=config.head_bias, name=name)(features)
 
 
-def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
+def patch_tokens(config: ViTConfig, preprocessing: Preprocessing, task: TaskConfig | None = None):
     """Return the input (B, height, width, channels) and its embedded patches (B, h * w, D)."""
     rows, columns = config.grid(preprocessing.image_size)
     images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
     spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
-    x = ModelSpec(**spec, name="spec")(images)
+    x = ModelSpec(**spec, task=None if task is None else config_to_dict(task), name="spec")(images)
     if isinstance(config.stem, ConvStem):
         x = conv_stem(x, config.stem)
     elif isinstance(config.stem, ShiftedPatches):
@@ -117,6 +118,26 @@ def patch_tokens(config: ViTConfig, preprocessing: Preprocessing):
 def encoder(x, config: ViTConfig, grid: tuple[int, int]):
     """Prefix tokens, positions and all blocks, but not the last LayerNorm: (B, h * w, D) -> (B, N, D)."""
     add_positions = position_adder(config, grid)
+    x = embedded_tokens(x, config, add_positions)
+    for layer, depth_rate in enumerate(depth_rates(config)):
+        block = f"Transformer.encoderblock_{layer}"
+        if config.position_injection != "input":
+            x = add_positions(x, f"{block}.posembed_input")
+        if config.axial:
+            x = encoder_block(x, config, depth_rate, f"{block}.row", axis="row", grid=grid)
+            x = encoder_block(x, config, depth_rate, f"{block}.column", axis="column", grid=grid)
+        else:
+            x = encoder_block(x, config, depth_rate, block, grid=grid)
+    return x
+
+
+def depth_rates(config: ViTConfig) -> list[float]:
+    """The rate of stochastic depth of each block."""
+    return np.linspace(0.0, config.stochastic_depth_rate, config.num_layers).tolist()
+
+
+def embedded_tokens(x, config: ViTConfig, add_positions: Callable):
+    """The input of the first block, with prefix tokens and positions: (B, h * w, D) -> (B, N, D)."""
     at_input = config.position_injection == "input"
     if at_input and not config.prefix_positions:
         x = add_positions(x, "Transformer.posembed_input")
@@ -131,17 +152,6 @@ def encoder(x, config: ViTConfig, grid: tuple[int, int]):
     x = dropout(x, config.dropout_rate, "Transformer.posembed_input.dropout")
     if config.pre_norm:
         x = layer_norm(x, config.layer_norm_epsilon, "Transformer.pre_norm")
-
-    depth_rates = np.linspace(0.0, config.stochastic_depth_rate, config.num_layers)
-    for layer, depth_rate in enumerate(depth_rates):
-        block = f"Transformer.encoderblock_{layer}"
-        if config.position_injection != "input":
-            x = add_positions(x, f"{block}.posembed_input")
-        if config.axial:
-            x = encoder_block(x, config, float(depth_rate), f"{block}.row", axis="row", grid=grid)
-            x = encoder_block(x, config, float(depth_rate), f"{block}.column", axis="column", grid=grid)
-        else:
-            x = encoder_block(x, config, float(depth_rate), block, grid=grid)
     return x
 
 
@@ -164,10 +174,12 @@ def encoder_block(
     axis: str | None = None,
     *,
     grid: tuple[int, int],
+    attention_bias=None,
 ):
     """Equations 2 and 3: attention and MLP, each with a LayerNorm and a residual connection. (B, N, D) -> (B, N, D).
 
-    With an axis, attention is computed within each row or column of the grid.
+    With an axis, attention is computed within each row or column of the grid. An attention bias, without axis, is added
+    to the attention logits (B, H, N, N).
     """
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
     options: dict[str, Any] = {
@@ -181,7 +193,7 @@ def encoder_block(
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }
     if axis is None:
-        y = attention(y, y, **options)
+        y = attention(y, y, attention_bias=attention_bias, **options)
     else:
         y = axis_attention(y, axis, grid, **options)
     y = layer_scale(y, config.layer_scale, f"{name}.LayerScale_0")

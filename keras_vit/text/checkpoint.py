@@ -68,7 +68,7 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
     path: as `keras_vit.from_checkpoint` takes it.
     """
     file = find_checkpoint(path)
-    arrays = {} if is_keras_model(file) else open_arrays(file)
+    arrays = {} if is_keras_model(file) else _without_detector(open_arrays(file))
     layout = identify_text(arrays)
     if layout is None:
         raise UserError(
@@ -99,6 +99,14 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
         )
     bias = None if layout.bias is None else _number(arrays, layout.bias)
     return TextCheckpoint(file, layout, config, weights, math.exp(log_scale), bias)
+
+
+def _without_detector(arrays: dict[str, LazyArray]) -> dict[str, LazyArray]:
+    """The arrays by their keys in CLIP, whose two towers OWL-ViT and OWLv2 have under their own names."""
+    for prefix in ("owlvit.", "owlv2."):
+        if f"{prefix}text_projection.weight" in arrays:
+            return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+    return arrays
 
 
 def _number(arrays: Mapping[str, LazyArray], key: str) -> float | None:

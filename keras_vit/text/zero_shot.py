@@ -5,7 +5,6 @@ Agrees with `logits_per_image` of transformers' CLIPModel and SiglipModel, and a
 and open_clip's `build_zero_shot_classifier` do: normalized embeddings, their mean, normalized.
 """
 
-import collections
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +16,11 @@ from keras_vit.checkpoints.from_checkpoint import from_checkpoint
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.errors import UserError
-from keras_vit.models.build import build, config_of, preprocessing_of, set_classes
+from keras_vit.models.build import build, config_of, dtype_policy, preprocessing_of, set_classes
 from keras_vit.models.config import Classes, ViTConfig
 from keras_vit.models.layers import no_init_weights
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
-from keras_vit.text.templates import TEMPLATES
+from keras_vit.text.classes import check_classes
 from keras_vit.text.tokenizer import Tokenizer, open_tokenizer
 from keras_vit.text.tower import build_text_tower
 
@@ -31,7 +30,6 @@ _BATCH = 256
 _MANY = 2048
 # Positions of a shortened tower are a multiple of this.
 _STEP = 8
-_PLAIN = ("{}",)
 
 
 def zero_shot(
@@ -66,7 +64,7 @@ def zero_shot(
         UserError: if the checkpoint has no text tower or tokenizer, if a class is empty or there twice, or if a
             template has no {}.
     """
-    found = _classes(classes, templates)
+    found = check_classes(classes, templates)
     text = open_text(path)
     tokenize = open_tokenizer(path, text)
     embeddings = _class_embeddings(text, tokenize, found)
@@ -81,7 +79,7 @@ def with_text_head(
     image_size: int | tuple[int, int] | None = None,
 ) -> keras.Model:
     """The image tower of a checkpoint with a head of text embeddings (K, D), each of length 1."""
-    tower = from_checkpoint(path, image_size=image_size)
+    tower = from_checkpoint(path, image_size=image_size, dtype="float32")
     config = config_of(tower)
     if not isinstance(config, ViTConfig):
         raise UserError(f"{os.fspath(path)} has a ResNet for its images, which is not supported; give one with a ViT.")
@@ -112,50 +110,6 @@ def with_text_head(
         variable.assign(values.pop(key))
     set_classes(model, dataclasses.replace(classes, multi_label=text.bias is not None))
     return model
-
-
-def _classes(
-    classes: Sequence[str] | Mapping[str, str | Sequence[str]], templates: str | Sequence[str] | None
-) -> Classes:
-    """Check the classes and the templates."""
-    if isinstance(classes, str):
-        raise UserError(f"classes must be several texts, such as ['cat', 'dog'], but is the text {classes!r:.80}.")
-    if not isinstance(classes, Mapping):
-        names = list(classes)
-        if twice := _twice(names):
-            raise UserError(f"The class {twice!r:.80} is there twice; give each class once.")
-        classes = {name: name for name in names}
-    if not classes:
-        raise UserError("There is no class; give at least one text.")
-    texts = []
-    for name, of_class in classes.items():
-        several = tuple(of_class) if isinstance(of_class, list | tuple) else (of_class,)
-        if not several or not all(isinstance(text, str) and text.strip() for text in (name, *several)):
-            raise UserError(f"The class {name!r:.80} is empty, or has an empty text; give it one.")
-        texts.append(several)
-    return Classes(tuple(classes), tuple(texts), check_templates(templates))
-
-
-def _twice(names: Sequence[object]) -> object:
-    """The first name that is there a second time; None if there is none."""
-    counts = collections.Counter(name for name in names if isinstance(name, str))
-    return next((name for name, count in counts.items() if count > 1), None)
-
-
-def check_templates(templates: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The templates, of a name, a sentence or several. Raises UserError for one without {}."""
-    if templates is None:
-        return _PLAIN
-    found = TEMPLATES.get(templates, (templates,)) if isinstance(templates, str) else tuple(templates)
-    for template in found:
-        if not isinstance(template, str) or "{}" not in template:
-            raise UserError(
-                f"A template must have {{}} where the class goes, such as 'a photo of a {{}}.', or be one of "
-                f"{', '.join(TEMPLATES)}, but is {template!r:.80}."
-            )
-    if not found:
-        raise UserError("There is no template; give at least one, or leave templates out.")
-    return found
 
 
 def _class_embeddings(text: TextCheckpoint, tokenize: Tokenizer, classes: Classes) -> np.ndarray:
@@ -211,7 +165,7 @@ def _tower_of_length(text: TextCheckpoint, length: int) -> keras.Model:
         table.source, (length, table.shape[1]), lambda array: table.convert(array)[:length]
     )
     shortened = dataclasses.replace(text, config=dataclasses.replace(text.config, length=length), weights=weights)
-    with no_init_weights():
+    with no_init_weights(), dtype_policy("float32"):  # whatever the image tower will be trained in
         model = build_text_tower(shortened.config)
     shortened.load_into(model)
     return model

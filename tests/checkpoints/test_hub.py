@@ -200,5 +200,5 @@ def test_without_a_network_the_cache_is_used_and_else_the_sentence_names_the_hub
     begin = time.monotonic()
     printed = fetch("hf:google/none", tmp_path)
     assert time.monotonic() - begin < 10.0
-    assert "and http://127.0.0.1:9 does not answer" in printed
+    assert "and http://127.0.0.1:9 cannot be reached" in printed
     assert len(printed.splitlines()) == 1

@@ -10,15 +10,18 @@ import pytest
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
 
-# A process, because devices are made before TensorFlow starts. Two epochs of 7 steps, and an evaluation of 3.
+# A process, because devices are made before TensorFlow starts. Two epochs of 7 steps, each with an evaluation.
 _PROCESS = """
-import dataclasses, sys
+import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
-from training.devices.strategies import StrategyOptions, distributed, open_strategy
-from training.input.pipeline import evaluation_batches, training_batches
-from training.input.sources import array_split
-from training.loop import fit
+from training.devices.strategies import StrategyOptions, open_strategy
+from training.input.sources import Source, array_split
+from training.loop.build import build_trainer
+from training.loop.run import Run
+from training.loop.train import Training
+from training.options.common import DataOptions, Execution
+from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
 
 replicas = int(sys.argv[1])
@@ -28,31 +31,31 @@ strategy = open_strategy(StrategyOptions(strategy="mirrored", replicas=replicas)
 config = keras_vit.ViTConfig(
     patch_size=4, hidden_size=6, num_layers=1, num_heads=2, mlp_dim=8, dropout_rate=0.1, classifier="gap"
 )
-recipe = dataclasses.replace(RECIPES["digits"], model=config, batch_size=16, clip_norm=0.1, ema_decay=0.9)
+recipe = dataclasses.replace(
+    RECIPES["digits"], model=config, batch_size=16, clip_norm=0.1, ema_decay=0.9, epochs=None, steps=14)
 rng = np.random.default_rng(0)
 split = array_split(rng.integers(0, 256, (99, 8, 8, 1), np.uint8), rng.integers(0, 5, 99), tuple("abcde"))
 preprocessing = keras_vit.Preprocessing((8, 8), 1)
 found = {}
 for steps in map(int, sys.argv[3:]):
     keras.utils.set_random_seed(3)
-    trainer = fit.build_trainer(
+    trainer = build_trainer(
         lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5), recipe, 14,
-        strategy=strategy, execution=fit.Execution(steps_per_execution=steps), seed=1, deterministic=True,
+        strategy=strategy, execution=Execution(steps_per_execution=steps), seed=1, deterministic=True,
     )
-    trainer.epoch_steps, trainer.evaluation_steps = 7, 3
-    seen = []
-    trainer.fit(
-        distributed(strategy, 16, lambda part: training_batches(
-            split, recipe, preprocessing, num_classes=5, seed=0, first_step=0, num_steps=None, part=part)),
-        steps_per_epoch=7, epochs=2, shuffle=False, verbose=0,
-        validation_data=distributed(strategy, 36, lambda part: evaluation_batches(
-            split, preprocessing, num_classes=5, batch_size=36, part=part)),
-        validation_steps=3,
-        callbacks=[keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: seen.append(int(np.array(trainer.step))))],
+    run = Run(pathlib.Path(sys.argv[2]).parent / str(steps))
+    run.start({}, tuple("abcde"))
+    options = PretrainOptions(
+        source=DataOptions("digits"), workdir=str(run.path), recipe=recipe, seed=1,
+        execution=Execution(steps_per_execution=steps, evaluate_every=7),
     )
+    seen, counts = [], []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(int(np.array(trainer.step))),
+        on_test_end=lambda logs: counts.append([np.array(total) for total in trainer.test_sums]))
+    Training(trainer, Source(tuple("abcde"), split, split), run, options, [note]).run_steps()
     found[f"{steps} weights"] = np.concatenate([np.ravel(np.array(v)) for v in trainer.state.values()])
-    found[f"{steps} counts"] = np.array([np.array(total) for total in trainer.test_sums])
+    found[f"{steps} counts"] = np.array(counts)
     found[f"{steps} seen"] = np.array(seen)
 np.savez(sys.argv[2], **found)
 """

@@ -25,21 +25,26 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2]
 
 # A process of its own: devices are made before TensorFlow starts.
 _PROCESS = """
-import dataclasses, sys
+import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
-from training.loop import fit
-from training.input.pipeline import evaluation_batches, training_batches
+from training.loop.build import build_trainer
+from training.loop.run import Run
+from training.loop.train import Training
 from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule
-from training.input.sources import array_split
-from training.devices.strategies import StrategyOptions, distributed, is_chief, open_strategy
+from training.input.sources import Source, array_split
+from training.devices.strategies import StrategyOptions, is_chief, open_strategy
+from training.options.common import DataOptions, Execution
+from training.options.train import PretrainOptions
 
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-base = dataclasses.replace(RECIPES["digits"], model=config, batch_size=32, clip_norm=0.1, ema_decay=0.9)
+base = dataclasses.replace(
+    RECIPES["digits"], model=config, batch_size=32, clip_norm=0.1, ema_decay=0.9, epochs=None, steps=16)
 rng = np.random.default_rng(0)
 images, labels = rng.integers(0, 256, (1003, 8, 8, 1), np.uint8), rng.integers(0, 5, 1003)
 preprocessing = keras_vit.Preprocessing((8, 8), 1)
+CLASSES = tuple("abcde")
 
 def build():
     return keras_vit.build(config, preprocessing=preprocessing, num_classes=5)
@@ -62,37 +67,35 @@ CHANGED = {
 }
 
 def train(strategy, name, several):
-    recipe, split = dataclasses.replace(base, **CHANGED[name]), array_split(images, labels, tuple("abcde"))
+    recipe, split = dataclasses.replace(base, **CHANGED[name]), array_split(images, labels, CLASSES)
     keras.utils.set_random_seed(3)
-    trainer = fit.build_trainer(
+    trainer = build_trainer(
         with_adapters if name == "lora" else build,
-        recipe, 16, strategy=strategy, execution=fit.Execution(steps_per_execution=several), seed=1,
+        recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
     )
-    trainer.epoch_steps = 16
-    trainer.fit(
-        distributed(strategy, 32, lambda part: training_batches(
-            split, recipe, preprocessing, num_classes=5, seed=0, first_step=0, num_steps=16, part=part)),
-        steps_per_epoch=16, shuffle=False, verbose=0,
+    run = Run(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
+    if is_chief(strategy):
+        run.start({}, CLASSES)
+    options = PretrainOptions(
+        source=DataOptions("digits"), workdir=str(run.path), recipe=recipe, seed=1,
+        execution=Execution(steps_per_execution=several, evaluate_every=16),
     )
-    size, batches = fit.evaluation_size(1003, strategy.num_replicas_in_sync)
-    trainer.evaluation_steps = batches
-    trainer.evaluate(
-        distributed(strategy, size, lambda part: evaluation_batches(
-            split, preprocessing, num_classes=5, batch_size=size, part=part)),
-        steps=batches, verbose=0,
-    )
+    counts = []
+    note = keras.callbacks.LambdaCallback(
+        on_test_end=lambda logs: counts.append([np.array(total) for total in trainer.test_sums[1:]]))
+    Training(trainer, Source(CLASSES, split, split), run, options, [note]).run_steps()
     return {
         name: np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()]),
         name + "_ema": np.concatenate([np.ravel(weight) for weight in trainer.ema]),
         name + "_step": np.array(trainer.step),
-        name + "_counts": np.array([np.array(total) for total in trainer.test_sums[1:]]),
+        name + "_counts": np.array(counts[0]),
     }
 
 def draws(strategy):
     dropping = dataclasses.replace(config, dropout_rate=0.5)
-    trainer = fit.build_trainer(
+    trainer = build_trainer(
         lambda: keras_vit.build(dropping, preprocessing=preprocessing, num_classes=5),
-        base, 16, strategy=strategy, execution=fit.Execution(), seed=1,
+        base, 16, strategy=strategy, execution=Execution(), seed=1,
     )
     return np.stack(tf.function(lambda: strategy.run(lambda: tf.stack(trainer.layer_seeds(0))))().values)
 

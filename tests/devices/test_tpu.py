@@ -179,9 +179,9 @@ def test_the_requirements_of_a_tpu_vm_name_what_those_of_other_machines_do():
 
 
 def test_the_commands_of_the_page_can_be_parsed():
-    """Those between "python -m" and the end of a remote command."""
-    text = (ROOT / "docs/accelerators.md").read_text().partition("## Cloud TPU, step by step")[2]
-    found = re.findall(r"python -m training\.(\w+) ([^\n>]*)", text)
+    """Those between "keras-vit" and the end of a remote command."""
+    text = (ROOT / "docs" / "how-to" / "tpu.md").read_text()
+    found = re.findall(r"keras-vit (shard|pretrain) ([^\n>]*)", text)
     assert [name for name, _ in found] == ["shard", "pretrain"]
     parsed = []
     for name, arguments in found:

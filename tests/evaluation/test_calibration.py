@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.runs import Run
 from training.evaluation.calibration import calibration, fit_temperature
 from training.evaluation.metrics import log_loss, softmax
 
@@ -55,10 +56,10 @@ def test_infinite_logits_are_refused():
 
 
 def test_a_run_has_its_temperature_and_everything_else_the_temperature_1(tmp_path):
-    assert run_directory.load_temperature(tmp_path) == 1.0
+    assert Run(str(tmp_path)).temperature == 1.0
     (tmp_path / "temperature.json").write_text(json.dumps({"temperature": 1.5}))
-    assert run_directory.load_temperature(tmp_path) == run_directory.load_temperature(tmp_path / "model.keras") == 1.5
-    assert run_directory.load_temperature(tmp_path / "ViT-B_16.npz") == 1.0
+    assert Run(str(tmp_path)).temperature == Run(str(tmp_path / "model.keras")).temperature == 1.5
+    assert Run(str(tmp_path / "ViT-B_16.npz")).temperature == 1.0
 
 
 @pytest.mark.parametrize(
@@ -67,4 +68,4 @@ def test_a_run_has_its_temperature_and_everything_else_the_temperature_1(tmp_pat
 def test_a_damaged_temperature_is_refused(tmp_path, content):
     (tmp_path / "temperature.json").write_text(content)
     with pytest.raises(UserError, match="temperature.json has no temperature; repeat"):
-        run_directory.load_temperature(tmp_path)
+        _ = Run(str(tmp_path)).temperature

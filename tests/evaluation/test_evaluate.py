@@ -15,13 +15,13 @@ import sklearn.metrics
 import tensorflow as tf
 
 import keras_vit
-from export.saved_model import export as saved_model_export
 from export.tflite import __main__ as tflite_command
-from export.tflite import export as tflite_export
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.files.npz import read_npz
 from keras_vit.files.tables import rounded
 from keras_vit.run_directory import Samples
+from keras_vit.runs import open_run
+from tests.exports import saved_model_of, tflite_of
 from tests.support import randomize, serving
 from training import evaluate as evaluate_command
 from training.devices.strategies import StrategyOptions
@@ -123,7 +123,7 @@ def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
     stored = json.loads((copy / "temperature.json").read_text())
     assert stored == metrics["calibration"]
     assert stored["after"]["log_loss"] < stored["before"]["log_loss"] == metrics["log_loss"]
-    assert keras_vit.run_directory.load_temperature(copy) == stored["temperature"]
+    assert open_run(copy).temperature == stored["temperature"]
     sentence = capsys.readouterr().out.splitlines()[-1]
     no_better = "The probabilities on these images are no better than equal ones for all classes. "
     assert sentence.startswith(f"{no_better if stored['temperature'] > 19.9 else ''}Temperature ")
@@ -389,8 +389,8 @@ def _made(tmp_path_factory) -> pathlib.Path:
     keras_vit.save_checkpoint(model, folder / "weights.npz", layout="npz")
     images = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), np.uint8)
     samples = Samples(tuple(tf.io.encode_png(image).numpy() for image in images), np.arange(9))
-    saved_model_export.export_saved_model(model, tuple("0123456789"), samples, folder / "served")
-    tflite_export.export_tflite(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
+    saved_model_of(model, tuple("0123456789"), samples, folder / "served")
+    tflite_of(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
     return folder
 
 
@@ -491,7 +491,7 @@ def test_a_tflite_file_says_what_its_images_are_padded_with(uint8_input, few_dig
     model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=10))
     model.save(tmp_path / "model.keras")
     samples = Samples((tf.io.encode_png(np.zeros((8, 8, 1), np.uint8)).numpy(),), np.arange(1))
-    [(file, _)] = tflite_export.export_tflite(
+    [(file, _)] = tflite_of(
         model, tuple("0123456789"), samples, tmp_path / "phone", ("float32",), uint8_input=uint8_input
     ).values()
     expected, _ = _evaluated(tmp_path / "model.keras", few_digits, tmp_path / "report")

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 import keras_vit
 from export import parity
+from export.options import SourceOptions
 from export.saved_model import __main__ as saved_model
-from export.source import open_source
+from export.source import open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, run_directory
 from keras_vit.runs import open_run
@@ -25,7 +26,7 @@ from training import evaluate, predict, pretrain, soup
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
 from training.evaluation.report import Subject
 from training.input.sources import Source, array_split
-from training.loop.fit import compile_trainer
+from training.loop.build import compile_trainer
 from training.loop.objectives import Classification
 from training.loop.run import Run
 from training.options.common import Execution
@@ -242,7 +243,8 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
     soup.main([str(place / "run"), str(tmp_path / "other"), "--output", str(tmp_path / "soup")])
     assert open_run(tmp_path / "soup").is_multi_label
     labels = place / "run" / "labels.txt"
-    assert open_source(checkpoint=str(place / "run"), labels=str(labels)).origin.multi_label
+    options = SourceOptions(checkpoint=str(place / "run"), labels=str(labels))
+    assert open_model(options.open_run(), options).origin.multi_label
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """VTAB: the published splits and label rules, which augmentation a task forbids, and the way through the suite."""
 
-import dataclasses
 import json
 import types
 
@@ -15,6 +14,7 @@ from tests.support import randomize
 from training.experiments import vtab_runs
 from training.experiments.vtab_sources import RULES, open_builder, task_source
 from training.input.dataset import Split
+from training.options.experiments import VtabOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
 
@@ -147,7 +147,8 @@ def _arguments(tmp_path, prepared) -> dict:
     return {
         "checkpoint": str(tmp_path / "tiny.keras"),
         "workdir": str(tmp_path / "vtab"),
-        "recipe": dataclasses.replace(FINETUNE_RECIPES[RECIPE_NAME], batch_size=50, image_size=(8, 8)),
+        "batch_size": 50,
+        "image_size": (8, 8),
         "data_dir": str(prepared),
         "tasks": ("svhn", "dtd", "resisc45", "sun397"),
         "steps": (2,),
@@ -156,7 +157,7 @@ def _arguments(tmp_path, prepared) -> dict:
 
 @pytest.mark.slow
 def test_what_is_prepared_is_run_and_the_rest_is_named(arguments, tmp_path, capsys):
-    summary = vtab_runs.vtab(**arguments)
+    summary = vtab_runs.vtab(VtabOptions(**arguments))
     report = json.loads((tmp_path / "vtab" / "vtab.json").read_text())
     assert report == {"checkpoint": arguments["checkpoint"], **summary}
     assert (list(summary["tasks"]), summary["complete"], summary["mean"]) == (
@@ -182,7 +183,7 @@ def test_the_setting_that_is_best_on_val200_is_trained_on_all_and_tested(argumen
 
     monkeypatch.setattr(vtab_runs, "finetune", finetuned)
     (tmp_path / "vtab").mkdir()
-    row = vtab_runs.vtab(**arguments | {"learning_rates": (0.1, 0.2), "steps": (3, 4)})["tasks"]["svhn"]
+    row = vtab_runs.vtab(VtabOptions(**arguments | {"learning_rates": (0.1, 0.2), "steps": (3, 4)}))["tasks"]["svhn"]
     assert asked == [
         (0.1, 3, 200, "lr0.1-steps3"), (0.1, 4, 200, "lr0.1-steps4"), (0.2, 3, 200, "lr0.2-steps3"),
         (0.2, 4, 200, "lr0.2-steps4"), (0.2, 4, 33, "final"),
@@ -201,8 +202,8 @@ def test_means_are_by_group():
 
 def test_unknown_tasks_and_absent_data_are_refused(arguments, tmp_path):
     with pytest.raises(UserError, match="VTAB has no task 'clevr'; the nearest names are clevr-"):
-        vtab_runs.vtab(**arguments | {"tasks": ("clevr",)})
+        vtab_runs.vtab(VtabOptions(**arguments | {"tasks": ("clevr",)}))
     with pytest.raises(UserError, match="None of the 4 tasks is prepared in .*none; prepare some by the commands"):
-        vtab_runs.vtab(**arguments | {"data_dir": str(tmp_path / "none")})
+        vtab_runs.vtab(VtabOptions(**arguments | {"data_dir": str(tmp_path / "none")}))
     with pytest.raises(UserError, match="--learning-rates and --steps take at least one each"):
-        vtab_runs.vtab(**arguments | {"steps": ()})
+        vtab_runs.vtab(VtabOptions(**arguments | {"steps": ()}))

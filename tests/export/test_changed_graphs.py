@@ -12,17 +12,18 @@ import tensorflow as tf
 import keras_vit
 from export import fingerprint, parity
 from export.inference_model import inference_model
-from export.saved_model.export import export_saved_model
-from export.source import Provenance, Source, check_model, open_source, random_images
-from export.tflite.export import export_tflite, run_tflite
+from export.options import SourceOptions
+from export.source import ExportedModel, Provenance, open_model, random_images
+from export.tflite.export import run_tflite
 from keras_vit import UserError
 from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.load import changed_layer
 from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import gelu_erf
-from keras_vit.run_directory import LABELS, MODEL, SAMPLES
+from keras_vit.run_directory import LABELS, MODEL, SAMPLES, Samples
+from tests.exports import exported_model, saved_model_of, tflite_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
-from training.loop.fit import rebuilt
+from training.loop.build import model_with_config
 
 NAMES = ("ash", "birch", "cedar")
 GAP = dataclasses.replace(TINY, classifier="gap")
@@ -178,7 +179,7 @@ def test_the_model_of_an_export_computes_what_the_changed_one_does(change):
     model = (CHANGES | EQUAL)[change]()
 
     def exported() -> keras.Model:
-        check_model(model, NAMES, pathlib.Path())
+        exported_model(model, NAMES, Samples((), np.zeros(0))).with_logits()
         return inference_model(logits_model(model), for_tensorflow=True)
 
     if change in REFUSED:
@@ -189,8 +190,8 @@ def test_the_model_of_an_export_computes_what_the_changed_one_does(change):
     _agree(exported()(images), model, images)
 
 
-def _check_saved_model(model: keras.Model, source: Source, output: pathlib.Path) -> None:
-    path, found = export_saved_model(source.model, source.labels, source.samples, output, origin=source.origin)
+def _check_saved_model(model: keras.Model, source: ExportedModel, output: pathlib.Path) -> None:
+    path, found = saved_model_of(source.model, source.labels, source.samples, output, origin=source.origin)
     images = _images(model)
     served = tf.saved_model.load(str(path)).signatures
     _agree(served["image_tensor"](image=tf.constant(images))["logits"], model, images)
@@ -205,8 +206,8 @@ def test_a_saved_model_is_of_the_changed_model_in_a_file(change, tmp_path):
     model = CHANGES[change]()
     model.save(tmp_path / "mine.keras")
     (tmp_path / LABELS).write_text("\n".join(NAMES))
-    source = open_source(checkpoint=str(tmp_path / "mine.keras"), labels=str(tmp_path / LABELS))
-    _check_saved_model(model, source, tmp_path / "served")
+    options = SourceOptions(checkpoint=str(tmp_path / "mine.keras"), labels=str(tmp_path / LABELS))
+    _check_saved_model(model, open_model(options.open_run(), options), tmp_path / "served")
 
 
 @pytest.mark.slow
@@ -215,13 +216,14 @@ def test_a_saved_model_is_of_the_changed_model_in_a_run(tmp_path):
     model.save(tmp_path / MODEL)
     (tmp_path / LABELS).write_text("\n".join(NAMES))
     random_images(keras_vit.preprocessing_of(model)).save(tmp_path / SAMPLES)
-    _check_saved_model(model, open_source(run=str(tmp_path)), tmp_path / "served")
+    options = SourceOptions(run=str(tmp_path))
+    _check_saved_model(model, open_model(options.open_run(), options), tmp_path / "served")
 
 
 def test_a_tflite_file_is_of_the_changed_model(tmp_path):
     model = CHANGES["own mean of all tokens"]()
     samples = random_images(keras_vit.preprocessing_of(model))
-    path, _ = export_tflite(model, NAMES, samples, tmp_path, ["float32"])["float32"]
+    path, _ = tflite_of(model, NAMES, samples, tmp_path, ["float32"])["float32"]
     expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
     np.testing.assert_allclose(run_tflite(path, expected), expected.logits, rtol=1e-4, atol=1e-4)
 
@@ -236,17 +238,17 @@ def test_a_changed_model_is_not_converted_and_loads_as_it_is(tmp_path):
     with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
         convert(tmp_path / "mine.keras", tmp_path / "mine.npz", "npz")
     with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
-        rebuilt(model, keras_vit.config_of(model), keras_vit.preprocessing_of(model))
+        model_with_config(model, keras_vit.config_of(model), keras_vit.preprocessing_of(model))
 
 
 def test_probabilities_are_not_exported_as_logits(tmp_path):
     model = CHANGES["a softmax"]()
     samples = random_images(keras_vit.preprocessing_of(model))
     with pytest.raises(UserError, match="ends with the softmax 'softmax.*', but its logits are needed"):
-        export_saved_model(model, NAMES, samples, tmp_path / "served")
+        saved_model_of(model, NAMES, samples, tmp_path / "served")
     hidden = _behind(keras.layers.Softmax(), keras.layers.Reshape((3,)))
     with pytest.raises(UserError, match="outputs probabilities, but an export takes logits"):
-        export_saved_model(hidden, NAMES, samples, tmp_path / "served")
+        saved_model_of(hidden, NAMES, samples, tmp_path / "served")
 
 
 def test_a_model_around_one_of_ours_names_the_inner_one():

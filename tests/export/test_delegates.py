@@ -11,11 +11,12 @@ from ai_edge_litert.interpreter import Interpreter
 import keras_vit
 from export.tflite import delegate_model as delegates
 from export.tflite.delegate_rules import broken_rules, require_rules
-from export.tflite.export import convert, export_tflite
+from export.tflite.export import convert
 from export.tflite.half_precision import rounded, run_in_half
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
 from keras_vit.run_directory import Samples
+from tests.exports import tflite_of
 from tests.models.test_saving import CONFORMANCE, REWRITTEN
 from tests.support import TINY, TINY_IMAGE, randomize
 
@@ -176,7 +177,7 @@ def test_files_for_a_gpu_are_written_with_their_agreement_in_float16(tmp_path):
     model = randomize(keras_vit.build(TINY, preprocessing=Preprocessing(TINY_IMAGE), num_classes=7))
     rng = np.random.default_rng(4)
     encoded = tuple(tf.io.encode_png(rng.integers(0, 256, (14, 33, 3), np.uint8)).numpy() for _ in range(6))
-    written = export_tflite(
+    written = tflite_of(
         model, tuple("abcdefg"), Samples(encoded, np.arange(6)), tmp_path, ("float32", "float16"), target="gpu"
     )
     assert {path.name for path, _ in written.values()} == {"model-float32-gpu.tflite", "model-float16-gpu.tflite"}
@@ -197,5 +198,5 @@ def test_files_for_a_gpu_are_written_with_their_agreement_in_float16(tmp_path):
 def test_what_a_delegate_cannot_take_is_refused(options, words, tmp_path):
     options = {"formats": ("float32",), **options}
     with pytest.raises(UserError, match=words):
-        export_tflite(built("token"), tuple("abcdefg"), Samples((), np.zeros(0)), tmp_path / "out", **options)
+        tflite_of(built("token"), tuple("abcdefg"), Samples((), np.zeros(0)), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

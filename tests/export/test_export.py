@@ -28,6 +28,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
 from keras_vit.files.npz import write_npz
 from keras_vit.run_directory import Samples
+from tests.exports import saved_model_of, tflite_of
 from tests.support import randomize
 
 LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
@@ -66,9 +67,7 @@ def _samples() -> Samples:
 @pytest.mark.slow  # `exported` compares one model in the same way
 @pytest.mark.parametrize(("name", "channels"), [("gap", 1), ("map", 3)])
 def test_a_saved_model_is_the_model(name, channels, samples, tmp_path):
-    path, difference = saved_model_export.export_saved_model(
-        build(name, channels), LABELS, samples, tmp_path / "served"
-    )
+    path, difference = saved_model_of(build(name, channels), LABELS, samples, tmp_path / "served")
     assert path == tmp_path / "served" / "1"
     assert difference.max_abs_diff <= 1e-4
     assert difference.num_images == 9
@@ -80,9 +79,7 @@ def export(model: keras.Model, samples: Samples, folder: pathlib.Path, dtype: st
     """The path of the SavedModel, without TensorFlow's C++ loader."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
-        return saved_model_export.export_saved_model(model, LABELS, samples, folder, dtype=dtype, max_disagreement=1.0)[
-            0
-        ]
+        return saved_model_of(model, LABELS, samples, folder, dtype=dtype, max_disagreement=1.0)[0]
 
 
 @pytest.fixture(name="exported", scope="module")
@@ -149,14 +146,14 @@ def test_a_served_model_uses_fused_operators(dtype, exported, samples, tmp_path)
 def test_a_saved_model_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
     with pytest.raises(ParityError, match="logits of the SavedModel differ from the model's by up to"):
-        saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path / "served")
+        saved_model_of(build(), LABELS, samples, tmp_path / "served")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tflite_file_that_differs_is_not_kept(samples, tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
     with pytest.raises(ParityError, match="logits of the float32 TFLite file differ"):
-        tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"])
+        tflite_of(build(), LABELS, samples, tmp_path / "phone", ["float32"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -165,7 +162,7 @@ def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, t
     decode_batch = signatures.decode_batch
     monkeypatch.setattr(signatures, "decode_batch", lambda *given: decode_batch(*given) + 0.1)
     with pytest.raises(ParityError, match="SavedModel's probabilities of encoded images differ from the model's by"):
-        saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path / "served")
+        saved_model_of(build(), LABELS, samples, tmp_path / "served")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,7 +172,7 @@ def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeyp
         tflite_export, "run_tflite", lambda file, *given: run(file, *given) * (-1 if "int8" in file.name else 1)
     )
     with pytest.raises(ParityError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
-        tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])
+        tflite_of(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,7 +233,7 @@ def test_a_model_with_large_logits_is_exported(samples, tmp_path, monkeypatch):
     head.set_weights([400 * weight for weight in head.get_weights()])
     rounding = 1 + 2e-5  # of some processor, and of some thousand terms
     monkeypatch.setattr(parity, "compare", lambda expected, logits: compare(expected, logits * rounding))
-    _, found = saved_model_export.export_saved_model(model, LABELS, samples, tmp_path)
+    _, found = saved_model_of(model, LABELS, samples, tmp_path)
     assert found.max_abs_diff > 1e-4
 
 
@@ -253,7 +250,7 @@ def test_a_concurrent_export_takes_the_next_version(samples, tmp_path, monkeypat
         return verify(*arguments, exact=exact)
 
     monkeypatch.setattr(saved_model_export, "_verify", concurrent)
-    path, _ = saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path)
+    path, _ = saved_model_of(build(), LABELS, samples, tmp_path)
     assert path == tmp_path / "11"
     assert tf.saved_model.contains_saved_model(path)
     assert (tmp_path / "3" / "saved_model.pb").read_text() == "of the other export"
@@ -292,7 +289,7 @@ def test_nan_is_a_difference(samples):
 @pytest.mark.parametrize("name", [pytest.param("gap", marks=pytest.mark.slow), "map"])
 def test_tflite_files_are_the_model(name, samples, tmp_path):
     model = build(name)
-    written = tflite_export.export_tflite(model, LABELS, samples, tmp_path, ["float32"])
+    written = tflite_of(model, LABELS, samples, tmp_path, ["float32"])
     path, difference = written["float32"]
     assert difference.max_abs_diff <= 1e-4
     assert path.stat().st_size > 4 * model.count_params()
@@ -308,7 +305,7 @@ def operators(path) -> set[str]:
 
 
 def test_a_tflite_file_has_no_flex_custom_or_shape_operators(samples, tmp_path):
-    path, _ = tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])["float32"]
+    path, _ = tflite_of(build(), LABELS, samples, tmp_path, ["float32"])["float32"]
     found = operators(path)
     assert "FULLY_CONNECTED" in found
     assert not found & {"SHAPE", "PACK", "GATHER", "REDUCE_PROD", "CUSTOM", "READ_VARIABLE", "VAR_HANDLE"}
@@ -320,7 +317,7 @@ def test_int8_is_smaller_and_agrees(samples, tmp_path):
     for weight in model.weights:
         if weight.path.startswith("head"):
             weight.assign(np.random.default_rng(0).normal(size=weight.shape))
-    written = tflite_export.export_tflite(model, LABELS, samples, tmp_path, ["float32", "int8-dynamic"])
+    written = tflite_of(model, LABELS, samples, tmp_path, ["float32", "int8-dynamic"])
     (exact, _), (small, difference) = written["float32"], written["int8-dynamic"]
     assert small.stat().st_size < 0.6 * exact.stat().st_size
     assert difference.agreement == 1.0
@@ -341,17 +338,17 @@ def test_a_file_that_was_not_quantized_is_detected(tmp_path):
 
 def test_labels_of_another_number_are_refused(samples, tmp_path):
     with pytest.raises(UserError, match=r"output has shape \(None, 7\), but there are 2 labels"):
-        saved_model_export.export_saved_model(build(), ("a", "b"), samples, tmp_path / "served")
+        saved_model_of(build(), ("a", "b"), samples, tmp_path / "served")
     with pytest.raises(UserError, match="there are 2 labels"):
-        tflite_export.export_tflite(build(), ("a", "b"), samples, tmp_path / "phone", ["float32"])
+        tflite_of(build(), ("a", "b"), samples, tmp_path / "phone", ["float32"])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
     (tmp_path / "x").write_text("mine")
     for export in (
-        lambda: saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path / "x"),
-        lambda: tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "x", ["float32"]),
+        lambda: saved_model_of(build(), LABELS, samples, tmp_path / "x"),
+        lambda: tflite_of(build(), LABELS, samples, tmp_path / "x", ["float32"]),
     ):
         with pytest.raises(UserError, match="is a file; --output takes a directory"):
             export()
@@ -359,7 +356,7 @@ def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
 
 def test_no_format_is_refused(samples, tmp_path):
     with pytest.raises(UserError, match="--formats takes at least one of float32, float16, .*, but got none"):
-        tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "phone", [])
+        tflite_of(build(), LABELS, samples, tmp_path / "phone", [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -372,7 +369,7 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     model, phone = build(), tmp_path / "phone"
-    tflite_export.export_tflite(model, LABELS, samples, phone, ["int8-dynamic"])
+    tflite_of(model, LABELS, samples, phone, ["int8-dynamic"])
     before = {path.name: path.read_bytes() for path in phone.iterdir()}
     assert before.keys() == {"model-int8-dynamic.tflite", "labels.txt", "export.sha256", *REPORT}
 
@@ -384,17 +381,17 @@ def test_files_of_two_models_are_never_mixed(samples, tmp_path):
     warm = Provenance(temperature=2.0)
     for given in ((other, LABELS), (model, LABELS[::-1]), (padded, LABELS), (model, LABELS, warm)):
         with pytest.raises(UserError, match="phone already holds the export of another model .export.sha256"):
-            tflite_export.export_tflite(*given[:2], samples, phone, ["float32"], origin=(*given, None)[2])
+            tflite_of(*given[:2], samples, phone, ["float32"], origin=(*given, None)[2])
     assert {path.name: path.read_bytes() for path in phone.iterdir()} == before
 
-    tflite_export.export_tflite(build(), LABELS, samples, phone, ["float32", "int8-dynamic"])
+    tflite_of(build(), LABELS, samples, phone, ["float32", "int8-dynamic"])
     assert {path.name for path in phone.iterdir()} == {*before, "model-float32.tflite"}
 
 
 @pytest.mark.slow
 def test_the_report_names_the_files_of_earlier_exports(samples, tmp_path):
     for kind, names in (("float32", ""), ("float16", "model-float32.tflite"), ("float32", "model-float16.tflite")):
-        tflite_export.export_tflite(build(), LABELS, samples, tmp_path, [kind])
+        tflite_of(build(), LABELS, samples, tmp_path, [kind])
         lines = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
         expected = [f"From an earlier export of the same model, and not measured here: {names}."] if names else []
         assert [line for line in lines if "earlier export" in line] == expected
@@ -403,10 +400,10 @@ def test_the_report_names_the_files_of_earlier_exports(samples, tmp_path):
 @pytest.mark.slow
 def test_files_of_an_unknown_model_are_refused(samples, tmp_path):
     (tmp_path / "labels.txt").write_text(labels_text(LABELS), encoding="utf-8")  # of this very run
-    tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
+    tflite_of(build(), LABELS, samples, tmp_path, ["float32"])
     (tmp_path / "export.sha256").unlink()
     with pytest.raises(UserError, match="already holds the export of another model .model-float32.tflite."):
-        tflite_export.export_tflite(build(), LABELS, samples, tmp_path, ["float32"])
+        tflite_of(build(), LABELS, samples, tmp_path, ["float32"])
 
 
 def test_samples_are_prepared_a_batch_at_a_time(samples):
@@ -498,8 +495,8 @@ def test_a_full_disk_is_an_error_of_the_disk_and_leaves_nothing(samples, tmp_pat
 
     monkeypatch.setattr(tf.saved_model, "save", full)
     for export in (
-        lambda: saved_model_export.export_saved_model(build(), LABELS, samples, tmp_path / "served"),
-        lambda: tflite_export.export_tflite(build(), LABELS, samples, tmp_path / "phone", ["float32"]),
+        lambda: saved_model_of(build(), LABELS, samples, tmp_path / "served"),
+        lambda: tflite_of(build(), LABELS, samples, tmp_path / "phone", ["float32"]),
     ):
         with pytest.raises(OSError, match="No space left on device") as caught:
             export()

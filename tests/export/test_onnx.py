@@ -17,7 +17,6 @@ import keras_vit
 from export import fingerprint, parity
 from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
-from export.onnx import export as onnx_export
 from export.onnx import runtimes
 from export.preprocessing_code import preprocessing_code
 from export.source import Provenance, random_images
@@ -25,6 +24,7 @@ from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preproce
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import Samples
+from tests.exports import onnx_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
 
 LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")
@@ -152,15 +152,15 @@ def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch):
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     model = build()
     with pytest.raises(UserError, match="--formats takes at least one of onnx, openvino, but got none"):
-        onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", [])
+        onnx_of(model, LABELS, samples_of(model), tmp_path / "x", [])
     with pytest.raises(UserError, match="there are 2 labels"):
-        onnx_export.export_onnx(model, ("a", "b"), samples_of(model), tmp_path / "x")
+        onnx_of(model, ("a", "b"), samples_of(model), tmp_path / "x")
     headless = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=0)
     with pytest.raises(UserError, match="has no classes to serve"):
-        onnx_export.export_onnx(headless, LABELS, samples_of(model), tmp_path / "x")
+        onnx_of(headless, LABELS, samples_of(model), tmp_path / "x")
     monkeypatch.setattr(runtimes, "_MOST_WEIGHT_BYTES", 4 * model.count_params() - 1)
     with pytest.raises(UserError, match=r"an ONNX file holds at most [\d,]+; export a SavedModel"):
-        onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", ["openvino", "onnx"])
+        onnx_of(model, LABELS, samples_of(model), tmp_path / "x", ["openvino", "onnx"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -182,7 +182,7 @@ def test_a_directory_with_exports_of_another_model_is_refused(name, tmp_path):
 def test_a_file_is_the_model_for_any_batch(name, kind, tmp_path):
     need(kind)
     model = build(name)
-    written = onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, [kind])
+    written = onnx_of(model, LABELS, samples_of(model), tmp_path, [kind])
     path, found = written[kind]
     assert path == tmp_path / runtimes.FILES[kind][0]
     assert found.max_abs_diff <= 1e-4
@@ -204,7 +204,7 @@ def test_a_model_of_mixed_precision_is_exported_in_float32(kind, tmp_path):
         model = build("gap, exact GELU")
     finally:
         keras.config.set_dtype_policy("float32")
-    _, found = onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, [kind])[kind]
+    _, found = onnx_of(model, LABELS, samples_of(model), tmp_path, [kind])[kind]
     assert found.max_abs_diff <= 1e-4
 
 
@@ -249,7 +249,7 @@ def test_the_onnx_file_says_what_it_takes_and_gives(tmp_path):
 
     model = build()
     origin = Provenance(weights="augreg:B_16", license="Apache-2.0")
-    path, _ = onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, origin=origin)["onnx"]
+    path, _ = onnx_of(model, LABELS, samples_of(model), tmp_path, origin=origin)["onnx"]
     session = onnxruntime.InferenceSession(path)
     ends = [(end.name, end.shape, end.type) for end in (*session.get_inputs(), *session.get_outputs())]
     assert ends == [
@@ -266,7 +266,7 @@ def test_the_report_has_both_formats(tmp_path):
     need("onnx")
     need("openvino")
     model = build()
-    onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, ["onnx", "openvino", "onnx"])
+    onnx_of(model, LABELS, samples_of(model), tmp_path, ["onnx", "openvino", "onnx"])
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert list(report["formats"]) == ["onnx", "openvino"]
     for kind, row in report["formats"].items():
@@ -303,7 +303,7 @@ def test_a_file_that_differs_is_not_kept(kind, tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(runtimes, "open_file", wrong_at(wrong))
         with pytest.raises(ParityError, match=words):
-            onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "a" / "x", [kind])
+            onnx_of(model, LABELS, samples_of(model), tmp_path / "a" / "x", [kind])
         assert list(tmp_path.iterdir()) == []
 
 
@@ -319,7 +319,7 @@ def test_no_file_is_kept_when_the_second_format_fails(tmp_path, monkeypatch):
         ),
     )
     with pytest.raises(ParityError, match="logits of the openvino file differ"):
-        onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x", ["onnx", "openvino"])
+        onnx_of(model, LABELS, samples_of(model), tmp_path / "x", ["onnx", "openvino"])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -332,20 +332,20 @@ def test_a_larger_batch_is_checked_where_there_is_one_image(tmp_path, monkeypatc
         return lambda images: (sizes.append(len(images)), runner(images))[1]
 
     monkeypatch.setattr(runtimes, "open_file", opening)
-    onnx_export.export_onnx(model, LABELS, samples_of(model, 1), tmp_path)
+    onnx_of(model, LABELS, samples_of(model, 1), tmp_path)
     assert {1, 5} <= set(sizes)
 
 
 def test_files_of_two_models_are_never_mixed(tmp_path):
     need("onnx")
     model, other = build(), build()
-    onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path)
+    onnx_of(model, LABELS, samples_of(model), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other.get_layer("head").set_weights([2 * weight for weight in other.get_layer("head").get_weights()])
     with pytest.raises(UserError, match="already holds the export of another model .export.sha256"):
-        onnx_export.export_onnx(other, LABELS, samples_of(model), tmp_path)
+        onnx_of(other, LABELS, samples_of(model), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path)  # the same once more
+    onnx_of(model, LABELS, samples_of(model), tmp_path)  # the same once more
 
 
 def test_the_report_notes_a_lower_default_precision_of_openvino(tmp_path, monkeypatch):
@@ -356,7 +356,7 @@ def test_the_report_notes_a_lower_default_precision_of_openvino(tmp_path, monkey
         "default_precision",
         lambda file: ("bf16", lambda images: np.eye(7, dtype=np.float32)[[3] * len(images)]),
     )
-    onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path, ["openvino"])
+    onnx_of(model, LABELS, samples_of(model), tmp_path, ["openvino"])
     [note] = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["notes"]
     assert "Without it OpenVINO computes in bf16 on this processor: logits differ from the model's by up to" in note
     assert note in (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -400,5 +400,5 @@ def test_a_tolerance_is_that_of_every_float32_export(tmp_path, monkeypatch):
     model = build()
     monkeypatch.setattr(parity, "FLOAT_TOLERANCE", -1.0)
     with pytest.raises(ParityError, match="logits of the onnx file differ from the model's by up to"):
-        onnx_export.export_onnx(model, LABELS, samples_of(model), tmp_path / "x")
+        onnx_of(model, LABELS, samples_of(model), tmp_path / "x")
     assert list(tmp_path.iterdir()) == []

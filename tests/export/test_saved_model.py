@@ -26,13 +26,13 @@ from export.files import directory_bytes
 from export.options import SavedModelOptions, SourceOptions
 from export.saved_model import export as saved_model_export
 from export.saved_model import warmup
-from export.saved_model.export import export_saved_model
 from export.source import Provenance
 from keras_vit import Preprocessing, UserError, ViTConfig, inspection
 from keras_vit.errors import ParityError
 from keras_vit.images import graph
 from keras_vit.images.formats import format_list, format_problem, formats
 from keras_vit.run_directory import Samples
+from tests.exports import saved_model_of
 from tests.support import official, randomize
 from training.input.dataset import Split
 from training.input.pipeline import evaluation_batches, training_batches
@@ -64,7 +64,7 @@ def _samples() -> Samples:
 def _served(samples, tmp_path_factory):
     """A model, its exported directory, and that directory loaded."""
     model = randomize(keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7, name="birds"))
-    path, _ = export_saved_model(model, LABELS, samples, tmp_path_factory.mktemp("served"), attention=True)
+    path, _ = saved_model_of(model, LABELS, samples, tmp_path_factory.mktemp("served"), attention=True)
     return model, path, tf.saved_model.load(path)
 
 
@@ -137,7 +137,7 @@ def test_a_calibrated_model_serves_calibrated_probabilities_and_accepts_from_the
     probabilities = tf.nn.softmax(expected.logits / 2.0).numpy()
     threshold = float(np.sort(probabilities.max(axis=1))[3:5].mean())
     origin = Provenance(temperature=2.0)
-    path, _ = export_saved_model(served[0], LABELS, samples, tmp_path, origin=origin, threshold=threshold)
+    path, _ = saved_model_of(served[0], LABELS, samples, tmp_path, origin=origin, threshold=threshold)
     signatures = tf.saved_model.load(path).signatures
     answer = signatures["serving_default"](image_bytes=tf.constant(samples.encoded))
     np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
@@ -631,7 +631,7 @@ def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path, monke
     monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     model = keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7)
     model.get_layer("head").set_weights([3 * w.numpy() for w in served[0].get_layer("head").weights])
-    path, found = export_saved_model(model, LABELS, samples, tmp_path, dtype="bfloat16")
+    path, found = saved_model_of(model, LABELS, samples, tmp_path, dtype="bfloat16")
     saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
     nodes = [node for function in saved.meta_graphs[0].graph_def.library.function for node in function.node_def]
     constants = [node.attr["value"].tensor for node in nodes if node.op == "Const"]
@@ -648,7 +648,7 @@ def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path, monke
 @pytest.mark.slow
 def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
-    path, found = export_saved_model(served[0], LABELS, samples, tmp_path, xla=True)
+    path, found = saved_model_of(served[0], LABELS, samples, tmp_path, xla=True)
     assert found.max_abs_diff <= 1e-4
     assert b"_XlaMustCompile" in (path / "saved_model.pb").read_bytes()
     assert b"_XlaMustCompile" not in (served[1] / "saved_model.pb").read_bytes()
@@ -657,16 +657,16 @@ def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path, monkey
 def test_options_that_a_model_does_not_support_are_refused_first(samples, tmp_path):
     resnet = keras_vit.build("BiT-R26x1", image_size=32, num_classes=7)
     with pytest.raises(UserError, match="is a ResNet without attention blocks; leave --attention out"):
-        export_saved_model(resnet, LABELS, samples, tmp_path / "x", attention=True)
+        saved_model_of(resnet, LABELS, samples, tmp_path / "x", attention=True)
     vit = keras_vit.build(CONFIG, image_size=SIZE, num_classes=7)
     with pytest.raises(UserError, match="pass --xla or --dtype bfloat16, not both"):
-        export_saved_model(vit, LABELS, samples, tmp_path / "x", dtype="bfloat16", xla=True)
+        saved_model_of(vit, LABELS, samples, tmp_path / "x", dtype="bfloat16", xla=True)
     features = keras_vit.build(CONFIG, image_size=SIZE, num_classes=0)
     with pytest.raises(UserError, match=r"ends with its features, of shape \(None, 48\), and has no classes to serve"):
-        export_saved_model(features, LABELS, samples, tmp_path / "x")
+        saved_model_of(features, LABELS, samples, tmp_path / "x")
     tokens = keras_vit.build("testing-unpooled", image_size=32, num_classes=7)
     with pytest.raises(UserError, match=r"classifies every token, into shape \(None, 4, 7\)"):
-        export_saved_model(tokens, LABELS, samples, tmp_path / "x")
+        saved_model_of(tokens, LABELS, samples, tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 

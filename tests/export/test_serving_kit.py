@@ -21,6 +21,7 @@ import tensorflow as tf
 from google.protobuf import text_format
 from hypothesis import strategies
 
+from export.options import KitOptions
 from export.serving import configuration
 from export.serving.client import (
     DeadlineExceededError,
@@ -551,7 +552,7 @@ def versions(place: pathlib.Path, *numbers: int) -> pathlib.Path:
 
 def kit(tmp_path: pathlib.Path, **changes) -> pathlib.Path:
     values = {"models": str(tmp_path / "served"), "name": "birds", "output": str(tmp_path / "kit"), **changes}
-    return configuration.write_kit(**values)
+    return configuration.write_kit(KitOptions(**values))
 
 
 def test_a_kit_names_the_versions_and_their_labels(tmp_path):

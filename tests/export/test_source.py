@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
+from export.options import SourceOptions
 from export.saved_model import __main__ as saved_model
 from export.saved_model import export as saved_model_export
-from export.source import _weights, open_source
+from export.source import ExportedModel, _weights, open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
 from tests.support import randomize
@@ -37,8 +38,14 @@ def arguments(place: pathlib.Path, **changes) -> dict:
     return {"checkpoint": str(place / "vit.npz"), "labels": str(place / "labels.txt"), "num_heads": 3, **changes}
 
 
+def opened(options: dict) -> ExportedModel:
+    """What a command exports with these options."""
+    source = SourceOptions(**options)
+    return open_model(source.open_run(), source)
+
+
 def test_a_checkpoint_is_verified_on_images_of_a_folder(place):
-    found = open_source(**arguments(place, images=str(place / "pictures")))
+    found = opened(arguments(place, images=str(place / "pictures")))
     assert found.labels == LABELS
     assert found.samples.labels.tolist() == [1, 2, -1]
     assert found.origin.images == f"images of {place / 'pictures'}"
@@ -74,7 +81,7 @@ def test_the_license_of_a_checkpoint_is_in_every_file_of_its_export(place, monke
 
 
 def test_without_images_there_are_random_ones(place):
-    first, again = (open_source(**arguments(place)).samples for _ in range(2))
+    first, again = (opened(arguments(place)).samples for _ in range(2))
     assert first.encoded == again.encoded
     assert len(set(first.encoded)) == 16
     assert set(first.labels) == {-1}
@@ -99,7 +106,7 @@ def test_both_commands_take_a_checkpoint(place, monkeypatch, capsys):
 
 
 def test_the_image_size_can_be_changed(place):
-    model = open_source(**arguments(place, image_size=(24, 32))).model
+    model = opened(arguments(place, image_size=(24, 32))).model
     assert model.input_shape == (None, 24, 32, 3)
 
 
@@ -122,7 +129,7 @@ def test_invalid_options_are_one_sentence(place, monkeypatch, changes, words):
     (place / "two.txt").write_text("wren\nant\n")
     (place / "empty").mkdir()
     with pytest.raises(UserError, match=words) as caught:
-        open_source(**arguments(place, **changes))
+        opened(arguments(place, **changes))
     assert "\n" not in str(caught.value)
 
 
@@ -130,4 +137,4 @@ def test_a_checkpoint_without_a_head_is_refused_before_its_labels(place):
     features = keras_vit.build(CONFIG, image_size=16, num_classes=0)
     keras_vit.save_checkpoint(randomize(features), place / "features.npz", layout="npz")
     with pytest.raises(UserError, match="has no classes to serve; add a head by keras_vit.adapt"):
-        open_source(**arguments(place, checkpoint=str(place / "features.npz")))
+        opened(arguments(place, checkpoint=str(place / "features.npz")))

@@ -26,6 +26,8 @@ from keras_vit.errors import ParityError
 from keras_vit.files import tflite_metadata
 from keras_vit.files.tflite_metadata import TFLiteMetadata
 from keras_vit.run_directory import CALIBRATION, Samples
+from keras_vit.runs import Run
+from tests.exports import tflite_of
 
 LABELS = ("wren", "ant", "Żubr", "bee", "newt")
 SIZE = (12, 30)
@@ -54,7 +56,7 @@ def build(config=CONFIG, channels: int = 3) -> keras.Model:
 def _phone(tmp_path_factory):
     """All formats of one model, and what the export returned."""
     place = tmp_path_factory.mktemp("phone")
-    written = tflite_export.export_tflite(
+    written = tflite_of(
         build(), LABELS, pictures(1, 24), place, FORMATS, calibration=pictures(2, 24), max_disagreement=0.1
     )
     return place, written
@@ -133,7 +135,7 @@ def test_four_bits_are_refused_for_convolutions(tmp_path):
     options = {"formats": ["int4-weights"], "calibration": pictures(2, 4)}
     for model, target in ((build(resnet), "cpu"), (build(), "npu")):
         with pytest.raises(UserError, match="int4-weights stores dense layers in 4 bits, but most weights"):
-            tflite_export.export_tflite(model, LABELS, pictures(1, 4), tmp_path, target=target, **options)
+            tflite_of(model, LABELS, pictures(1, 4), tmp_path, target=target, **options)
 
 
 def test_ranges_are_the_extremes_of_the_calibration_images(phone):
@@ -290,7 +292,7 @@ def test_pixels_can_be_the_input_of_every_format(tmp_path, size):
     """They are rounded after resizing, and the model is compared on the same pixels."""
     kinds = ("float32", "int8-dynamic", "int8") if size == "of the model" else ("float32",)
     exact = pictures(3, 12) if size == "of the model" else random_images(Preprocessing(SIZE))
-    written = tflite_export.export_tflite(
+    written = tflite_of(
         build(), LABELS, exact, tmp_path, kinds, calibration=exact, uint8_input=True, max_disagreement=0.1
     )
     assert written["float32"][1].max_abs_diff <= 1e-4
@@ -305,9 +307,7 @@ def test_pixels_can_be_the_input_of_every_format(tmp_path, size):
 @pytest.mark.slow
 def test_any_batch_on_request(tmp_path):
     model = build()
-    written = tflite_export.export_tflite(
-        model, LABELS, pictures(4, 5), tmp_path, ("float32", "int8-dynamic"), dynamic_batch=True
-    )
+    written = tflite_of(model, LABELS, pictures(4, 5), tmp_path, ("float32", "int8-dynamic"), dynamic_batch=True)
     path = written["float32"][0]
     assert path.name == "model-float32-dynamic-batch.tflite"
     interpreter = Interpreter(model_path=str(path))
@@ -330,9 +330,7 @@ FAMILIES = {
     "name", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "hybrid")]
 )
 def test_every_family_becomes_a_file(name, tmp_path):
-    written = tflite_export.export_tflite(
-        build(FAMILIES[name], channels=1), LABELS, pictures(5, 6, 1), tmp_path, ("float32",)
-    )
+    written = tflite_of(build(FAMILIES[name], channels=1), LABELS, pictures(5, 6, 1), tmp_path, ("float32",))
     path, found = written["float32"]
     assert found.max_abs_diff <= 1e-4
     assert not {"SHAPE", "PACK", "GATHER", "CUSTOM"} & set(tflite_file.operators(path))
@@ -345,7 +343,7 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_float32(tmp_path):
         model = build()
     finally:
         keras.config.set_dtype_policy("float32")
-    written = tflite_export.export_tflite(model, LABELS, pictures(6, 6), tmp_path, ("float32", "int8-dynamic"))
+    written = tflite_of(model, LABELS, pictures(6, 6), tmp_path, ("float32", "int8-dynamic"))
     assert written["float32"][1].max_abs_diff <= 1e-4
     assert Interpreter(model_path=str(written["float32"][0])).get_output_details()[0]["dtype"] == np.float32
 
@@ -366,27 +364,37 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
         ([], {}, "--formats takes at least one of"),
     ):
         with pytest.raises(UserError, match=words):
-            tflite_export.export_tflite(build(), LABELS, pictures(7, 2), tmp_path / "x", formats, **options)
+            tflite_of(build(), LABELS, pictures(7, 2), tmp_path / "x", formats, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def _calibration(run: str, images: int | None = None, folder: str | None = None, kind: str = "int8") -> Samples | None:
+    options = TFLiteOptions(SourceOptions(), "phone", (kind,), calibration=folder, calibration_images=images)
+    return tflite_export.read_calibration(Run(run), options, LABELS)
 
 
 def test_calibration_images_are_training_images(tmp_path):
     pictures(8, 6).save(tmp_path / CALIBRATION)
-    assert tflite_export.read_calibration(str(tmp_path), None, 4, LABELS).encoded == pictures(8, 6).encoded[:4]
+    assert _calibration(str(tmp_path), 4).encoded == pictures(8, 6).encoded[:4]
     with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; pass that number, or add"):
-        tflite_export.read_calibration(str(tmp_path), None, 7, LABELS)
-    assert len(tflite_export.read_calibration(str(tmp_path), None, None, LABELS).encoded) == 6
+        _calibration(str(tmp_path), 7)
+    assert (
+        len(_calibration(str(tmp_path)).encoded)
+        == len(_calibration(str(tmp_path), 7, kind="int8-dynamic").encoded)
+        == 6
+    )
+    assert _calibration(str(tmp_path), kind="float32") is _calibration("augreg:B_16", kind="int8-dynamic") is None
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
         TFLiteOptions(SourceOptions(), "phone", calibration_images=0)
     (tmp_path / CALIBRATION).unlink()
     with pytest.raises(UserError, match=r"has no training images \(calibration.npz\) .* pass --calibration FOLDER"):
-        tflite_export.read_calibration(str(tmp_path), None, 1, LABELS)
+        _calibration(str(tmp_path), 1)
     with pytest.raises(UserError, match="A checkpoint has no images to calibrate"):
-        tflite_export.read_calibration(None, None, 1, LABELS)
+        _calibration("augreg:B_16", 1)
     (tmp_path / "bee").mkdir()
     for number, content in enumerate(pictures(9, 3).encoded):
         (tmp_path / "bee" / f"{number}.png").write_bytes(content)
-    found = tflite_export.read_calibration(None, str(tmp_path), 2, LABELS)
+    found = _calibration("augreg:B_16", 2, str(tmp_path))
     assert (len(found.encoded), found.labels.tolist()) == (2, [3, 3])
 
 
@@ -395,7 +403,7 @@ def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, m
     monkeypatch.setattr(tflite_export, "convert", lambda *_, **__: content)
     monkeypatch.setattr(tflite_export, "run_tflite", lambda file, expected, _: -expected.logits)
     with pytest.raises(ParityError, match="float16 TFLite file disagrees with the model on 24 of 24 images"):
-        tflite_export.export_tflite(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
+        tflite_of(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(UserError, match="--max-disagreement is a share of images, 0 to 1, but is"):
             parity.check_share(share)

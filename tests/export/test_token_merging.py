@@ -10,11 +10,11 @@ import pytest
 import keras_vit
 from export.inference_model import inference_model
 from export.options import SavedModelOptions, SourceOptions
-from export.saved_model.export import export_saved_model
 from export.source import random_images
 from export.token_merging import MergeTokens, check_merging
 from keras_vit import UserError, ViTConfig
 from keras_vit.errors import ParityError
+from tests.exports import saved_model_of
 from tests.support import randomize
 
 _WIDTH, _HEADS = 12, 3
@@ -126,13 +126,13 @@ def test_an_export_says_how_often_merged_tokens_give_the_same_class(tmp_path, dt
     model = _build(classifier="gap")
     labels, samples = tuple("abcde"), random_images(keras_vit.preprocessing_of(model))
     options = {"merge_tokens": 2, "dtype": dtype}
-    path, found = export_saved_model(model, labels, samples, tmp_path, **options, max_disagreement=1.0)
+    path, found = saved_model_of(model, labels, samples, tmp_path, **options, max_disagreement=1.0)
     assert found.max_abs_diff > found.tolerance  # the tokens differ
     assert json.loads((path / "report.json").read_text())["merge_tokens"] == 2
     assert "2 patch tokens merged in each block" in (path / "README.md").read_text()
     if found.agreement < 15 / 16:
         with pytest.raises(ParityError, match="SavedModel with --merge-tokens 2 disagrees with the model"):
-            export_saved_model(model, labels, samples, tmp_path, **options, max_disagreement=0.0)
+            saved_model_of(model, labels, samples, tmp_path, **options, max_disagreement=0.0)
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from PIL import Image, PngImagePlugin
 
 import keras_vit
 from export.onnx import __main__ as onnx
-from export.onnx import export as onnx_export
 from export.onnx import runtimes, web_page
 from export.source import Provenance, random_images
 from keras_vit import Preprocessing, UserError, preprocessing_of
 from keras_vit.images import pillow
 from tests.browser import Page, find_browser, open_browser
+from tests.exports import onnx_of
 from tests.support import TINY, randomize
 
 LABELS = ("wren", "ant", "Żubr", "bee <b>", "newt", "eel", "cod")
@@ -249,7 +249,7 @@ def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, 
         pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {runtimes.REQUIREMENTS}")
     rules = [rule for rule in RULES if rule.channels == channels]
     model, folder, origin = build(rules[0]), tmp_path / "portable", Provenance(temperature=2.0)
-    onnx_export.export_onnx(model, LABELS, random_images(rules[0]), folder, web=True, origin=origin)
+    onnx_of(model, LABELS, random_images(rules[0]), folder, web=True, origin=origin)
     files = {tmp_path / name: content for name, content in pictures().items()}
     for file, content in files.items():
         file.write_bytes(content)

@@ -126,7 +126,7 @@ def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
         (("path,labels", "a.png,x", "b.png,"), "at least two classes"),
         (("path,labels", "", "", "a.png,x", "b.png,y||z"), r"Line 5 of .* has the labels 'y\|\|z'"),
         (("path,labels", 'a.png,"x\ny"', "b.png,z"), "Line 3 of .* printable characters in the column labels"),
-        (("path,labels", 'a.png,"x|y', "b.png,z"), "is no CSV file .*unexpected end of data"),
+        (("path,labels", 'a.png,"x|y', "b.png,z"), "cannot be read as a CSV file .*unexpected end of data"),
         (("path,labels", "a.png,x,y", "b.png,z"), "Line 2 of .* more values than there are columns.* between several"),
         (("path,labels,labels", "a.png,x,y", "b.png,z,x"), "must name the columns path and one of"),
         (("path,labels", "a.png,x|y"), "One image is too few"),

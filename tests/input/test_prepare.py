@@ -155,7 +155,7 @@ def test_broken_files_and_copies_are_left_out_with_the_reason(tmp_path, capsys):
     assert table["bee/page.jpg"][2] == "no picture"
     assert "bee/notes.txt" not in table
     printed = capsys.readouterr().out
-    assert "Ignored, since no pictures: 1 file in" in printed
+    assert "Ignored: 1 file in" in printed
     assert "Warning: 1 of the copies was in another folder" in printed
     assert "such as bee/2.png of ant/1.png" in printed
     assert "| left out: broken" in printed

@@ -275,7 +275,7 @@ def _odd_folder(tmp_path) -> pathlib.Path:
 def assert_warned_of_oddities(printed: str) -> None:
     """Of training and evaluation images, each split by itself."""
     dark = [line for line in printed.splitlines() if "of 16 bits and nearly black" in line]
-    uniform = [line for line in printed.splitlines() if "of one color throughout" in line]
+    uniform = [line for line in printed.splitlines() if "of a single color" in line]
     assert (len(dark), len(uniform)) == (2, 2)
     assert all(line.startswith("Warning: 2 of 12 images") for line in dark)
     assert all(line.startswith("Warning: 4 of 12 images") for line in uniform)
@@ -530,7 +530,7 @@ def test_every_bad_image_is_named_and_stops(folder, capfd):
     (folder / "zebra" / "words.png").write_text("no image")
     (folder / "ant" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0")
     (folder / "ant" / "empty.png").write_bytes(b"")
-    with pytest.raises(UserError, match="^4 of 16 files in .* are no readable images: ") as caught:
+    with pytest.raises(UserError, match="^4 of 16 files in .* cannot be read as images: ") as caught:
         open_source(DataOptions(f"folder:{folder}"))
     for name in ("broken.jpg", "words.png", "photo.heic", "empty.png"):
         assert name in str(caught.value)
@@ -549,8 +549,8 @@ def test_files_that_are_no_pictures_are_counted_in_a_line_and_ignored(folder, ca
     (folder / "zebra" / "lost.txt").symlink_to(folder / "nowhere")
     source = open_source(DataOptions(f"folder:{folder}"))
     assert source.train.num_examples + source.evaluation.num_examples == 13
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no pictures" in line]
-    assert line.startswith(f"Ignored, since no pictures: 7 files in {folder} (2 .")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not pictures" in line]
+    assert line.startswith(f"Ignored: 7 files in {folder} that are not pictures (2 .")
     assert all(kind in line for kind in ("2 .txt", "2 .ogg", "1 .csv", "1 .json", "1 without an ending"))
 
 
@@ -659,7 +659,7 @@ def test_of_many_unreadable_files_ten_are_named_and_a_file_lists_all(tmp_path):
     for name, data in make_many.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match="^60 of 60 files in .* are no readable images: ") as caught:
+    with pytest.raises(UserError, match="^60 of 60 files in .* cannot be read as images: ") as caught:
         open_source(DataOptions(f"folder:{tmp_path}"))
     message = str(caught.value)
     assert message.count(".png (") == 10
@@ -850,7 +850,7 @@ def test_pictures_and_folders_that_are_not_used_are_named(tmp_path, capsys):
     open_source(DataOptions(f"folder:{tmp_path}"))
     printed = capsys.readouterr().out
     assert f"Not used, beside train and test of {tmp_path}: c, val." in printed
-    assert f"in no class folder of {tmp_path / 'train'}: 1 picture, beside.PNG first." in printed
+    assert f"outside the class folders of {tmp_path / 'train'}: 1 picture, beside.PNG first." in printed
 
 
 def test_classes_that_differ_in_case_alone_are_named(tmp_path, capsys):

@@ -106,7 +106,7 @@ def corrupt(folder: pathlib.Path, count: int) -> list[str]:
 def test_all_of_five_corrupt_files_are_named_or_skipped_on_request(tmp_path, folder, capfd):
     shutil.copytree(folder, tmp_path / "copy")
     names = corrupt(tmp_path / "copy", 5)
-    with pytest.raises(UserError, match="^5 of 42 files in .* are no readable images: ") as caught:
+    with pytest.raises(UserError, match="^5 of 42 files in .* cannot be read as images: ") as caught:
         sharded(tmp_path / "copy", tmp_path / "out")
     assert all(f"/{name} (" in str(caught.value) for name in names)
     assert not (tmp_path / "out").exists()

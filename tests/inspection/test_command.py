@@ -159,7 +159,7 @@ def test_what_the_training_sides_command_says_of_a_data_set_is_heard(tmp_path, c
         (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
     inspection.read_images(f"folder:{tmp_path}", 9)
     printed = capfd.readouterr().out
-    assert "of one color throughout" in printed
+    assert "of a single color" in printed
     with pytest.raises(UserError, match="The data set 'tfds:a b' could not be read: --data takes tfds:NAME"):
         inspection.read_images("tfds:a b", 9)
 

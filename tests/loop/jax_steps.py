@@ -14,7 +14,7 @@ from keras_vit import ViTConfig, preprocessing_of
 from training.devices.strategies import distributed, open_strategy
 from training.input.pipeline import evaluation_batches, training_batches
 from training.input.sources import digits
-from training.loop.fit import build_trainer
+from training.loop.build import build_trainer
 from training.options.common import Execution, StrategyOptions
 from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule

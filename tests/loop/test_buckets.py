@@ -17,10 +17,11 @@ from keras_vit.files.transfer import TransferError
 from training import evaluate, pretrain, shard
 from training.input.record_index import record_lengths
 from training.input.sources import open_source
-from training.loop import checkpoints, setup
+from training.lock import locked
+from training.loop import checkpoints
+from training.loop import train as loop
 from training.loop.run import Run
 from training.options.common import DataOptions
-from training.options.workdir import locked
 
 COMMAND = [
     "digits", "--deterministic", "--seed", "5", "--epochs", "2", "--batch-size", "16", "--warmup-steps", "1",
@@ -175,7 +176,7 @@ def test_workers_compare_the_images_of_their_data(monkeypatch):
         compared.update(values)
         raise Interrupted
 
-    monkeypatch.setattr(setup, "check_equal_on_workers", note)
+    monkeypatch.setattr(loop, "check_equal_on_workers", note)
     with pytest.raises(Interrupted):
         train("ram://runs/compared", "digits")
     assert compared["the images of their data, by its files or by the index of its records"] is not None
@@ -242,8 +243,8 @@ def test_a_bucket_has_no_lock_and_the_command_says_so(folder, monkeypatch, capsy
 
 
 def documented(row: str) -> list[int]:
-    """The numbers in a row of the table of docs/accelerators.md."""
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "accelerators.md").read_text()
+    """The numbers in a row of the table of docs/reference/devices.md."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "devices.md").read_text()
     return [int(number) for number in re.findall(r"\d+", re.search(rf"^\| {row} \|(.*)$", text, re.MULTILINE)[1])]
 
 

@@ -11,8 +11,10 @@ from keras_vit import UserError
 from tests.support import FIXTURES
 from training import finetune, pretrain
 from training.input.sources import digits
-from training.loop import dry_run, fit
+from training.loop import build, dry_run
+from training.loop.dry_run import Workload
 from training.loop.run import Run
+from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 
 
@@ -39,7 +41,7 @@ def test_a_dry_run_tells_all_and_trains_nothing(tmp_path, capsys):
 
 def test_the_whole_run_is_three_times_the_forward():
     recipe = dataclasses.replace(find_recipe("vit-b16-i1k"), batch_size=1000, epochs=None, steps=1000)
-    text = dry_run.describe_run(recipe.model, recipe, digits(), {"seed": 3}, channels=3)
+    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 3), digits(), {"seed": 3})
     assert "17.6 G multiply-adds, 35.1 GFLOPs" in text
     assert "105 PFLOPs" in text
     assert "  seed: 3" in text
@@ -49,14 +51,14 @@ def test_memory_falls_with_16_bits_remat_accumulation_and_replicas():
     recipe = find_recipe("vit-b16-i1k")
 
     def total(recipe=recipe, **how) -> int:
-        return sum(dry_run.estimate_memory(recipe.model, recipe, 1000, 3, **how).values())
+        return sum(dry_run.estimate_memory(Workload(recipe.model, recipe, 1000, 3, **how)).values())
 
-    whole = dry_run.estimate_memory(recipe.model, recipe, 1000, 3)
+    whole = dry_run.estimate_memory(Workload(recipe.model, recipe, 1000, 3))
     assert whole["weights"] == 4 * keras_vit.models.complexity.costs(recipe.model, (224, 224)).parameters
     assert whole["optimizer"] == 2 * whole["weights"]
     for less in (
-        total(precision="bfloat16"),
-        total(remat=True),
+        total(execution=Execution(precision="bfloat16")),
+        total(execution=Execution(remat=True)),
         total(replicas=8),
         total(dataclasses.replace(recipe, accumulation=8)),
         total(dataclasses.replace(recipe, optimizer="sgd")),
@@ -67,9 +69,9 @@ def test_memory_falls_with_16_bits_remat_accumulation_and_replicas():
     assert total(replicas=8) == pytest.approx(total() / 8, rel=0.02)
 
 
-def _rows(recipe, **how) -> dict[str, str]:
+def _rows(recipe) -> dict[str, str]:
     """The rows of the table, by their names."""
-    text = dry_run.describe_run(recipe.model, recipe, digits(), {}, channels=1, **how)
+    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 1), digits(), {})
     table = text.split("\nRun\n")[1].split("\n\n")[0]
     return {line[2:].split("  ")[0]: line for line in table.splitlines()}
 
@@ -109,7 +111,7 @@ def test_adapters_have_few_gradients_and_frozen_layers_none(tmp_path, capsys):
         assert "frozen layers need no gradient" in text
     assert trained[0] < trained[1] < 1.0
     recipe = find_recipe("digits")
-    memory = dry_run.estimate_memory(recipe.model, recipe, 10, 1, parameters=1100, trained=100)
+    memory = dry_run.estimate_memory(Workload(recipe.model, recipe, 10, 1, parameters=1100, trained=100))
     assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (4400, 400, 800)
 
 
@@ -119,7 +121,7 @@ def test_adapters_have_few_gradients_and_frozen_layers_none(tmp_path, capsys):
 )
 def test_every_family_has_a_plan(name):
     recipe = dataclasses.replace(find_recipe(name), batch_size=8, epochs=None, steps=20_000)
-    text = dry_run.describe_run(recipe.model, recipe, digits(), {}, channels=3)
+    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 3), digits(), {})
     assert "20,000 of 8 images, 160,000 in all" in text
 
 
@@ -169,9 +171,9 @@ def test_a_dry_run_refuses_the_directory_of_another_run(tmp_path):
 
 
 def test_a_dry_run_makes_no_optimizer_and_no_random_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(fit, "make_optimizer", lambda *_, **__: pytest.fail("an optimizer was made"))
-    networks, make = [], fit._new_model
-    monkeypatch.setattr(fit, "_new_model", lambda *given: networks.append(make(*given)) or networks[0])
+    monkeypatch.setattr(build, "make_optimizer", lambda *_, **__: pytest.fail("an optimizer was made"))
+    networks, make = [], build._new_model
+    monkeypatch.setattr(build, "_new_model", lambda *given: networks.append(make(*given)) or networks[0])
     workdir = ["--workdir", str(tmp_path / "run")]
     pretrain.main(["digits", "--data", "digits", *workdir, *SMALL, "--ema-decay", "0.9", "--dry-run"])
     dense = [weight for weight in networks[0].weights if weight.path.endswith("Dense_0/kernel")]

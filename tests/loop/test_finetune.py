@@ -39,7 +39,7 @@ def untrained(monkeypatch, *command: str) -> keras.Model:
     """The model as it is handed to training."""
     made = []
 
-    def train(arguments, recipe, setting, make_model, **_):
+    def train(arguments, setting, make_model, **_):
         made.append(make_model(len(setting.source.labels)))
 
     monkeypatch.setattr(finetuning, "run_training", train)

@@ -20,15 +20,17 @@ from keras_vit import UserError, ViTConfig
 from keras_vit.files.atomic import write_text
 from keras_vit.models.layers import no_init_weights
 from tests.support import randomize
+from training.input.pipeline import training_batches
 from training.input.sources import DataOptions, array_split
-from training.loop import checkpoints, fit, setup
+from training.loop import build, checkpoints, setup, train
 from training.loop import pretrain as pretraining
 from training.loop import run as run_module
 from training.loop.run import Run
+from training.options.common import Execution
 from training.options.train import PretrainOptions
-from training.options.workdir import differences
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.schedules import Schedule
+from training.workdir import differences
 
 MODEL = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, dropout_rate=0.1)
 RECIPE = dataclasses.replace(
@@ -291,7 +293,7 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
 )
 def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(options, words, dry_run, tmp_path):
     with pytest.raises(UserError, match=words):
-        pretraining.pretrain(arguments(tmp_path / "run", execution=fit.Execution(**options), dry_run=dry_run), "tiny")
+        pretraining.pretrain(arguments(tmp_path / "run", execution=Execution(**options), dry_run=dry_run), "tiny")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -318,7 +320,8 @@ def test_an_impossible_place_or_seed_leaves_nothing(workdir, seed, words, tmp_pa
 def built_model(monkeypatch, tmp_path, **changed) -> keras.Model:
     """The model as it is handed to training."""
     models = []
-    monkeypatch.setattr(setup, "train", lambda trainer, *_, **__: models.append(trainer.network))
+    monkeypatch.setattr(train.Training, "run_steps", lambda training: models.append(training.trainer.network))
+    monkeypatch.setattr(train, "write_curves", lambda run: None)
     monkeypatch.setattr(Run, "metrics", lambda run: [{"val_accuracy": 0.5}])
     pretraining.pretrain(dataclasses.replace(arguments(tmp_path / "run"), **changed), "tiny")
     return models[0]
@@ -365,7 +368,7 @@ def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finished, tmp_path):
-    execution = fit.Execution(evaluate_every=8)
+    execution = Execution(evaluate_every=8)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [8, 16, 21]
     assert [record["epoch"] for record in run.metrics()] == [1.143, 2.286, 3]  # of 7 steps each
@@ -376,7 +379,7 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
 
 @pytest.mark.slow
 def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epochs(tmp_path, monkeypatch):
-    options = arguments(tmp_path / "run", execution=fit.Execution(evaluate_every=8))
+    options = arguments(tmp_path / "run", execution=Execution(evaluate_every=8))
     run, load = pretraining.pretrain(options, "tiny"), checkpoints.load_latest
 
     def older(folder):
@@ -416,7 +419,7 @@ MEASURED = ["accuracy", "loss", "mine", "val_accuracy", "val_loss"]
 
 def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bit(finished, tmp_path):
     seen, early = Seen(), keras.callbacks.EarlyStopping("val_loss", patience=50)
-    execution = fit.Execution(evaluate_every=8)
+    execution = Execution(evaluate_every=8)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny", callbacks=[early, seen])
     assert seen.calls == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
     assert seen.steps == 21
@@ -460,7 +463,7 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
 
 @pytest.mark.parametrize("steps", [pytest.param(4, marks=pytest.mark.slow), 50])
 def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
-    execution = fit.Execution(steps_per_execution=steps)
+    execution = Execution(steps_per_execution=steps)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [7, 14, 21]
     assert_same_end(run, finished)
@@ -469,25 +472,10 @@ def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp
         assert here | timed == there | timed
 
 
-@pytest.mark.parametrize(
-    ("begin", "end", "per_epoch", "fits"),
-    [
-        (0, 21, 7, [(3, 7)]),
-        (0, 21, 8, [(2, 8), (1, 5)]),
-        (3, 21, 8, [(1, 5), (1, 8), (1, 5)]),
-        (3, 5, 8, [(1, 2)]),
-        (8, 10, 8, [(1, 2)]),
-        (21, 21, 7, []),
-    ],
-)
-def test_a_run_is_at_most_three_fits(begin, end, per_epoch, fits):
-    assert fit.split_into_fits(begin, end, per_epoch) == fits
-
-
 def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_it():
     model = keras_vit.build(dataclasses.replace(MODEL, num_layers=11), image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, freeze=("Transformer.encoderblock_1", "cls"))
-    fit.compile_trainer(model, recipe, 50, execution=fit.Execution())
+    build.compile_trainer(model, recipe, 50, execution=Execution())
     frozen = {".".join(layer.name.split(".")[:2]) for layer in model.layers if not layer.trainable}
     assert frozen == {"Transformer.encoderblock_1", "cls"}
 
@@ -495,22 +483,22 @@ def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_i
 @pytest.mark.parametrize(("asked", "compiled"), [("on", True), ("auto", False), ("off", False)])
 def test_xla_compiles_the_step_where_it_is_asked_for_and_by_itself_only_on_a_gpu(asked, compiled):
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    assert fit.compile_trainer(model, RECIPE, 50, execution=fit.Execution(xla=asked)).jit_compile is compiled
+    assert build.compile_trainer(model, RECIPE, 50, execution=Execution(xla=asked)).jit_compile is compiled
 
 
 def test_xla_is_refused_where_it_cannot_repeat_bits():
     model = keras_vit.build(MODEL, image_size=8)
     with pytest.raises(UserError, match="XLA is not used with --deterministic"):
-        fit.compile_trainer(model, RECIPE, 50, execution=fit.Execution(xla="on"), deterministic=True)
+        build.compile_trainer(model, RECIPE, 50, execution=Execution(xla="on"), deterministic=True)
 
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    trainer = fit.compile_trainer(
+    trainer = build.compile_trainer(
         model,
         dataclasses.replace(RECIPE, learning_rate=0.8, schedule=Schedule(warmup_steps=10)),
         50,
-        execution=fit.Execution(),
+        execution=Execution(),
     )
     optimizer = trainer.optimizer
     for step in range(51):
@@ -523,7 +511,7 @@ def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
 def test_weight_decay_shrinks_kernels_alone():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, learning_rate=0.1, weight_decay=0.5, schedule=Schedule(warmup_steps=0))
-    trainer = fit.compile_trainer(model, recipe, 50, execution=fit.Execution())
+    trainer = build.compile_trainer(model, recipe, 50, execution=Execution())
     randomize(model)  # of what is 0, as biases are at first, nothing can decay
     before = [np.array(weight) for weight in model.trainable_weights]
     trainer.optimizer.apply([tf.zeros_like(weight) for weight in model.trainable_weights], model.trainable_variables)
@@ -534,7 +522,7 @@ def test_weight_decay_shrinks_kernels_alone():
 
 def test_gradients_are_clipped_together_and_averaged_as_adam_does():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    trainer = fit.compile_trainer(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=fit.Execution())
+    trainer = build.compile_trainer(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=Execution())
     gradients = [np.full(weight.shape, 1.0 + index) for index, weight in enumerate(model.trainable_weights)]
     norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
     trainer.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients], model.trainable_variables)
@@ -546,9 +534,7 @@ def test_gradients_are_clipped_together_and_averaged_as_adam_does():
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     model = randomize(keras_vit.build(MODEL, image_size=8, num_classes=3))
-    trainer = fit.compile_trainer(
-        model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=fit.Execution()
-    )
+    trainer = build.compile_trainer(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=Execution())
     images, labels = np.random.default_rng(0).uniform(-1, 1, (5, 8, 8, 3)), np.eye(3)[[0, 2, 1, 2, 2]]
     logits = model.predict(images, verbose=0)
     log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
@@ -566,8 +552,8 @@ def test_a_tiny_model_fits_one_batch():
     )  # fmt: skip
     preprocessing = keras_vit.Preprocessing((8, 8), channels=1)
     model = keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=4)
-    trainer = fit.compile_trainer(model, recipe, 150, execution=fit.Execution())
-    batches = fit.training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
+    trainer = build.compile_trainer(model, recipe, 150, execution=Execution())
+    batches = training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
     history = trainer.fit(batches, steps_per_epoch=150, shuffle=False, verbose=0)
     assert history.history["loss"][0] < 1.0
     images, labels = next(iter(batches))

@@ -77,7 +77,7 @@ import dataclasses
 from keras_vit import UserError
 from tests.loop.jax_steps import ADAMW
 from training.devices.jax_devices import JaxDevices
-from training.loop.fit import build_trainer
+from training.loop.build import build_trainer
 from training.options.common import Execution
 
 def build(model_parallel, width):

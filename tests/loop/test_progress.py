@@ -1,9 +1,15 @@
-"""The lines of a log file."""
+"""The lines of a log file, and the line of a terminal."""
+
+import os
+import pty
+import subprocess
+import sys
+import termios
 
 import keras
 import pytest
 
-from training.loop.callbacks import ProgressLines
+from training.loop.progress import Progress, ProgressLines
 
 
 class Clock:
@@ -20,7 +26,7 @@ def logged(
     epochs: int, steps: int, seconds_per_step: float, capsys, *, steps_per_epoch: int | None = None
 ) -> list[str]:
     clock = Clock(seconds_per_step)
-    lines = ProgressLines(lambda: clock.step, epochs * steps, steps_per_epoch or steps, clock)
+    lines = ProgressLines(Progress(lambda: clock.step, epochs * steps, steps_per_epoch or steps, clock))
     callbacks = keras.callbacks.CallbackList([lines], epochs=epochs, steps=steps, verbose=0)
     logs = {"loss": 0.51234, "accuracy": 0.9, "images_per_second": 1234.5}
     for epoch in range(epochs):
@@ -45,14 +51,67 @@ def test_epochs_are_those_of_the_data_where_evaluations_are_rarer(capsys):
     assert [line.partition(":")[0] for line in lines] == ["Epoch 3/5, step 25 of 50", "Epoch 5/5, step 50 of 50"]
 
 
-def test_a_long_epoch_has_a_line_every_minute(capsys):
+def test_a_long_epoch_has_a_line_every_half_minute(capsys):
     lines = logged(1, 1000, 1.0, capsys)
-    assert len(lines) == 1000 // 60 + 1
-    assert lines[0].startswith("Epoch 1/1, step 60 of 1,000: accuracy 0.9000, loss 0.5123")
-    assert lines[0].endswith("16 min left")
+    assert len(lines) == 1000 // 30 + 1
+    assert lines[1] == "Step 60 of 1,000: loss 0.5123, 16 min left"
 
 
 @pytest.mark.parametrize("seconds", [0.1, 3.0, 40.0, 70.0])
 def test_an_hour_is_below_ten_kilobytes_however_long_an_epoch_is(seconds, capsys):
     lines = logged(int(3600 / (10 * seconds)), 10, seconds, capsys)
     assert sum(len(line) + 1 for line in lines) < 10_000
+
+
+def test_a_long_evaluation_is_not_silent(capsys):
+    clock = Clock(1.0)
+    lines = ProgressLines(Progress(lambda: 10, 20, 10, clock))
+    lines.on_train_batch_end(9, {"loss": 0.5, "images_per_second": 3.0})
+    for batch in range(40):
+        clock.step += 1
+        lines.on_test_batch_end(batch, {})
+    assert capsys.readouterr().out == "Step 10 of 20: loss 0.5000, evaluating batch 30, ? left\n"
+
+
+# Two epochs of 600 steps, on a clock of its own.
+_ON_A_TERMINAL = """
+from training.loop.progress import Progress, display
+step = 0
+shown = display(Progress(lambda: step, 1200, 600, lambda: step * 0.5))
+for epoch in range(2):
+    for batch in range(600):
+        step += 1
+        shown.on_train_batch_end(batch, {"loss": 1.23456, "accuracy": 0.98765, "images_per_second": 1234.5})
+    shown.on_test_batch_end(0, {})
+    shown.on_epoch_end(epoch, {"loss": 1.2, "accuracy": 0.9, "val_loss": 1.3, "val_accuracy": 0.8})
+shown.close()
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_terminal_has_one_line_that_fits_it(columns):
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, columns))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-c", _ON_A_TERMINAL]
+    with subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(terminal)
+        written = b""
+        while part := _read(controller):
+            written += part
+        assert process.wait() == 0, process.stderr.read()
+    os.close(controller)
+    text = written.decode().replace("\r\n", "\n")
+    assert text.count("\n") == 1  # at the end
+    shown = [part.rstrip() for part in text.strip().split("\r")]
+    assert max(map(len, shown)) < columns
+    for words in ("2/2", "1200/1200", "loss 1.2", "acc", "0.98", "1234"):
+        assert any(words in part.replace(",", "") for part in shown), (words, shown[-1])
+    assert all("left" in part for part in shown[2:])
+
+
+def _read(controller: int) -> bytes:
+    try:
+        return os.read(controller, 2**16)
+    except OSError:  # the other end was closed
+        return b""

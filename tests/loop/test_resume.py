@@ -19,7 +19,7 @@ from keras_vit.files.npz import read_npz
 from tests.support import replaced
 from training import pretrain
 from training.devices.strategies import CONTINUE_LATER
-from training.loop import checkpoints, fit
+from training.loop import checkpoints, train
 from training.loop.run import Run
 
 # The smallest run that has everything in it that could go wrong: dropout, shifts, an average, momenta, several epochs
@@ -173,7 +173,7 @@ def test_a_signal_after_the_last_step_does_not_say_that_training_stops_and_the_m
 ):
     shutil.copytree(undisturbed, tmp_path / "run")
     (tmp_path / "run" / "model.keras").unlink()  # as a run that was killed after its last step
-    monkeypatch.setattr(fit, "write_curves", lambda run: os.kill(os.getpid(), number))
+    monkeypatch.setattr(train, "write_curves", lambda run: os.kill(os.getpid(), number))
     in_process(tmp_path / "run")
     error = capfd.readouterr().err
     assert "Stopping after this step" not in error

@@ -14,7 +14,7 @@ from tests.support import randomize
 from training.devices.rematerialization import chunk_long_attention
 from training.loop.objectives import Classification
 from training.loop.optimizers import make_optimizer
-from training.loop.trainer import Trainer
+from training.loop.trainer import StepOptions, Trainer
 
 TINY = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
 STEM = ResNetConfig((1, 1), 8, (16, 32), preactivation=False, num_groups=4)
@@ -34,7 +34,8 @@ def trainer(
 ) -> Trainer:
     keras.utils.set_random_seed(3)
     model = randomize(keras_vit.build(config, image_size=image_size, num_classes=classes))
-    made = Trainer(model, **{"batch_size": 8, "objective": Classification(loss, smooth), **options})
+    objective = options.pop("objective", Classification(loss, smooth))
+    made = Trainer(model, StepOptions(**{"batch_size": 8, **options}), objective=objective)
     made.compile(make_optimizer(kind, model, rate, clip_norm=None), jit_compile=xla)
     return made
 

@@ -11,12 +11,12 @@ import safetensors.numpy
 import tensorflow as tf
 
 import keras_vit
-from export.saved_model.export import export_saved_model
 from keras_vit import UserError, ViTConfig
 from keras_vit.inspection import inspect
 from keras_vit.inspection.images import Image
 from keras_vit.models.complexity import costs
 from keras_vit.run_directory import Samples
+from tests.exports import saved_model_of, tflite_of
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 from training.devices.cpu_kernels import with_cpu_kernels
 
@@ -180,13 +180,11 @@ def test_blocks_that_do_not_exist_are_refused(blocks):
 @family
 def test_every_family_is_exported_to_saved_model_and_tflite(name, tmp_path):
     """The exports compare themselves with the model."""
-    from export.tflite.export import export_tflite  # LiteRT is not in the requirements of a TPU VM
-
     shades = np.random.default_rng(4).integers(0, 256, (6, *TINY_IMAGE, 3)).astype(np.uint8)
     samples = Samples(tuple(tf.io.encode_png(shade).numpy() for shade in shades), np.arange(6) % 7)
     labels = [f"class {number}" for number in range(7)]
-    export_saved_model(tiny(name), labels, samples, tmp_path / "served")
-    export_tflite(tiny(name), labels, samples, tmp_path / "phone", ["float32"])
+    saved_model_of(tiny(name), labels, samples, tmp_path / "served")
+    tflite_of(tiny(name), labels, samples, tmp_path / "phone", ["float32"])
 
 
 @pytest.mark.slow

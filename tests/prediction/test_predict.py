@@ -72,7 +72,7 @@ def test_files_that_are_called_pictures_and_are_none_are_named(place, arguments,
     printed = capsys.readouterr().out
     assert all(f"Not classified: {tmp_path / name}" in printed for name in ("empty.jpg", "page.jpeg", "scan.TIF"))
     assert "phone.heic" in printed
-    assert f"Ignored, since no pictures: 1 file in {tmp_path} (1 .txt)." in printed
+    assert f"Ignored: 1 file in {tmp_path} that is not a picture (1 .txt)." in printed
     assert "notes.txt" not in printed
 
 

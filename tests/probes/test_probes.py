@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shlex
 import shutil
 
 import numpy as np
@@ -15,8 +16,9 @@ import tensorflow as tf
 import keras_vit
 import training.fewshot
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit.runs import open_run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
-from training import knn
+from training import knn, linear_probe
 from training.input.sources import DataOptions, Source, array_split, digits
 from training.loop.run import Run
 from training.options.common import FeatureOptions
@@ -227,12 +229,16 @@ def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
 
 def test_the_square_crop_is_the_papers():
     image = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
-    model = keras_vit.build(CONFIG, image_size=(8, 4), num_classes=2)
-    cropped = features._preprocessing(keras_vit.preprocessing_of(model), 10)(image)
+    own = keras_vit.preprocessing_of(keras_vit.build(CONFIG, image_size=(8, 4), num_classes=2))
+
+    def options(crop_from: int) -> FeatureOptions:
+        return FeatureOptions(run="runs/x", source=DataOptions("digits"), crop_from=crop_from)
+
+    cropped = features.preprocessing_for(own, options(10))(image)
     whole = tf.image.resize(image, (10, 10)).numpy()
     np.testing.assert_allclose(cropped, whole[1:9, 3:7] / 127.5 - 1.0, atol=1e-5)
     with pytest.raises(UserError, match=r"crop_from must be at least both sides of \(8, 4\), but is \(7, 7\)"):
-        features._preprocessing(keras_vit.preprocessing_of(model), 7)
+        features.preprocessing_for(own, options(7))
 
 
 def test_random_weights_are_others_and_always_the_same(run, tmp_path):
@@ -300,3 +306,48 @@ def test_a_resnet_has_no_tokens_to_probe():
     model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
     with pytest.raises(UserError, match="no normalized tokens for --features token"):
         features.token_extractor(model, "token")
+
+
+@pytest.mark.parametrize("kind", ["pre_logits", "token", "mean", "both"])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp_path):
+    data = digits()
+    rows = np.array([i for i in range(400) if data.train.labels[i] < classes])
+    images, labels = zip(*(data.train.example(tf.constant(i)) for i in rows), strict=True)
+    split = array_split(np.stack(images).astype(np.uint8), np.array(labels), data.labels[:classes])
+    few = dataclasses.replace(data, labels=data.labels[:classes], train=split, evaluation=split)
+    workdir = str(tmp_path / "probe")
+    options = {"c": (0.1,), "features": kind, "workdir": workdir, "resize": "pad"}
+    opened = _opened(LinearProbeOptions, run.path, tmp_path, few, **options)
+    found = logistic_regression.probe(*opened)
+
+    probe = open_run(workdir)
+    assert probe.labels == data.labels[:classes]
+    assert probe.preprocessing.resize == "pad"
+    assert probe.data.data == "digits"
+    assert len(probe.samples.labels) > 0
+    known = features.open_features(*opened, tmp_path)
+    fitted, _ = logistic_regression.fit_probe(known.train, (0.1,))
+    expected = fitted.decision_function(known.train.values)
+    logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
+    shown = logits[:, 1] - logits[:, 0] if classes == 2 else logits
+    np.testing.assert_allclose(shown, expected, atol=2e-4)
+    assert (logits.argmax(1) == np.array(labels)).mean() == pytest.approx(found["accuracy"])
+    assert (tmp_path / "probe" / "linear_probe.md").is_file()
+
+
+def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(run, tmp_path, capsys):
+    workdir = str(tmp_path / "a probe")
+    arguments = ["--run", str(run.path), "--data", "digits", "--cache", str(tmp_path / "cache"), "--c", "0.1"]
+    linear_probe.main([*arguments, "--workdir", workdir])
+    lines = capsys.readouterr().out.splitlines()
+    shown = [shlex.split(line) for line in lines[lines.index("Next:") + 1 :]]
+    assert [line[2] for line in shown] == ["training.evaluate", "keras_vit.inspection", "export.saved_model"]
+    assert all(workdir in line for line in shown)
+    with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
+        linear_probe.main([*arguments, "--workdir", workdir])
+
+
+def test_a_probe_of_random_weights_is_no_run():
+    with pytest.raises(UserError, match="--random-weights measures an untrained model"):
+        LinearProbeOptions(run="x", source=DataOptions("digits"), workdir="y", random_weights=True)

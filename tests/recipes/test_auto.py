@@ -124,7 +124,7 @@ def test_a_value_of_the_user_gets_no_reason(changes, kinds):
 def test_a_reason_names_only_the_values_that_stay():
     recipe = auto_recipe(facts := DataFacts(708, (64, 64)))
     text = " ".join(auto_reasons(facts, recipe, dataclasses.replace(recipe, batch_size=5, shift=0, flip=False)))
-    assert "Epochs: 64, which show 45,120 images." in text
+    assert "Epochs: 64 (45,120 images seen)." in text
     assert "Augmentation: label smoothing." in text
     tuned = auto_finetune_recipe(10, (64, 64))
     used = dataclasses.replace(tuned, image_size=(96, 96), steps=3, flip=False)
@@ -156,7 +156,7 @@ def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder,
 
 def test_few_and_uneven_images_are_met_with_their_numbers_and_what_to_do():
     first, few, uneven = advice([98, 13, 36], from_scratch=True)
-    assert first == "Training images per class: 13 at least, 36 in the median class, 98 at most."
+    assert first == "Training images per class: smallest class 13, median 36, largest 98."
     assert "training.finetune --checkpoint augreg:S_16" in few
     assert "--balance" in uneven
 
@@ -188,8 +188,8 @@ def test_auto_looks_at_the_folder_trains_says_why_and_advises(folder, tmp_path, 
     pretrain.main([*arguments, "--model.stage-channels", "32", "--steps", "1", "--warmup-steps", "0"])
     printed = capsys.readouterr().out
     assert "Model: a small ResNet (BiT)" in printed
-    assert "Image size: 32 pixels, since the smaller side of the images typically has 40;" in printed
-    assert "Training images per class: 3 at least, 10 in the median class, 16 at most." in printed
+    assert "Image size: 32 pixels, since the shorter side is typically 40 pixels;" in printed
+    assert "Training images per class: smallest class 3, median 10, largest 16." in printed
     assert "training.finetune --checkpoint augreg:S_16" in printed
     recipe = json.loads((workdir / "config.json").read_text())["settings"]["recipe"]
     assert (recipe["channels"], recipe["steps"], recipe["epochs"], recipe["balance"]) == (1, 1, None, False)

@@ -12,7 +12,7 @@ import keras_vit
 from keras_vit import UserError, run_directory
 from tests.support import randomize, replaced
 from training import pretrain
-from training.loop.fit import compile_trainer
+from training.loop.build import compile_trainer
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule

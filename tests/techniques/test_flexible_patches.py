@@ -11,7 +11,7 @@ import keras_vit
 from keras_vit import UserError
 from tests.support import randomize, replaced
 from training import pretrain
-from training.loop import fit
+from training.loop import build
 from training.loop.trainer import Trainer
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
@@ -46,7 +46,7 @@ def test_all_sizes_are_trained_in_one_trace(monkeypatch):
     recipe = dataclasses.replace(
         find_recipe("digits"), model=CONFIG, batch_size=8, patch_sizes=(2, 4, 8), schedule=Schedule(warmup_steps=1)
     )
-    trainer = fit.compile_trainer(recipe.build(10), recipe, 30, execution=Execution(), seed=3)
+    trainer = build.compile_trainer(recipe.build(10), recipe, 30, execution=Execution(), seed=3)
     images = np.random.default_rng(0).uniform(-1, 1, (8, 8, 8, 1)).astype(np.float32)
     labels = np.eye(10, dtype=np.float32)[np.arange(8)]
     for _ in range(12):

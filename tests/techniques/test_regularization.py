@@ -11,7 +11,7 @@ import keras_vit
 from keras_vit import UserError
 from tests.support import randomize
 from training import pretrain
-from training.loop import fit
+from training.loop import build
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule
@@ -78,7 +78,7 @@ def test_sam_takes_the_gradient_uphill(remat, accumulation):
         copy.set_weights([w + 0.5 * g / length for w, g in zip(before, uphill, strict=True)])
         expected = [total + g for total, g in zip(expected, gradients(rows), strict=True)]
         copy.set_weights(before)
-    trainer = fit.compile_trainer(model, recipe, 6, execution=Execution(remat=remat))
+    trainer = build.compile_trainer(model, recipe, 6, execution=Execution(remat=remat))
     trainer.train_on_batch(images, labels)
     for after, weight, gradient in zip(model.get_weights(), before, expected, strict=True):
         np.testing.assert_allclose(after, weight - gradient, rtol=1e-3, atol=1e-4)

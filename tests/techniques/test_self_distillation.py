@@ -17,7 +17,7 @@ from training.input.dataset import Split
 from training.input.pipeline import training_batches
 from training.input.sources import array_split
 from training.loop import pretrain as pretraining
-from training.loop.fit import compile_trainer, rebuilt
+from training.loop.build import compile_trainer, model_with_config
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, PretrainRecipe
@@ -152,8 +152,8 @@ def test_the_gradient_is_that_of_the_student_alone():
     trained = trainer(dataclasses.replace(TINY, steps=1000), 1000)
     crops, labels = batches(TINY)[0]
     trained.train_on_batch(crops, labels)  # the center is no longer zero
-    _, sums, _ = trained._gradients_of_batch(crops, labels)
-    gradients, _, _ = trained._gradients_of_batch(crops, labels)
+    _, sums, _ = trained._gradients(crops, labels)
+    gradients, _, _ = trained._gradients(crops, labels)
     kernel = trained.network.get_layer("Transformer.encoderblock_0.MlpBlock_3.Dense_0").kernel
     index = [v.path for v in trained.network.trainable_variables].index(kernel.path)
     value, step = kernel.numpy(), 1e-2
@@ -162,7 +162,7 @@ def test_the_gradient_is_that_of_the_student_alone():
         moved = value.copy()
         moved[0, 0] += sign * step
         kernel.assign(moved)  # of the student; the teacher's average stays
-        losses.append(float(trained._gradients_of_batch(crops, labels)[1][0]) / 8)
+        losses.append(float(trained._gradients(crops, labels)[1][0]) / 8)
     np.testing.assert_allclose(gradients[index][0, 0], (losses[0] - losses[1]) / (2 * step), rtol=2e-2, atol=1e-5)
     assert float(sums[2]) == 8.0
 
@@ -178,7 +178,7 @@ def test_small_crops_see_resized_positions():
     table.assign(np.random.default_rng(2).normal(size=table.shape))
     (_, small), _ = batches(TINY)[0]
     found = trained._forward._small(small[:, 0], training=False)["student"]
-    expected = keras_vit.adapt(rebuilt(trained.network, TINY.model, TINY.preprocessing(1)), image_size=(4, 4))
+    expected = keras_vit.adapt(model_with_config(trained.network, TINY.model, TINY.preprocessing(1)), image_size=(4, 4))
     head = keras.Model(trained.network.get_layer("pool").output, trained.network.get_layer("prototypes").output)
     np.testing.assert_allclose(found, head(expected(small[:, 0])), rtol=1e-4, atol=1e-5)
 

@@ -10,7 +10,7 @@ from collections.abc import MutableMapping, Sequence
 from keras_vit import UserError
 from training.options.common import StrategyOptions
 
-_INSTALL = "install requirements-tpu.txt, as docs/accelerators.md describes"
+_INSTALL = "install requirements-tpu.txt, as docs/how-to/tpu.md describes"
 # Google's network adapters have the same vendor, so the device counts, too. The numbers are those of JAX's
 # hardware_utils.py: v2 and v3, a version without a public name, v4, v5p, v5e, v6e, 7x.
 _VENDOR = "0x1ae0"

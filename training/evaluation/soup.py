@@ -2,7 +2,7 @@
 
 "Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing inference time"
 (arXiv 2203.05482). Its Table 3, CLIP ViT-B/32 on ImageNet: 80.4 % for the best run, 80.0 % for the uniform soup of all,
-81.0 % for the greedy soup. Here: `docs/results.md`.
+81.0 % for the greedy soup. Here: `docs/reference/results.md`.
 """
 
 import dataclasses
@@ -20,10 +20,11 @@ from keras_vit.runs import Run
 from training.evaluation.predictors import outputs
 from training.input.known_images import check_held_out
 from training.input.sources import Source, open_source
+from training.lock import locked
 from training.loop import run as run_to_write
 from training.options.common import DataOptions
 from training.options.evaluate import SoupOptions
-from training.options.workdir import differences, locked
+from training.workdir import differences
 
 _BATCH = 500
 _COPIED = (run_directory.SAMPLES, run_directory.CALIBRATION)

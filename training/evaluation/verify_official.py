@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit.files.remote import to_path
 from keras_vit.published_accuracy import ACCURACY
 from keras_vit.runs import open_run
 from training.evaluation.evaluate import check_finite, check_same_classes
@@ -91,8 +90,7 @@ def wilson_interval(correct: int, count: int) -> tuple[float, float]:
 
 def _splits(source: DataOptions, dataset: Source) -> tuple[Split, ...]:
     """The splits to measure: of a folder without splits of its own both, since one is a tenth of the images."""
-    kind, _, path = source.data.partition(":")
-    if kind == "folder" and split_folders(to_path(path)) is None:
+    if source.kind == "folder" and split_folders(source.path) is None:
         return dataset.train, dataset.evaluation
     return (dataset.evaluation,)
 

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import pathlib
-from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,9 +22,9 @@ from training.experiments.figures import draw
 from training.experiments.grids import BY_SIZE, STUDIES, Point, check_base
 from training.experiments.trial import Trial, labels_of, run_trial
 from training.input.sources import open_source
-from training.loop.callbacks import TrainingInterrupted
-from training.options.common import DataOptions
-from training.options.workdir import locked
+from training.lock import locked
+from training.loop.signals import TrainingInterrupted
+from training.options.experiments import StudyOptions
 from training.probes.least_squares import check_shots
 from training.recipes.recipe import PretrainRecipe
 
@@ -33,25 +32,14 @@ from training.recipes.recipe import PretrainRecipe
 _MOST_JOBS = 8
 
 
-def study(
-    name: str,
-    recipe: PretrainRecipe,
-    data: DataOptions,
-    workdir: str,
-    *,
-    seeds: int = 3,
-    shots: int = 5,
-    train_images: Sequence[int] | None = None,
-    jobs: int | None = None,
-) -> list[dict]:
-    """Run what is missing, write results.json, results.md and figure.png, and return the rows.
-
-    See `StudyOptions` for the arguments.
-    """
+def study(name: str, options: StudyOptions) -> list[dict]:
+    """Run what is missing, write results.json, results.md and figure.png, and return the rows."""
+    recipe, data, seeds, shots = options.recipe, options.source, options.seeds, options.shots
+    train_images = options.train_images
     check_base(recipe)
     if train_images is not None and name not in BY_SIZE:
         raise UserError(f"--train-images does not apply to the study {name}; leave it out.")
-    folder = check_output(local_path(workdir, "workdir"))
+    folder = check_output(local_path(options.workdir, "workdir"))
     source = open_source(data)
     check_shots(labels_of(source.train), source.labels, [shots])
     num_examples = source.train.num_examples
@@ -65,7 +53,7 @@ def study(
         for seed in range(seeds)
     ]
     with locked(folder):
-        measured = _measured(trials, jobs)
+        measured = _measured(trials, options.jobs)
         rows = [
             _row(point, len(source.labels), measured[i * seeds : (i + 1) * seeds]) for i, point in enumerate(points)
         ]

@@ -25,9 +25,9 @@ from training.loop.pretrain import pretrain
 from training.loop.setup import Setup
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
-from training.options.workdir import differences
 from training.probes.features import Features, feature_extractor
 from training.probes.least_squares import LeastSquares, shots_of
+from training.workdir import differences
 
 MEASURED = "trial.json"
 # big_vision's penalty, and how many random choices of the shots one accuracy is a mean over.

@@ -20,39 +20,25 @@ from training.experiments.vtab_sources import open_builder, task_source
 from training.input.sources import Source, Split
 from training.loop.finetune import finetune
 from training.loop.setup import Setup
-from training.options.common import DataOptions, Execution, StrategyOptions
+from training.options.common import DataOptions
+from training.options.experiments import VtabOptions
 from training.options.train import FinetuneOptions
-from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import Recipe
 from training.recipes.vtab_tasks import RECIPE_NAME, TASKS, Task
 
-_ALL_TASKS = tuple(task.name for task in TASKS)
 _GROUPS = ("natural", "specialized", "structured")
 
 
-def vtab(
-    checkpoint: str,
-    workdir: str,
-    *,
-    recipe: Recipe = FINETUNE_RECIPES[RECIPE_NAME],
-    learning_rates: Sequence[float] = (0.01,),
-    steps: Sequence[int] = (2500,),
-    tasks: Sequence[str] = _ALL_TASKS,
-    data_dir: str | None = None,
-    num_heads: int | None = None,
-    seed: int = 0,
-    devices: StrategyOptions | None = None,
-    execution: Execution | None = None,
-) -> dict:
+def vtab(options: VtabOptions) -> dict:
     """Run what is prepared, write vtab.json and vtab.md after every task, and return the numbers.
 
     Every run has the recipe with one of the learning rates, one of the numbers of steps, and the augmentation that does
-    not change the classes of its task. See `VtabOptions` for the other arguments.
+    not change the classes of its task.
     """
-    chosen = _chosen(tasks)
-    if not (tasks and learning_rates and steps):
+    chosen, checkpoint, data_dir = _chosen(options.tasks), options.checkpoint, options.data_dir
+    if not (options.tasks and options.learning_rates and options.steps):
         raise UserError("--tasks, --learning-rates and --steps take at least one each.")
-    file = find_checkpoint(checkpoint)
+    file, recipe = find_checkpoint(checkpoint), options.recipe()
     builders = {task.name: open_builder(task, data_dir) for task in chosen}
     missing = {
         task.name: _how_to_prepare(task, builders[task.name], data_dir)
@@ -66,30 +52,29 @@ def vtab(
             f"None of the {len(chosen)} tasks is prepared in {data_dir or 'the directory of TFDS'}; prepare "
             "some by the commands above, or give --data-dir."
         )
-    devices, folder = devices or StrategyOptions(), to_path(workdir)
-    strategy = open_strategy(devices)
+    folder, strategy = to_path(options.workdir), open_strategy(options.devices)
 
     def train(task: Task, source: Source, rate: float, num_steps: int, name: str) -> float:
         """Return the accuracy on the evaluation images of a run, trained now or before."""
         print(f"\n{task.name}, {name}: learning rate {rate:g}, {num_steps} steps")
         own = task_recipe(task, recipe, rate, num_steps)
-        options = FinetuneOptions(
+        fine_tuning = FinetuneOptions(
             source=DataOptions(f"tfds:{task.dataset.replace('/', ':')}", data_dir),
             workdir=str(folder / task.name / name),
             recipe=own,
             checkpoint=str(file),
-            num_heads=num_heads,
-            seed=seed,
-            devices=devices,
-            execution=execution or Execution(checkpoint_every=500),
+            num_heads=options.num_heads,
+            seed=options.seed,
+            devices=options.devices,
+            execution=options.execution,
         )
         source = dataclasses.replace(source, train=repeated(source.train, num_steps * own.batch_size))
-        return finetune(options, RECIPE_NAME, Setup(source, strategy)).metrics()[-1]["val_accuracy"]
+        return finetune(fine_tuning, RECIPE_NAME, Setup(source, strategy)).metrics()[-1]["val_accuracy"]
 
     found = {}
     for task in chosen:
         if task.name not in missing:
-            settings = list(itertools.product(learning_rates, steps))
+            settings = list(itertools.product(options.learning_rates, options.steps))
             found[task.name] = _measured(task, builders[task.name], settings, functools.partial(train, task))
             summary = summarize(found, missing)
             write_text(folder / "vtab.json", json.dumps({"checkpoint": checkpoint, **summary}, indent=2) + "\n")

@@ -282,7 +282,7 @@ class ImageWarnings:
     """Images that can be read, but look different to the model than to their author."""
 
     uniform: list[str] = dataclasses.field(default_factory=list)
-    """Names of those of one color throughout, once they are on white."""
+    """Names of those of a single color, once they are on white."""
     dark: list[str] = dataclasses.field(default_factory=list)
     """Names of those of 16 bits that use so few of them that 8 bits are nearly black, each with its highest value."""
 
@@ -296,7 +296,7 @@ class ImageWarnings:
     def warn(self, looked_at: str) -> None:
         """Print a sentence for each kind. looked_at: how many images, and which."""
         for names, what in (
-            (self.uniform, "of one color throughout (transparent pictures are put on white)"),
+            (self.uniform, "of a single color (transparent pictures are put on white)"),
             (self.dark, f"of 16 bits and nearly black, since the highest value is below 4,096; {formats.SCALE_BITS}"),
         ):
             if names:

@@ -212,7 +212,7 @@ def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
         raise few_classes(path, len(classes))
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
         pictures = "1 picture" if len(beside) == 1 else f"{len(beside):,} pictures"
-        print(f"Not used, because in no class folder of {path}: {pictures}, {min(beside)} first.")
+        print(f"Not used, because outside the class folders of {path}: {pictures}, {min(beside)} first.")
     for name in classes:
         if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
             raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
@@ -245,7 +245,7 @@ def _good_files(files: Sequence[str], where: str, check: _FileCheck) -> list[str
     bad = problems_of(files, lambda file: _file_problem(file, image_warnings, check.contents))
     if bad:
         named = summarize_problems({shown(file): why for file, why in bad.items()})
-        count = f"{len(bad)} of {len(files)} files in {where} are no readable images: {named}"
+        count = f"{len(bad)} of {len(files)} files in {where} cannot be read as images: {named}"
         if check.on_bad_image == "stop":
             raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
         print(f"Skipped: {count}.")

@@ -129,8 +129,8 @@ def _walk(path: str, size: int, read: Callable[[int, int], bytes]) -> np.ndarray
         length = struct.unpack("<Q", header[:8])[0] if len(header) == HEADER else size
         if len(header) == HEADER and header[8:] != _checksum(header[:8]):
             raise UserError(
-                f"The file {path} is damaged, or no TFRecord file: at byte {position} the length of a record does not "
-                "fit its checksum; fetch or write it again."
+                f"The file {path} is damaged, or not a TFRecord file: at byte {position} the length of a record does "
+                "not fit its checksum; fetch or write it again."
             )
         if position + HEADER + length + FOOTER > size:
             raise UserError(f"The file {path} ends within a record at byte {position}; it is truncated.")

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import nearest
-from keras_vit.files.remote import to_path
 from keras_vit.files.transfer import TransferError, opened
 from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_about_images
 from training.input.image_folder import csv_list, folder
@@ -69,9 +68,9 @@ def _open(options: DataOptions) -> Source:
         warn_about_images(source.train, source.evaluation)  # of a folder all files are looked at
         return source
     if kind == "csv":
-        return csv_list(to_path(rest), options.on_bad_image, options.split_seed)
+        return csv_list(options.path, options.on_bad_image, options.split_seed)
     if kind == "folder":
-        return folder(to_path(rest), options.on_bad_image, options.split_seed)
+        return folder(options.path, options.on_bad_image, options.split_seed)
     return digits()
 
 

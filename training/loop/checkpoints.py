@@ -11,7 +11,9 @@ import hashlib
 import json
 import pathlib
 import re
+from collections.abc import Mapping
 
+import keras
 import numpy as np
 
 from keras_vit import UserError
@@ -55,6 +57,25 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.n
         ) from error
     for old in saved[_MAX_TO_KEEP:]:
         old.unlink(missing_ok=True)
+
+
+def restore(folder: pathlib.Path, variables: Mapping[str, keras.Variable]) -> tuple[int, dict] | None:
+    """Assign the latest intact checkpoint to variables by name, and return (step, progress); None if there is none.
+
+    Raises UserError if it does not fit the variables, or if all checkpoints are damaged.
+    """
+    checkpoint = load_latest(folder)
+    if checkpoint is None:
+        return None
+    step, progress, arrays = checkpoint
+    if {name: array.shape for name, array in arrays.items()} != {n: tuple(v.shape) for n, v in variables.items()}:
+        raise UserError(
+            f"The checkpoint of step {step} in {folder} was saved by another version of this code, so the run cannot "
+            f"continue; remove {folder.parent} to start again."
+        )
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
+    return step, progress
 
 
 def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]] | None:

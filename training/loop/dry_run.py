@@ -3,18 +3,24 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import matplotlib.figure
 import numpy as np
 
-from keras_vit import ViTConfig
+from keras_vit import ViTConfig, config_of, preprocessing_of
+from keras_vit.files.atomic import atomic_write
+from keras_vit.files.remote import to_path
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
 from training.input.sources import Source
+from training.loop.build import checked_model
 from training.loop.objectives import Classification, MaskedPatches, Objective, make_objective
 from training.loop.optimizers import LearningRate
+from training.loop.run import Run
+from training.loop.setup import Setup, checked, settings_of
+from training.options.common import Execution, TrainingOptions
 from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Variables of the optimizer for each weight. Those few that Muon leaves to Adam have two.
@@ -22,40 +28,82 @@ _SLOTS = {"adamw": 2, "sgd": 1, "muon": 1}
 _ROWS, _COLUMNS = 8, 60
 
 
-def describe_run(
-    config: ModelConfig,
-    recipe: Recipe,
-    source: Source,
-    settings: dict,
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What is trained, and how it is computed."""
+
+    config: ModelConfig
+    """Of the model, which a fine-tuning recipe does not contain."""
+    recipe: Recipe
+    num_classes: int
+    """Of the head; 0 for training without labels."""
+    channels: int
+    """Of the model's input."""
+    execution: Execution = dataclasses.field(default_factory=Execution)
+    replicas: int = 1
+    """Number of them that share a batch."""
+    parameters: int | None = None
+    """With those of adapters; default those of the config."""
+    trained: int | None = None
+    """Those of the parameters that have a gradient; default all."""
+
+
+def dry_run_report(
+    options: TrainingOptions,
+    setup: Setup,
+    make_model: Callable[[int], keras.Model],
     *,
-    channels: int,
-    precision: str = "float32",
-    replicas: int = 1,
-    remat: bool = False,
-    network: keras.Model | None = None,
-) -> str:
+    command: str,
+    recipe_name: str,
+) -> None:
+    """Print the dry run's report and plot the learning rate next to the workdir, which is not created.
+
+    Raises UserError for whatever `training.loop.train.run_training` refuses. See there for the arguments.
+    """
+    settings = settings_of(options, command, recipe_name, setup.source)
+    options, source, num_steps = checked(options, setup)
+    workdir, recipe, replicas = to_path(options.workdir), options.recipe, setup.strategy.num_replicas_in_sync
+    Run(workdir).check(settings, source.labels, images=setup.source.fingerprint)
+    network = checked_model(
+        lambda: make_model(len(source.labels)),
+        recipe,
+        num_steps,
+        strategy=setup.strategy,
+        execution=options.execution,
+        deterministic=options.deterministic,
+    )
+    classes = len(source.labels) if isinstance(make_objective(recipe), Classification) else 0
+    channels = preprocessing_of(network).channels
+    workload = Workload(config_of(network), recipe, classes, channels, options.execution, replicas)
+    if recipe.lora or recipe.freeze:
+        trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
+        workload = dataclasses.replace(workload, parameters=network.count_params(), trained=trained)
+    shown = {name: value for name, value in dataclasses.asdict(options).items() if name != "dry_run"}
+    print(describe_run(workload, source, {"recipe_name": recipe_name, **shown}))
+    workdir.parent.mkdir(parents=True, exist_ok=True)
+    plot = workdir.with_name(f"{workdir.name}.lr.png")
+    with atomic_write(plot) as temporary:
+        draw_learning_rate(recipe, source.train.num_examples, temporary)
+    print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
+
+
+def describe_run(workload: Workload, source: Source, settings: dict) -> str:
     """Return the report as text.
 
     Args:
-        config: of the model, which a fine-tuning recipe does not contain.
+        workload: what is trained.
+        source: of the data.
         settings: nested settings, as in config.json.
-        channels: of the model's input.
-        precision: float32, or the 16-bit type of mixed precision.
-        replicas: number of them that share a batch.
-        remat: whether the activations of encoder blocks are computed again for the gradient.
-        network: as it is trained; needed to count what adapters and frozen layers leave to train.
     """
+    recipe, replicas = workload.recipe, workload.replicas
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size
     steps_per_epoch = max(source.train.num_examples // recipe.batch_size, 1)
     objective = make_objective(recipe)
-    classes = len(source.labels) if isinstance(objective, Classification) else 0
-    cost = costs(config, recipe.image_size, num_classes=classes, channels=channels)
-    parameters = trained = cost.parameters
-    if network is not None and (recipe.lora or recipe.freeze):
-        parameters = network.count_params()
-        trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
-    parts = estimate_memory(config, recipe, classes, channels, precision, replicas, remat, parameters, trained)
+    cost = costs(workload.config, recipe.image_size, num_classes=workload.num_classes, channels=workload.channels)
+    parameters = workload.parameters or cost.parameters
+    trained = parameters if workload.trained is None else workload.trained
+    parts = estimate_memory(workload)
     passes = 2 if recipe.sharpness_radius else 1
     counted = "counting the gradient as twice the forward pass" + ", and both twice for --sharpness-radius" * (
         passes > 1
@@ -98,42 +146,32 @@ def _not_counted(recipe: Recipe, objective: Objective) -> Iterator[str]:
         yield "that frozen layers need no gradient of their weights, and none at all below the first trained layer"
 
 
-def estimate_memory(
-    config: ModelConfig,
-    recipe: Recipe,
-    num_classes: int,
-    channels: int,
-    precision: str = "float32",
-    replicas: int = 1,
-    remat: bool = False,
-    parameters: int | None = None,
-    trained: int | None = None,
-) -> dict[str, int]:
+def estimate_memory(workload: Workload) -> dict[str, int]:
     """Estimate the bytes of a step on each replica, by purpose.
 
     Fused operations need less, and the workspace of operations is not counted.
-
-    Args:
-        parameters: with those of adapters; default those of the config.
-        trained: those of the parameters that have a gradient; default all.
     """
-    full = costs(config, recipe.image_size, num_classes=num_classes, channels=channels)
+    config, recipe = workload.config, workload.recipe
+    head = {"num_classes": workload.num_classes, "channels": workload.channels}
+    full = costs(config, recipe.image_size, **head)
     kept = full.activations
-    if remat and isinstance(config, ViTConfig):  # the input of every block, and all activations of one
+    if workload.execution.remat and isinstance(
+        config, ViTConfig
+    ):  # the input of every block, and all activations of one
         single = dataclasses.replace(config, num_layers=1)
         tokens = np.prod(config.grid(recipe.image_size)) + config.num_prefix_tokens
-        kept = costs(single, recipe.image_size, num_classes=num_classes, channels=channels).activations
+        kept = costs(single, recipe.image_size, **head).activations
         kept += (config.num_layers - 1) * int(tokens) * config.hidden_size
-    images = recipe.batch_size // (recipe.accumulation * replicas)
-    gradients = 4 * (full.parameters if trained is None else trained)
-    parts = {"weights": 4 * (full.parameters if parameters is None else parameters)}
+    images = recipe.batch_size // (recipe.accumulation * workload.replicas)
+    gradients = 4 * (full.parameters if workload.trained is None else workload.trained)
+    parts = {"weights": 4 * (workload.parameters or full.parameters)}
     parts["gradients"] = gradients * (1 + (recipe.accumulation > 1))
     parts["optimizer"] = gradients * _SLOTS[recipe.optimizer]
     if recipe.ema_decay is not None:
         parts["averaged weights"] = gradients
     if recipe.sharpness_radius:
         parts["weights uphill"] = gradients
-    parts[f"activations of {images} images"] = images * kept * (4 if precision == "float32" else 2)
+    parts[f"activations of {images} images"] = images * kept * (4 if workload.execution.precision == "float32" else 2)
     return parts
 
 

@@ -16,14 +16,18 @@ from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import to_path
 from keras_vit.published import upstream_checkpoint
+from keras_vit.text.classes import classes_of_labels
 from training.input.dataset import typical_image
 from training.input.known_images import warn_of_known_images, warn_of_training_images
-from training.loop.fit import rebuilt
+from training.loop.build import model_with_config
+from training.loop.dry_run import dry_run_report
 from training.loop.run import Run
-from training.loop.setup import Setup, dry_run_report, run_training, with_loss_for
+from training.loop.setup import Setup, with_loss_for
+from training.loop.train import run_training
 from training.options.checks import check_model, check_start
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
+from training.techniques.wise_ft import AveragedWithStart
 
 
 def finetune(
@@ -38,10 +42,10 @@ def finetune(
         options: of the command.
         recipe_name: for config.json and messages.
         setup: data and devices.
-        callbacks: see `training.loop.fit.train`.
+        callbacks: see `training.loop.train.run_training`.
     """
-    recipe = with_loss_for(options.recipe, setup.source)
-    options = dataclasses.replace(options, recipe=recipe)
+    options = with_loss_for(options, setup.source)
+    recipe = options.recipe
     checkpoint = _checkpoint_name(options)
     path = find_checkpoint(checkpoint)
     train = setup.source.train
@@ -49,8 +53,13 @@ def finetune(
     if not warn_of_training_images(upstream, setup.source) and setup.source.held_out:
         warn_of_known_images(upstream, options.source, setup.source)
 
+    average = AveragedWithStart(options.wise_ft)
+
     def make_model(num_classes: int) -> keras.Model:
-        model = _load(path, options, num_classes)
+        if options.zero_shot_head:
+            model = _with_text_head(checkpoint, options, setup.source.labels)
+        else:
+            model = _load(path, options, num_classes)
         preprocessing = keras_vit.preprocessing_of(model)
         if preprocessing.channels == 1 and typical_image(train)[1] == 3:
             print("The checkpoint takes grayscale images, so the colors of the training images are not used.")
@@ -63,20 +72,22 @@ def finetune(
             raise UserError("A ResNet has no dropout; leave --dropout-rate and --stochastic-depth-rate out.")
         elif recipe.layer_decay != 1.0:
             raise UserError(NO_BLOCKS)
-        return rebuilt(model, config, recipe.preprocessing(preprocessing.channels, preprocessing))
+        start = model_with_config(model, config, recipe.preprocessing(preprocessing.channels, preprocessing))
+        if options.wise_ft < 1.0:
+            average.remember(start)
+        return start
 
     if options.dry_run:
-        dry_run_report(options, recipe, setup, make_model, command="finetune", recipe_name=recipe_name)
+        dry_run_report(options, setup, make_model, command="finetune", recipe_name=recipe_name)
         return Run(to_path(options.workdir))
     weights = {"checkpoint": checkpoint, "license": license_of(checkpoint)}
     return run_training(
         options,
-        recipe,
         setup,
         make_model,
         command="finetune",
         recipe_name=recipe_name,
-        callbacks=callbacks,
+        callbacks=(*callbacks, average) if options.wise_ft < 1.0 else callbacks,
         weights=weights,
     )
 
@@ -116,6 +127,13 @@ def _load(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> ker
     if path.name.endswith(KERAS_WEIGHTS):
         return _load_weights(path, options, num_classes)
     return keras_vit.from_checkpoint(path, num_heads=options.num_heads, **changes)
+
+
+def _with_text_head(checkpoint: str, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
+    """The image tower of a checkpoint of two at the recipe's image size, with the names of the classes as its head."""
+    texts = classes_of_labels(labels, options.templates)
+    classes = dict(zip(texts.labels, texts.texts, strict=True))
+    return keras_vit.zero_shot(checkpoint, classes, texts.templates, options.recipe.image_size)
 
 
 def _load_weights(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_vit import UserError, run_directory
 from keras_vit.inspection import inspect, read_images, write
+from keras_vit.runs import Run
 from keras_vit.scores import Scoring
 
 
@@ -48,7 +49,7 @@ class InspectEpochs(keras.callbacks.Callback):
             checkpoint=f"{self._run}, epoch {epoch + 1}",
             labels=self._labels,
             shown=self._shown,
-            scoring=Scoring(is_multi_label=run_directory.is_multi_label(self._run)),
+            scoring=Scoring(is_multi_label=Run(str(self._run)).is_multi_label),
         )
         folder = self._run / "inspection" / f"epoch_{epoch + 1:04d}"
         write(result, folder)

@@ -1,13 +1,14 @@
 """Train a model from scratch by a recipe."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import keras
 
 from keras_vit.files.remote import to_path
+from training.loop.dry_run import dry_run_report
 from training.loop.run import Run
-from training.loop.setup import Setup, dry_run_report, open_setup, run_training, with_loss_for
+from training.loop.setup import Setup, open_setup, with_loss_for
+from training.loop.train import run_training
 from training.options.train import PretrainOptions
 
 
@@ -23,14 +24,12 @@ def pretrain(
         options: of the command.
         recipe_name: for config.json and messages.
         setup: data and devices; by default those of the options.
-        callbacks: see `training.loop.fit.train`.
+        callbacks: see `training.loop.train.run_training`.
     """
     setup = setup or open_setup(options)
-    recipe = with_loss_for(options.recipe, setup.source)
-    options = dataclasses.replace(options, recipe=recipe)
+    options = with_loss_for(options, setup.source)
+    build = options.recipe.build
     if options.dry_run:
-        dry_run_report(options, recipe, setup, recipe.build, command="pretrain", recipe_name=recipe_name)
+        dry_run_report(options, setup, build, command="pretrain", recipe_name=recipe_name)
         return Run(to_path(options.workdir))
-    return run_training(
-        options, recipe, setup, recipe.build, command="pretrain", recipe_name=recipe_name, callbacks=callbacks
-    )
+    return run_training(options, setup, build, command="pretrain", recipe_name=recipe_name, callbacks=callbacks)

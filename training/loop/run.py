@@ -25,7 +25,7 @@ from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import atomic_write, is_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemoteError
-from training.options.workdir import check_settings, check_workdir
+from training.workdir import check_settings, check_workdir
 
 
 @dataclasses.dataclass(frozen=True)

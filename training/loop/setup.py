@@ -1,37 +1,30 @@
-"""Set up a training run: from the options of a command to a finished run directory."""
+"""Set up a training run: open its devices and data, and check that they fit the options."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import math
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, cli, config_of, preprocessing_of
-from keras_vit.files.atomic import atomic_write
+from keras_vit import UserError, preprocessing_of
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
-from training.devices.strategies import CONTINUE_LATER, check_equal_on_workers, is_chief, open_strategy
+from training.devices.strategies import open_strategy
 from training.input.dataset import balanced
 from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import Source, open_source
-from training.loop.callbacks import TrainingInterrupted
-from training.loop.dry_run import describe_run, draw_learning_rate
-from training.loop.fit import build_trainer, checked_model, train
 from training.loop.objectives import Classification, make_objective
 from training.loop.run import Run
 from training.options.common import Execution, TrainingOptions
-from training.options.workdir import locked, run_settings
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
 from training.techniques.distillation import check_teacher_classes
+from training.workdir import run_settings
 
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
@@ -42,6 +35,7 @@ _BYTES_PER_PIXEL, _MOST_BYTES = 1000, 10**15
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+AnyOptions = TypeVar("AnyOptions", bound=TrainingOptions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +61,14 @@ def open_setup(options: TrainingOptions) -> Setup:
     )
 
 
-def with_loss_for(recipe: AnyRecipe, source: Source) -> AnyRecipe:
-    """Return the recipe with the loss for images of several classes each, where the data have such.
+def with_loss_for(options: AnyOptions, source: Source) -> AnyOptions:
+    """Return the options with the loss for images of several classes each, where the data have such.
 
     Raises UserError if recipe and data exclude each other.
     """
+    recipe = options.recipe
     if source.multi_label == (recipe.loss == "multi-label") or not _uses_labels(recipe):
-        return recipe
+        return options
     if not source.multi_label:
         raise UserError(
             "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; "
@@ -84,121 +79,54 @@ def with_loss_for(recipe: AnyRecipe, source: Source) -> AnyRecipe:
             "A teacher gives probabilities that sum to 1, but these images have several classes; leave --teacher out."
         )
     print("Each image may have several classes: the loss is a sigmoid cross-entropy per class (--loss multi-label).")
-    return dataclasses.replace(recipe, loss="multi-label")
+    return dataclasses.replace(options, recipe=dataclasses.replace(recipe, loss="multi-label"))
 
 
 def _uses_labels(recipe: Recipe) -> bool:
     return isinstance(make_objective(recipe), Classification)
 
 
-def run_training(
-    options: TrainingOptions,
-    recipe: Recipe,
-    setup: Setup,
-    make_model: Callable[[int], keras.Model],
-    *,
-    command: str,
-    recipe_name: str,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
-    weights: dict | None = None,
-) -> Run:
-    """Train, or resume, or do nothing if the run is finished; return the finished run.
+def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, Source, int]:
+    """Return the options with a warm-up that fits into the run, the data as the recipe takes them, and the steps.
 
-    Args:
-        options: of the command.
-        recipe: how to train.
-        setup: data and devices.
-        make_model: number of classes -> model; called once, under the strategy, before any file is written.
-        command: for config.json.
-        recipe_name: for config.json and messages.
-        callbacks: see `training.loop.fit.train`.
-        weights: see `Run.start`.
+    Raises UserError if options, data and devices do not fit.
     """
-    run = Run(to_path(options.workdir))
-    settings = _settings(options, command, recipe_name, setup.source)
-    writes = is_chief(setup.strategy) and not run.model_file.is_file()
-    with locked(run.path) if writes else contextlib.nullcontext():
-        return _train_locked(options, recipe, setup, make_model, run, settings, callbacks, weights)
-
-
-def _train_locked(
-    options: TrainingOptions,
-    recipe: Recipe,
-    setup: Setup,
-    make_model: Callable[[int], keras.Model],
-    run: Run,
-    settings: dict,
-    callbacks: Sequence[keras.callbacks.Callback],
-    weights: dict | None,
-) -> Run:
-    (source, recipe), strategy = _checked_data(recipe, setup), setup.strategy
-    num_steps = recipe.num_steps(source.train.num_examples)
-    check_equal_on_workers(
-        strategy,
-        {
-            "their settings or data": _fingerprint(settings, source),
-            "the images of their data, by its files or by the index of its records": source.fingerprint,
-        },
-    )
-    if run.model_file.is_file():
-        run.start(settings, source.labels, images=setup.source.fingerprint)
-        print(f"{run.path} is finished: nothing to do.")
-        return run
-
-    _check_reached(options.execution, recipe, source, num_steps)
-    keras.utils.set_random_seed(options.seed)
-    if options.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    trainer = build_trainer(
-        lambda: make_model(len(source.labels)),
-        recipe,
-        num_steps,
-        strategy=strategy,
-        execution=options.execution,
-        seed=options.seed,
-        deterministic=options.deterministic,
-    )
-    if is_chief(strategy):
-        run.start(settings, source.labels, weights, images=setup.source.fingerprint)
-        if source.train.digests is not None:
-            save_training_images(run.path, source.train.digests)
-        print(
-            f"{settings['recipe_name']}: {trainer.network.count_params():,} parameters, "
-            f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "
-            f"{source.evaluation.num_examples:,} evaluation images, {num_steps:,} steps of {recipe.batch_size}."
-        )
-        print(f"Classes: {_some(source.labels)}.")
-        if recipe.teacher is not None and recipe.distillation == "soft" and recipe.label_smoothing:
-            print(f"The recipe's label smoothing of {recipe.label_smoothing} has no effect with a soft teacher.")
-        own_folder = options.source.data.startswith(("folder:", "csv:"))
-        if own_folder and source.train.labels is not None and not recipe.balance and _uses_labels(recipe):
-            counts = np.bincount(source.train.labels)
-            for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
-                print(sentence)
-        # Before the training: model.keras, which the training writes, marks the run as finished.
-        preprocessing = preprocessing_of(trainer.network)
-        save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
-        save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
-    train(trainer, recipe, source, run, seed=options.seed, execution=options.execution, callbacks=callbacks)
-    if is_chief(strategy):
-        last = sorted(run.metrics()[-1].items())
-        metrics = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
-        print(f"Trained: {metrics} on the evaluation images; see {run.path}.")
-    return run
-
-
-def _checked_data(recipe: AnyRecipe, setup: Setup) -> tuple[Source, AnyRecipe]:
-    """The source with the training examples of a recipe, and the recipe with a warm-up that fits into the run.
-
-    Raises UserError if data and recipe do not fit.
-    """
-    source = dataclasses.replace(setup.source, train=balanced(setup.source.train)) if recipe.balance else setup.source
+    recipe, source = options.recipe, setup.source
+    if recipe.balance:
+        source = dataclasses.replace(source, train=balanced(source.train))
     _check_batch(recipe, setup.strategy)
     if recipe.teacher is not None:
         check_teacher_classes(recipe.teacher, source.labels)
     steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
     _check_memory(recipe)
-    return source, _with_fitting_warmup(recipe, recipe.num_steps(source.train.num_examples))
+    num_steps = recipe.num_steps(source.train.num_examples)
+    recipe = _with_fitting_warmup(recipe, num_steps)
+    _check_reached(options.execution, recipe, source, num_steps)
+    return dataclasses.replace(options, recipe=recipe), source, num_steps
+
+
+def save_input(run: Run, network: keras.Model, source: Source, options: TrainingOptions, settings: dict) -> None:
+    """Print what will be trained on what, and save what a run directory keeps of its images."""
+    recipe, num_steps = options.recipe, options.recipe.num_steps(source.train.num_examples)
+    if source.train.digests is not None:
+        save_training_images(run.path, source.train.digests)
+    print(
+        f"{settings['recipe_name']}: {network.count_params():,} parameters, "
+        f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "
+        f"{source.evaluation.num_examples:,} evaluation images, {num_steps:,} steps of {recipe.batch_size}."
+    )
+    print(f"Classes: {_some(source.labels)}.")
+    if recipe.teacher is not None and recipe.distillation == "soft" and recipe.label_smoothing:
+        print(f"The recipe's label smoothing of {recipe.label_smoothing} has no effect with a soft teacher.")
+    own_folder = options.source.data.startswith(("folder:", "csv:"))
+    if own_folder and source.train.labels is not None and not recipe.balance and _uses_labels(recipe):
+        counts = np.bincount(source.train.labels)
+        for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
+            print(sentence)
+    # Before the training: model.keras, which the training writes, marks the run as finished.
+    preprocessing = preprocessing_of(network)
+    save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
+    save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
 
 
 def _check_memory(recipe: Recipe) -> None:
@@ -240,53 +168,6 @@ def _check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
         )
 
 
-def dry_run_report(
-    options: TrainingOptions,
-    recipe: Recipe,
-    setup: Setup,
-    make_model: Callable[[int], keras.Model],
-    *,
-    command: str,
-    recipe_name: str,
-) -> None:
-    """Print the dry run's report and plot the learning rate next to the workdir, which is not created.
-
-    Raises UserError for whatever `run_training` refuses. See there for the arguments.
-    """
-    source, recipe = _checked_data(recipe, setup)
-    num_steps = recipe.num_steps(source.train.num_examples)
-    _check_reached(options.execution, recipe, source, num_steps)
-    workdir = to_path(options.workdir)
-    stored = _settings(options, command, recipe_name, setup.source)
-    Run(workdir).check(stored, source.labels, images=setup.source.fingerprint)
-    model = checked_model(
-        lambda: make_model(len(source.labels)),
-        recipe,
-        num_steps,
-        strategy=setup.strategy,
-        execution=options.execution,
-        deterministic=options.deterministic,
-    )
-    settings = {name: value for name, value in dataclasses.asdict(options).items() if name != "dry_run"}
-    text = describe_run(
-        config_of(model),
-        recipe,
-        source,
-        {"recipe_name": recipe_name, **settings},
-        channels=preprocessing_of(model).channels,
-        precision=options.execution.precision,
-        replicas=setup.strategy.num_replicas_in_sync,
-        remat=options.execution.remat,
-        network=model,
-    )
-    print(text)
-    workdir.parent.mkdir(parents=True, exist_ok=True)
-    plot = workdir.with_name(f"{workdir.name}.lr.png")
-    with atomic_write(plot) as temporary:
-        draw_learning_rate(recipe, source.train.num_examples, temporary)
-    print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
-
-
 def _check_reached(execution: Execution, recipe: Recipe, source: Source, num_steps: int) -> None:
     """Raise UserError if the run ends before the steps to profile, or before its first inspection."""
     if execution.profile_steps is not None and execution.profile_steps[1] > num_steps:
@@ -308,27 +189,13 @@ def _some(labels: Sequence[str]) -> str:
     return shown if len(labels) <= _SHOWN_CLASSES else f"{shown} and {len(labels) - _SHOWN_CLASSES:,} more"
 
 
-def _settings(options: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:
+def settings_of(options: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:
     """Everything that changes the result of the run."""
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     return {**run_settings(options, command, recipe_name), "images": images}
 
 
-def _fingerprint(settings: dict, source: Source) -> int:
+def fingerprint(settings: dict, source: Source) -> int:
+    """A number that tells settings and classes apart."""
     text = json.dumps([settings, source.labels], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-
-
-@contextlib.contextmanager
-def report_interruption() -> Iterator[None]:
-    """Exit with CONTINUE_LATER and one sentence when training was interrupted."""
-    try:
-        yield
-    except TrainingInterrupted:
-        everywhere = " on every worker" if "TF_CONFIG" in os.environ else ""
-        command = cli.command_line()
-        print(
-            f"Training was interrupted and its checkpoint is saved; the same command{everywhere} continues: {command}",
-            file=sys.stderr,
-        )
-        sys.exit(CONTINUE_LATER)

@@ -11,8 +11,10 @@
   continue bit for bit after a restart.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import keras
 import tensorflow as tf
@@ -22,6 +24,7 @@ from keras_vit import UserError
 from keras_vit.models.self_supervised import Center
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.devices.rematerialization import check_segments, chunk_long_attention, rematerialized, segments
+from training.devices.strategies import several_workers
 from training.loop.objectives import Objective
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.patch_dropout import PatchDropout
@@ -31,23 +34,45 @@ TrainingForward: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | Mult
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """How a step is computed."""
+
+    batch_size: int
+    """Examples per step, on all replicas together."""
+    accumulation: int = 1
+    """Micro-batches per step, whose gradients are summed."""
+    ema_decay: float | Callable[[tf.Tensor], tf.Tensor] | None = None
+    """Of the moving average of the weights, which is then evaluated, or a function of the step; None for no average."""
+    sharpness_radius: float = 0.0
+    """SAM's rho, see `Trainer._gradients`; 0 for the gradient at the weights themselves."""
+    seed: int = 0
+    """Of dropout and stochastic depth."""
+    remat: bool = False
+    """Keep only the outputs of the blocks, and compute their activations again for the gradient. On TensorFlow,
+    attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`."""
+
+
 class Trainer(keras.Model):
-    """A functional model and its training: objective, accumulation, moving average, dropout seeds, metrics."""
+    """A functional model and its training: objective, accumulation, moving average, dropout seeds, metrics.
+
+    `training.loop.train` calls `train_steps` and `test_steps`; Keras' own `fit`, `evaluate` and `train_on_batch` work,
+    too.
+    """
+
+    train_steps: Callable[..., dict]
+    """(iterator over batches, number of steps) -> logs of the last step; from `make_train_function` on."""
+    test_steps: Callable[..., dict]
+    """As `train_steps`, of the evaluation; from `make_test_function` on."""
 
     def __init__(
         self,
         network: keras.Model,
+        options: StepOptions,
         *,
-        batch_size: int,
         objective: Objective,
-        accumulation: int = 1,
-        ema_decay: float | Callable[[tf.Tensor], tf.Tensor] | None = None,
-        sharpness_radius: float = 0.0,
-        seed: int = 0,
-        remat: bool = False,
-        stop_requested: tf.Variable | None = None,
-        strategy: tf.distribute.Strategy | None = None,
         validation: Objective | None = None,
+        strategy: tf.distribute.Strategy | None = None,
         training_forward: Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForward] | None = None,
     ):
         """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
@@ -55,36 +80,28 @@ class Trainer(keras.Model):
 
         Args:
             network: images (B, h, w, C) -> inputs of the objective, such as logits (B, K).
-            batch_size: examples per step, on all replicas together.
+            options: of the step.
             objective: computes the loss and the metrics from the outputs of the network in training.
-            accumulation: micro-batches per step, whose gradients are summed.
-            ema_decay: of the moving average of the weights, which is then evaluated, or a function of the step; None
-                for no average.
-            sharpness_radius: SAM's rho, see `_gradients`; 0 for the gradient at the weights themselves.
-            seed: of dropout and stochastic depth.
-            remat: keep only the outputs of the blocks, and compute their activations again for the gradient. On
-                TensorFlow, attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`.
-            stop_requested: for several workers, a variable of this one, created outside the scope. After the same step
-                `any_stop_requested` is true in all of them if one set it.
-            strategy: under whose scope the network was created; None for one device.
             validation: objective of the evaluation, from the outputs of the network; None for that of the training.
+            strategy: under whose scope the network was created; None for one device.
             training_forward: takes the network, perhaps with faster kernels, the step and the averages of the weights;
                 returns what is computed in training, on the same weights; None for the network.
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
         self.network = network
-        self._batch_size, self._objective, self._validation = batch_size, objective, validation or objective
-        self._accumulation, self._ema_decay, self._seed = accumulation, ema_decay, seed
-        self._sharpness_radius = sharpness_radius
-        self._stop_requested = stop_requested
+        self._objective, self._validation = objective, validation or objective
+        self._batch_size, self._accumulation = options.batch_size, options.accumulation
+        self._ema_decay, self._seed, self._sharpness_radius = options.ema_decay, options.seed, options.sharpness_radius
+        # Of this worker; after the same step `any_stop_requested` is true in all workers if one set it.
+        self._stop_requested = tf.Variable(0.0, trainable=False) if several_workers(self._strategy) else None
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
         # Moving statistics; only torchvision's convolutional stem and self-distillation have them. Other variables that
         # are not trained, such as the frozen kernels of LoRA, stay unchanged.
         norms = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
         self._statistics += [layer.center for layer in network.layers if isinstance(layer, Center)]
-        if remat:
+        if options.remat:
             check_segments(network)
             chunk_long_attention(network)
         self._forward = with_cpu_kernels(network) if on_cpu() else network
@@ -94,11 +111,7 @@ class Trainer(keras.Model):
                 self._forward = training_forward(self._forward, self.step, self.ema)
         if isinstance(self._forward, PatchDropout):
             self._random.append(self._forward.seed)
-        self._segments = segments(self._forward) if remat else []
-        # Set by the caller of `fit`, whose dataset is longer: the last execution of several steps stops there.
-        self.epoch_steps: int | None = None
-        self.evaluation_steps: int | None = None
-        self._steps_done = 0
+        self._segments = segments(self._forward) if options.remat else []
         self.built = True
 
     def _make_variables(self) -> None:
@@ -185,7 +198,7 @@ class Trainer(keras.Model):
         # Set again, because iterators over several workers lose the static shape.
         rows = self._batch_size // replica.num_replicas_in_sync
         images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (rows, *x.shape[1:])), tuple(data[:2]))
-        gradients, sums, statistics = self._gradients_of_batch(images, labels)
+        gradients, sums, statistics = (self._accumulated if self._accumulation > 1 else self._gradients)(images, labels)
         stop = [] if self._stop_requested is None else [tf.identity(self._stop_requested)]
         if replica.num_replicas_in_sync > 1:
             parts = [gradients, sums, statistics, stop]
@@ -195,12 +208,6 @@ class Trainer(keras.Model):
         for value in stop:
             self._any_stop_requested.assign(value)
         return self._update(gradients, sums, statistics)
-
-    def _gradients_of_batch(self, images, labels):
-        """As `_backward` for the full batch."""
-        if self._accumulation > 1:
-            return self._accumulated(images, labels)
-        return self._backward(images, labels, 0, [v.value for v in self._statistics])
 
     def _update(self, gradients, sums, statistics):
         """Update all variables from the sums over the replicas, and return the logs."""
@@ -225,7 +232,7 @@ class Trainer(keras.Model):
         return self._logs(self.test_sums, sums)
 
     def _accumulated(self, images, labels):
-        """As `_backward` for the full batch, one micro-batch after the other."""
+        """As `_gradients`, one micro-batch after the other."""
         count = self._accumulation
         images, labels = tf.nest.map_structure(
             lambda x: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])), (images, labels)
@@ -236,58 +243,55 @@ class Trainer(keras.Model):
         def add(index, totals):
             gradients, sums, statistics = totals
             of_micro_batch = tf.nest.map_structure(lambda x: x[index], (images, labels))
-            more, more_sums, statistics = self._backward(*of_micro_batch, index, statistics)
+            more, more_sums, statistics = self._gradients(*of_micro_batch, index, statistics)
             added = [a + b for a, b in zip(gradients, more, strict=True)]
             return index + 1, (added, [a + b for a, b in zip(sums, more_sums, strict=True)], statistics)
 
         # One at a time: in parallel the micro-batches would take the memory of the full batch.
         return tf.while_loop(lambda index, _: index < count, add, (tf.constant(0), start), parallel_iterations=1)[1]
 
-    def _backward(self, images, labels, micro, statistics):
-        """Return gradients, the sums [loss, metric, weight], and the moving statistics of one micro-batch.
+    def _gradients(self, images, labels, micro=0, statistics=None, *, forward=None, weights=None):
+        """Return gradients, the sums [loss, metric, weight], and the moving statistics after a micro-batch.
 
         The loss is the sum over its examples divided by the batch size of the full step.
-        """
-        if isinstance(self._forward, FlexiblePatches):
-            return self._forward.switch(lambda network: self._gradients(network, images, labels, micro, statistics))
-        return self._gradients(self._forward, images, labels, micro, statistics)
-
-    def _gradients(self, forward: Callable[..., Any], images, labels, micro, statistics):
-        """As `_backward`, for a function from images to the inputs of the objective.
 
         With a sharpness radius, the gradient is that of weights which are this far uphill ("Sharpness-Aware
         Minimization", arXiv 2010.01412), by the gradient of this micro-batch on this replica. A ViT-B/16 trained so on
         ImageNet without strong augmentation has 79.9 instead of 74.6 % ("When Vision Transformers Outperform ResNets",
         2106.01548).
-        """
-        here = [variable.value for variable in self.network.trainable_variables]
-        gradients, sums, statistics_after = self._gradients_at(here, forward, images, labels, micro, statistics)
-        if self._sharpness_radius:
-            scale = self._sharpness_radius / (tf.linalg.global_norm(gradients) + 1e-12)
-            uphill = [tf.convert_to_tensor(w) + scale * g for w, g in zip(here, gradients, strict=True)]
-            gradients = self._gradients_at(uphill, forward, images, labels, micro, statistics)[0]
-        return gradients, sums, statistics_after
 
-    def _gradients_at(self, weights, forward: Callable[..., Any], images, labels, micro, statistics):
-        """As `_gradients`, at weights that are the values of the variables or other tensors."""
+        Args:
+            images: of the micro-batch.
+            labels: of the micro-batch.
+            micro: its number in the step.
+            statistics: moving statistics before it; None for those of the network.
+            forward: images -> inputs of the objective; None for that of the trainer.
+            weights: tensors in place of the variables; None for these.
+        """
+        forward = self._forward if forward is None else forward
+        if isinstance(forward, FlexiblePatches):
+            return forward.switch(lambda of_size: self._gradients(images, labels, micro, statistics, forward=of_size))
+        variables = self.network.trainable_variables
         values = [
             *zip(self._random, self.layer_seeds(micro), strict=True),
-            *zip(self._statistics, statistics, strict=True),
+            *zip(self._statistics, statistics or [v.value for v in self._statistics], strict=True),
         ]
         with tf.GradientTape() as tape:
-            if any(isinstance(weight, tf.Tensor) for weight in weights):
+            if weights is not None:
                 tape.watch(weights)
-                values += zip(self.network.trainable_variables, weights, strict=True)
+                values += zip(variables, weights, strict=True)
             with keras.StatelessScope(values) as scope:
-                network: Callable[..., Any] = forward
-                if self._segments:
-                    network = rematerialized(self._segments, values)
+                network = rematerialized(self._segments, values) if self._segments else forward
                 outputs = network(images, training=True)
             losses, sums = self._objective.measure(images, labels, outputs, tf.ones(labels.shape[:1]))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
-        gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        statistics = [scope.get_current_value(variable) for variable in self._statistics]
-        return gradients, sums, statistics
+        here = [variable.value for variable in variables] if weights is None else weights
+        gradients = tape.gradient(loss, here, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        if self._sharpness_radius and weights is None:
+            scale = self._sharpness_radius / (tf.linalg.global_norm(gradients) + 1e-12)
+            uphill = [tf.convert_to_tensor(w) + scale * g for w, g in zip(here, gradients, strict=True)]
+            gradients = self._gradients(images, labels, micro, statistics, forward=forward, weights=uphill)[0]
+        return gradients, sums, [scope.get_current_value(variable) for variable in self._statistics]
 
     def layer_seeds(self, micro) -> list[tf.Tensor]:
         """Return the seed of each random layer, different for each step, replica and micro-batch."""
@@ -306,55 +310,46 @@ class Trainer(keras.Model):
         return dict(zip(self._objective.metrics, (loss / weight, metric / weight), strict=False))
 
     def reset_metrics(self):
-        """Called by Keras before each epoch and each evaluation."""
-        self._steps_done = 0
         for total in (*self.sums, *self.test_sums):
             total.assign(0)
 
+    def batches(self, dataset) -> Iterator:
+        """Return an iterator for `train_steps` and `test_steps`."""
+        return iter(dataset)
+
     def make_train_function(self, force=False):
         if self.train_function is None or force:
-            self.train_function = self._execution(self.train_step, lambda: self.epoch_steps)
+            self.train_steps, self.train_function = self._compiled(self.train_step)
         return self.train_function
 
     def make_test_function(self, force=False):
         if self.test_function is None or force:
-            self.test_function = self._execution(self.test_step, lambda: self.evaluation_steps)
+            self.test_steps, self.test_function = self._compiled(self.test_step)
         return self.test_function
 
-    def _execution(self, step, total_steps: Callable[[], int | None]):
-        """Return iterator -> logs, which runs `steps_per_execution` steps, or fewer at the end of all steps."""
-        of_batch, of_iterator = self._compiled(step)
+    def _compiled(self, step) -> tuple[Callable[..., dict], Callable[..., dict]]:
+        """Return (iterator, number of steps) -> logs of the last step, and iterator -> logs for Keras' own loops."""
+        compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
+        on_replicas = compiled(functools.partial(self._strategy.run, step), jit_compile=self.jit_compile)
 
-        def execution(iterator):
-            if not isinstance(iterator, _ITERATORS):
-                return of_batch(next(iterator))  # called by train_on_batch and test_on_batch
-            steps, total = self.steps_per_execution, total_steps()
-            if total is not None:
-                steps = min(steps, total - self._steps_done)
-            self._steps_done += steps
-            return of_iterator(iterator, tf.constant(steps))
-
-        return execution
-
-    def _compiled(self, step):
-        """Return two functions: batch -> logs, and (iterator, number of steps) -> logs of the last step."""
-
-        def of_batch(batch):
-            logs = self._strategy.run(step, args=(batch,))
-            # The logs are equal on all replicas.
+        def of_batch(logs):  # equal on all replicas
             return {name: self._strategy.experimental_local_results(value)[0] for name, value in logs.items()}
 
-        of_batch = tf.function(of_batch, autograph=False, reduce_retracing=True, jit_compile=self.jit_compile)
-
-        def of_iterator(iterator, steps):
-            first = of_batch(iterator.get_next())
+        def of_steps(iterator, steps):
+            first = of_batch(on_replicas(args=(iterator.get_next(),)))
             if self.steps_per_execution == 1:
                 return first
             return tf.while_loop(
                 lambda done, _: done < steps,
-                lambda done, _: (done + 1, of_batch(iterator.get_next())),
+                lambda done, _: (done + 1, of_batch(on_replicas(args=(iterator.get_next(),)))),
                 (tf.constant(1), first),
                 parallel_iterations=1,
             )[1]
 
-        return of_batch, tf.function(of_iterator, autograph=False, reduce_retracing=True)
+        def of_keras(iterator):
+            if isinstance(iterator, _ITERATORS):
+                return steps_function(iterator, tf.constant(self.steps_per_execution))
+            return of_batch(on_replicas(args=(next(iterator),)))  # by train_on_batch and test_on_batch
+
+        steps_function = compiled(of_steps)
+        return steps_function, of_keras

@@ -60,7 +60,7 @@ def check_data(source: DataOptions) -> None:
     if kind == "folder":
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
-        _check_listed(to_path(rest), source.on_bad_image)
+        _check_listed(source.path, source.on_bad_image)
     if kind == "tfrecord" and not is_remote(rest):
         record_files(rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
@@ -263,10 +263,9 @@ def _most_training_images(source: DataOptions) -> int | None:
     if kind not in ("folder", "csv") or is_remote(rest):
         return None
     if kind == "csv":
-        path = to_path(rest)
-        return _most_listed(path) if path.stat().st_size < _LONG_LIST else None
-    splits = split_folders(to_path(rest))
-    counts = _count_pictures(splits[0] if splits else to_path(rest))
+        return _most_listed(source.path) if source.path.stat().st_size < _LONG_LIST else None
+    splits = split_folders(source.path)
+    counts = _count_pictures(splits[0] if splits else source.path)
     if counts is None:
         return None
     return sum(counts.values()) - (0 if splits else sum(-(-count // HOLD_OUT) for count in counts.values()))
@@ -289,10 +288,10 @@ def check_run_classes(run: Run, source: DataOptions) -> None:
     if kind not in ("folder", "csv") or is_remote(rest) or not run.labels:
         return
     if kind == "folder":
-        splits = split_folders(to_path(rest))
-        names = sorted(map(composed, directories(splits[0] if splits else to_path(rest))))
+        splits = split_folders(source.path)
+        names = sorted(map(composed, directories(splits[0] if splits else source.path)))
     else:
-        column, value_of, *_ = listed_files(to_path(rest))
+        column, value_of, *_ = listed_files(source.path)
         texts = {text for files in value_of.values() for text in files.values()}
         names = sorted(
             texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}

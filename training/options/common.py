@@ -1,6 +1,7 @@
 """Options that several commands share, as frozen dataclasses. No TensorFlow or Keras, so `--help` is fast."""
 
 import dataclasses
+import pathlib
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -8,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
+from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, Natural, Seed, check_ranges
 from keras_vit.runs import Run, open_run
+from training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -53,6 +56,16 @@ class DataOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    @property
+    def kind(self) -> str:
+        """What is before the colon: digits, tfds, folder, csv or tfrecord."""
+        return self.data.partition(":")[0]
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Of a folder or file, where it is."""
+        return to_path(self.data.partition(":")[2])
 
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them: without split_seed where it is not set, as runs did before it."""
@@ -134,6 +147,8 @@ class TrainingOptions:
     """With KERAS_BACKEND=jax, devices that share one model: the weights of attention and MLP are divided among them."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=Execution)
+    recipe: Recipe
+    """How to train."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -160,6 +175,8 @@ class FeatureOptions:
     crop_from: int | None = None
     """Stretch images to a square of this side in pixels and center crop, as in the papers (256 for models of 224);
     default the model's own preprocessing."""
+    resize: Resize | None = None
+    """How images are resized to the model's input: pad shows them whole; default the model's own."""
     batch_size: Count = 256
     """Images per forward pass."""
     cache: str | None = None
@@ -167,6 +184,8 @@ class FeatureOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.resize is not None and self.crop_from is not None:
+            raise UserError("--crop-from stretches and crops images, so --resize has no effect; give one of them.")
 
     def open_run(self) -> Run:
         """The model of the features. Raises UserError for what is no model."""

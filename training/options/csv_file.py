@@ -64,7 +64,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
         lines = csv.reader(io.StringIO(content, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
         table = [(lines.line_num, row) for row in lines if any(map(str.strip, row))]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file ({str(error)[:100]}); write it again.") from error
+        raise UserError(f"{path} cannot be read as a CSV file ({str(error)[:100]}); save it again.") from error
     remarks = [f"{path} is not in UTF-8; it is read as {encoding}, of Windows."] if encoding == "cp1252" else []
     header = [name.strip() for name in table[0][1]] if table else []
     if len(header) == 2 and is_picture_name(header[0]):

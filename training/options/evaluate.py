@@ -1,14 +1,16 @@
 """Options of `training.evaluate`, `training.verify_official` and `training.soup`."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated
 
 from keras_vit import UserError, run_directory
-from keras_vit.errors import nearest
+from keras_vit.errors import nearest, refuse_without_effect
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.parser import Aliases, Count, Positional
+from keras_vit.parser import Aliases, Count, MayBeEmpty, Positional
 from keras_vit.published_accuracy import ACCURACY
 from keras_vit.runs import Run, open_run
+from keras_vit.text.classes import classes_of_labels, classes_of_options
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 
@@ -20,6 +22,12 @@ class EvaluateOptions:
     """Run directory, .keras file, checkpoint file or folder, address, official name, SavedModel directory or .tflite
     file."""
     source: DataOptions
+    classes: Annotated[tuple[str, ...] | None, MayBeEmpty()] = None
+    """Of a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, or a .txt file with one in each
+    line; alone: the names of the data's classes, with spaces for underscores."""
+    templates: tuple[str, ...] | None = None
+    """Sentences in which each text replaces {}, whose embeddings are averaged; clip, siglip or a .txt file, as for
+    training.predict. Default: the texts as they are."""
     batch_size: Count = 256
     """Images per forward pass; does not change the metrics."""
     output: str | None = None
@@ -37,7 +45,9 @@ class EvaluateOptions:
 
     def open_run(self) -> Run:
         """The model to measure. Raises UserError for what is no model, and where it cannot be calibrated."""
-        run = open_run(self.run, image_size=self.input.image_size, num_heads=self.input.num_heads)
+        refuse_without_effect(self, [(("templates",), self.classes is not None, "--classes")])
+        texts = classes_of_options(self.classes, self.templates) if self.classes else None
+        run = open_run(self.run, image_size=self.input.image_size, num_heads=self.input.num_heads, texts=texts)
         if self.calibrate and not run.file(run_directory.CONFIG):
             raise UserError(
                 f"--calibrate stores the temperature in a run directory, but {run.name} is none; leave it out."
@@ -47,6 +57,15 @@ class EvaluateOptions:
                 ("image_size", "resize", "crop_from", "value_range"), "--calibrate, which is for the run as it is used"
             )
         return run
+
+    @property
+    def takes_classes_of_data(self) -> bool:
+        """Whether --classes stands alone: the names of the data's classes are the texts."""
+        return self.classes == ()
+
+    def with_classes(self, run: Run, labels: Sequence[str]) -> Run:
+        """The run with these names as the texts of its classes."""
+        return dataclasses.replace(run, texts=classes_of_labels(labels, self.templates))
 
 
 @dataclasses.dataclass(frozen=True)

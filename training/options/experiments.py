@@ -4,8 +4,9 @@ import dataclasses
 
 from keras_vit.parser import Count, Seed
 from training.options.common import DataOptions, Execution, StrategyOptions
-from training.recipes.recipe import PretrainRecipe
-from training.recipes.vtab_tasks import TASKS
+from training.recipes.finetune import FINETUNE_RECIPES
+from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,3 +65,9 @@ class VtabOptions:
     """Seed of data order, augmentation and dropout."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=lambda: Execution(checkpoint_every=500))
+
+    def recipe(self) -> Recipe:
+        """Of all runs, before its learning rate and steps are chosen."""
+        named = FINETUNE_RECIPES[RECIPE_NAME]
+        schedule = dataclasses.replace(named.schedule, warmup_steps=self.warmup_steps)
+        return dataclasses.replace(named, image_size=self.image_size, batch_size=self.batch_size, schedule=schedule)

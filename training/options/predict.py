@@ -32,6 +32,12 @@ class PredictOptions:
     labels: str | None = None
     """Text file with one class name per line; default the run's labels.txt or the names in a config.json, else class
     numbers."""
+    classes: tuple[str, ...] | None = None
+    """Of a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, such as cat dog "a rabbit", or a
+    .txt file with one in each line, or with a name and its texts, as in "cat: a cat | a kitten"."""
+    templates: tuple[str, ...] | None = None
+    """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip: the 80
+    of CLIP; siglip: the one of SigLIP; or a .txt file with one in each line. Default: the texts as they are."""
     output: str | None = None
     """File for the results, which ends in .csv, .json or .html."""
     threshold: float | None = None
@@ -68,7 +74,15 @@ class PredictOptions:
             raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
         if not 0 <= self.port < 2**16:
             raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
-        refuse_without_effect(self, [(("port",), self.serve, "--serve")])
+        refuse_without_effect(
+            self,
+            [
+                (("port",), self.serve, "--serve"),
+                (("templates",), self.classes is not None, "--classes"),
+            ],
+        )
+        if self.classes is not None and self.labels is not None:
+            raise UserError("--classes names the classes by their texts; leave --labels out.")
 
     def check_port(self) -> None:
         """Raise UserError if the page is to be served on a port that is in use."""
@@ -78,6 +92,22 @@ class PredictOptions:
             http.server.HTTPServer((HOST, self.port), http.server.BaseHTTPRequestHandler).server_close()
         except OSError as error:
             raise port_in_use(self.port, error) from error
+
+
+def with_pictures(given: Given) -> Given:
+    """The options that were given; pictures behind the values of --classes are no classes."""
+    classes, pictures = given.get(("classes",)), given.get(("pictures",), ())
+    if classes is None or pictures or ("serve",) in given:
+        return given
+    kept = len(classes)
+    while kept > 1 and _is_picture(classes[kept - 1]):
+        kept -= 1
+    return {**given, ("classes",): classes[:kept], ("pictures",): classes[kept:]}
+
+
+def _is_picture(value: str) -> bool:
+    """Whether a value is a file or folder, or is written like one."""
+    return os.path.lexists(value) or "/" in value or any(sign in value for sign in "*?[")
 
 
 def with_run(given: Given) -> Given:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from keras_vit import UserError
 from keras_vit.parser import Count, Positive
 from training.options.common import FeatureOptions
 
@@ -22,12 +23,22 @@ class FewshotOptions(FeatureOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearProbeOptions(FeatureOptions):
-    """Accuracy of logistic regression on frozen features."""
+    """Accuracy of logistic regression on frozen features, and with --workdir a model that consists of both."""
+
+    workdir: str | None = None
+    """Directory of a new run: the model with the probe as its head, to predict, evaluate, inspect and export."""
 
     c: tuple[Positive, ...] = (0.001, 0.01, 0.1, 1.0, 10.0)
     """Inverse strengths of the penalty to choose from, scikit-learn's C; a single value is used as it is."""
     max_iterations: Count = 1000
     """Maximum iterations of the solver (L-BFGS), for each strength."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workdir is not None and self.random_weights:
+            raise UserError(
+                "--random-weights measures an untrained model, which --workdir would save; give one of them."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,10 @@ import pathlib
 from typing import Annotated, Any
 
 from keras_vit import UserError
-from keras_vit.files.remote import check_saved_model_path, is_remote, to_path
+from keras_vit.files.remote import check_saved_model_path, is_remote
 from keras_vit.parser import Aliases, Count, Positive, Seed
 from keras_vit.runs import Run, open_run
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
-from training.options.workdir import check_outside, check_workdir
 
 TFDS = "tfds:"
 
@@ -65,7 +64,6 @@ class SegmentOptions:
         """Raise UserError if the folder of the data is not there, or the run directory holds something else."""
         if is_remote(self.workdir) or is_remote(self.data):
             raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
-        check_workdir(to_path(self.workdir))
         if self.is_tfds:
             return
         for field in ("data_dir", "train_split", "eval_split"):
@@ -76,7 +74,6 @@ class SegmentOptions:
                 f"There is no folder {self.data!r}; --data takes one with images/ and masks/, or with train/ and test/ "
                 "that hold these two, or tfds:NAME."
             )
-        check_outside(self.workdir, f"folder:{self.data}")
         root = pathlib.Path(self.data)
         for folder in split_folders(root) or (root,):
             check_pairs(folder)

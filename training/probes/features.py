@@ -60,16 +60,19 @@ class FeatureSet:
     """Directory for the report."""
 
 
-def open_features(run: Run, source: Source, options: FeatureOptions) -> FeatureSet:
-    """The features of a model for the images of a data set, from the cache or computed."""
-    output = report_directory(run, options.output)
+def open_features(run: Run, source: Source, options: FeatureOptions, output: pathlib.Path | None = None) -> FeatureSet:
+    """The features of a model for the images of a data set, from the cache or computed.
+
+    output: directory of the report. Default: that of the options, else the run directory.
+    """
+    output = output or report_directory(run, options.output)
     check_several_classes(source)
     check_evaluation_images(run, options.source, source)
     model = _with_fresh_weights(run.model) if options.random_weights else run.model
     train, evaluation = features_of(
         model,
         source,
-        preprocessing=_preprocessing(run.preprocessing, options.crop_from),
+        preprocessing=preprocessing_for(run.preprocessing, options),
         batch_size=options.batch_size,
         cache=_cache(options.cache),
         kind=options.features,
@@ -146,11 +149,13 @@ def _with_fresh_weights(model: keras.Model) -> keras.Model:
     return keras_vit.build(keras_vit.config_of(model), preprocessing=preprocessing_of(model), num_classes=None)
 
 
-def _preprocessing(own: Preprocessing, crop_from: int | None) -> Preprocessing:
-    """The model's own, or the papers' for few-shot evaluation: stretch to a square of crop_from, then a center crop."""
-    if crop_from is None:
+def preprocessing_for(own: Preprocessing, options: FeatureOptions) -> Preprocessing:
+    """The model's own, with another resize, or the papers' for few-shot evaluation: a stretch and a center crop."""
+    if options.resize is not None:
+        return own.with_resize(options.resize, None)
+    if options.crop_from is None:
         return own
-    return own.with_resize("stretch", (crop_from, crop_from))
+    return own.with_resize("stretch", (options.crop_from, options.crop_from))
 
 
 # The cache

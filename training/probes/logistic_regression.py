@@ -11,10 +11,12 @@ import sklearn.pipeline
 import sklearn.preprocessing
 
 from keras_vit import UserError
+from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
 from training.input.sources import Source
 from training.options.probes import LinearProbeOptions
-from training.probes.features import Features, open_features
+from training.probes.classifier import linear_head, save_probe, with_linear_head
+from training.probes.features import Features, open_features, preprocessing_for
 from training.probes.report import write_report
 
 _HELD_OUT = 0.1
@@ -24,6 +26,14 @@ def linear_probe(
     train: Features, evaluation: Features, strengths: Sequence[float], *, max_iterations: int = 1000
 ) -> dict:
     """`accuracy` on the evaluation features, the `c` taken, `iterations`, `converged`, and what was `tried`."""
+    probe, found = fit_probe(train, strengths, max_iterations)
+    return {"accuracy": float(probe.score(evaluation.values, evaluation.labels)), **found}
+
+
+def fit_probe(
+    train: Features, strengths: Sequence[float], max_iterations: int = 1000
+) -> tuple[sklearn.pipeline.Pipeline, dict]:
+    """The probe fitted on all training features, and how; of several strengths that with the best held-out accuracy."""
     tried = []
     if len(strengths) > 1:
         counts = np.bincount(train.labels)
@@ -41,23 +51,23 @@ def linear_probe(
             tried.append({"c": c, "held_out_accuracy": float(accuracy)})
     best = max(tried, key=lambda row: row["held_out_accuracy"])["c"] if tried else strengths[0]
     probe, converged = _fitted(train.values, train.labels, best, max_iterations)
-    return {
-        "accuracy": float(probe.score(evaluation.values, evaluation.labels)),
-        "c": best,
-        "iterations": int(max(probe[-1].n_iter_)),
-        "converged": converged,
-        "tried": tried,
-    }
+    iterations = int(max(probe[-1].n_iter_))
+    return probe, {"c": best, "iterations": iterations, "converged": converged, "tried": tried}
+
+
+def new_probe(c: float, max_iterations: int = 1000) -> sklearn.pipeline.Pipeline:
+    """Standardization with logistic regression, to be fitted."""
+    return sklearn.pipeline.make_pipeline(
+        sklearn.preprocessing.StandardScaler(),
+        sklearn.linear_model.LogisticRegression(C=c, max_iter=max_iterations),
+    )
 
 
 def _fitted(
     values: np.ndarray, labels: np.ndarray, c: float, max_iterations: int
 ) -> tuple[sklearn.pipeline.Pipeline, bool]:
     """Return standardization with logistic regression, fitted, and whether its solver converged."""
-    probe = sklearn.pipeline.make_pipeline(
-        sklearn.preprocessing.StandardScaler(),
-        sklearn.linear_model.LogisticRegression(C=c, max_iter=max_iterations),
-    )
+    probe = new_probe(c, max_iterations)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", sklearn.exceptions.ConvergenceWarning)
         probe.fit(values.astype(np.float64), labels)
@@ -65,10 +75,27 @@ def _fitted(
 
 
 def probe(run: Run, source: Source, options: LinearProbeOptions) -> dict:
-    """Evaluate, write linear_probe.json and linear_probe.md, and return the results."""
-    features = open_features(run, source, options)
-    found = linear_probe(features.train, features.evaluation, options.c, max_iterations=options.max_iterations)
+    """Evaluate, write linear_probe.json and linear_probe.md, with a workdir also the run, and return the results."""
+    new_run = to_path(options.workdir) if options.workdir is not None and options.output is None else None
+    features = open_features(run, source, options, new_run)
+    fitted, how = fit_probe(features.train, options.c, options.max_iterations)
+    found = {"accuracy": float(fitted.score(features.evaluation.values, features.evaluation.labels)), **how}
+    if options.workdir is not None:
+        _check_all_classes(features.train, source)
+        preprocessing = preprocessing_for(run.preprocessing, options)
+        model = with_linear_head(run.model, options.features, preprocessing, *linear_head(fitted))
+        save_probe(run, model, source, options, {"val_accuracy": found["accuracy"]})
     header = ("accuracy", "C", "iterations", "converged")
     row = (f"{found['accuracy']:.4f}", f"{found['c']:g}", str(found["iterations"]), str(found["converged"]).lower())
     write_report("linear_probe", "Logistic regression", options, features, header, [row], {"results": found})
     return found
+
+
+def _check_all_classes(train: Features, source: Source) -> None:
+    """Raise UserError if a class has no training image: the probe would have no logit for it."""
+    counts = np.bincount(train.labels, minlength=len(source.labels))
+    if not counts.all():
+        missing = source.labels[int(np.argmin(counts))]
+        raise UserError(
+            f"The class {missing!r} has no training image; give it more images, or remove it from the data."
+        )

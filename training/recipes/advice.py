@@ -25,7 +25,7 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
     uneven = most >= UNBALANCED * least
     if not few and not uneven:
         return []
-    sentences = [f"Training images per class: {least:,} at least, {median:,.0f} in the median class, {most:,} at most."]
+    sentences = [f"Training images per class: smallest class {least:,}, median {median:,.0f}, largest {most:,}."]
     if few:
         sentences.append(
             "They are few for a model from scratch; fine-tuning is usually far better: "
@@ -34,6 +34,6 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
     if uneven:
         sentences.append(
             "The classes are uneven: --balance shows all of them equally often, and the report of "
-            "training.evaluate has the means over the classes beside the accuracy."
+            "evaluate has the means over the classes beside the accuracy."
         )
     return sentences

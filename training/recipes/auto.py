@@ -74,15 +74,14 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
         limit = f"below {_FEW_IMAGES:,} images" if facts.num_examples < _FEW_IMAGES else "from scratch"
         limits = f"at least {_SIDES[0]}, at most {_largest_side(facts)} {limit}"
         reasons.append(
-            f"Image size: {used.image_size[0]} pixels, since the smaller side of the images typically has {smaller}; "
-            f"{limits}."
+            f"Image size: {used.image_size[0]} pixels, since the shorter side is typically {smaller} pixels; {limits}."
         )
     if "resize" in stays and used.resize == "pad":
         reasons.append(_PAD_REASON)
     if "epochs" in stays:
         images = used.num_steps(facts.num_examples) * used.batch_size
         batches = f", in batches of {used.batch_size}" if "batch_size" in stays else ""
-        reasons.append(f"Epochs: {used.epochs}, which show {images:,} images{batches}.")
+        reasons.append(f"Epochs: {used.epochs} ({images:,} images seen{batches}).")
     changes = [f"shifts by up to {used.shift} pixels"] if "shift" in stays else []
     changes += ["label smoothing"] if "label_smoothing" in stays else []
     if "flip" in stays and used.flip:
@@ -143,8 +142,8 @@ def auto_finetune_reasons(
     """As `auto_reasons`, for `auto_finetune_recipe`."""
     stays, reasons = _fields_that_stay(recipe, used), []
     if "image_size" in stays:
-        typical, side = f"{image_size[0]} by {image_size[1]}", used.image_size[0]
-        rule = f"as in the BiT-HyperRule for images of typically {typical} pixels"
+        typical, side = f"{image_size[0]} x {image_size[1]}", used.image_size[0]
+        rule = f"as in the BiT-HyperRule for images that are typically {typical} pixels"
         if pretrained_side is not None and _MOST_GROWTH * pretrained_side < _hyperrule(image_size)[0]:
             rule = f"twice the {pretrained_side} of the checkpoint's own images"
         reasons.append(f"Image size: {side} pixels, {rule}.")

@@ -7,7 +7,7 @@ import keras
 
 import keras_vit
 from keras_vit import UserError, ViTConfig, preprocessing_of
-from training.loop.fit import rebuilt
+from training.loop.build import model_with_config
 
 _DATA_FORMAT = "channels_last"
 
@@ -28,7 +28,7 @@ def segmenter(model: keras.Model, blocks: Sequence[int], num_classes: int) -> ke
         )
     config = dataclasses.replace(config, dropout_rate=0.0, attention_dropout_rate=0.0, stochastic_depth_rate=0.0)
     stretched = preprocessing.with_resize("stretch", None)
-    backbone = rebuilt(model, config, stretched)
+    backbone = model_with_config(model, config, stretched)
     maps = keras_vit.feature_maps(backbone, blocks, norm=not config.norm_after_pooling).output
     for layer in backbone.layers:
         layer.trainable = False

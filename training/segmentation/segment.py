@@ -15,10 +15,10 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from keras_vit.runs import Run
+from training.lock import locked
 from training.loop import run as run_to_write
 from training.options.checks import check_batch_size
 from training.options.segment import TFDS, SegmentOptions
-from training.options.workdir import locked
 from training.segmentation.export import export_segmenter
 from training.segmentation.head import segmenter
 from training.segmentation.masks import open_scenes

@@ -11,20 +11,15 @@ import keras
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of, run_directory
-from keras_vit.checkpoints.fetch.find import find_checkpoint
-from keras_vit.files.remote import is_remote, is_web, to_path
+from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
+from keras_vit.runs import Run
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 
 
 def check_teacher_classes(teacher: str, labels: Sequence[str]) -> None:
     """Raise UserError if the teacher names other classes than the data; reads only the labels.txt of a run or file."""
-    path = to_path(teacher)
-    folder = path.parent if path.is_file() else path
-    if not (folder / run_directory.LABELS).is_file():
-        return
-    known = run_directory.load_labels(folder)
-    if known != tuple(labels):
+    known = Run(teacher).labels
+    if known and known != tuple(labels):
         different = ", ".join(sorted(set(known) ^ set(labels))[:5]) or "only the order"
         raise UserError(
             f"The teacher {teacher} knows {len(known)} classes, but the data have {len(labels)}, of which {different} "
@@ -41,7 +36,7 @@ def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
 
     Raises UserError if its images or classes are not those of the student.
     """
-    model = _load(teacher)
+    model = Run(teacher).model
     own, other = preprocessing_of(student), preprocessing_of(model)
     if (own.image_size, own.channels) != (other.image_size, other.channels):
         raise UserError(
@@ -128,13 +123,6 @@ def _teacher_logits(teacher: keras.Model, images) -> tf.Tensor:
 def _sums(losses, logits, labels, weights) -> list[tf.Tensor]:
     right = tf.cast(tf.argmax(logits, axis=-1) == tf.argmax(labels, axis=-1), tf.float32)
     return [tf.reduce_sum(x) for x in (weights * losses, weights * right, weights)]
-
-
-def _load(teacher: str) -> keras.Model:
-    path = to_path(teacher) if is_remote(teacher) and not is_web(teacher) else find_checkpoint(teacher)
-    if path.suffix == ".keras" or (path / run_directory.LABELS).is_file():
-        return run_directory.load_model(path)
-    return keras_vit.from_checkpoint(path)
 
 
 def _rescaled(images, own: Preprocessing, other: Preprocessing):

@@ -160,10 +160,10 @@ def _one_sentence(name: HubName, hub) -> Iterator[None]:
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             reason = "HF_HUB_OFFLINE is set"
         else:
-            reason = f"{hub.constants.ENDPOINT} does not answer as it should"
+            reason = f"{hub.constants.ENDPOINT} cannot be reached"
         raise UserError(
-            f"{shown} is not complete in the cache of huggingface_hub, and {reason}; download it elsewhere and give "
-            "the path of its folder."
+            f"{shown} is not complete in the cache of huggingface_hub, and {reason}; download it on another computer "
+            "and give the path of its folder."
         ) from error
 
 

@@ -39,6 +39,10 @@ class FileConfig:
     """(name in config.json, channels of the images), if it says so."""
     num_classes: tuple[str, int] | None = None
     """(name in config.json, width of the head), if it says so."""
+    task_sizes: Mapping[str, tuple[str, object]] = dataclasses.field(default_factory=dict)
+    """The same for the further task of the model, by field of its configuration."""
+    task_settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Fields of that configuration that the arrays do not tell; None for its default."""
     resampler: Resampler | None = None
     """How the original resizes position embeddings, if not as others of its layout."""
 

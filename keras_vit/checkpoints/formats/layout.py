@@ -2,14 +2,22 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.images import ImageProcessing
 from keras_vit.checkpoints.key_mapping import ATTENTION, Rule
-from keras_vit.models.config import Gelu, ModelConfig, PositionEmbeddingKind, ViTConfig
+from keras_vit.models.config import (
+    DetectionConfig,
+    Gelu,
+    ModelConfig,
+    PositionEmbeddingKind,
+    SegmentationConfig,
+    TaskConfig,
+    ViTConfig,
+)
 from keras_vit.models.resizing import Resampler
 
 if TYPE_CHECKING:
@@ -65,6 +73,8 @@ class Layout:
     """Beginnings of the keys of other networks in the file: a text encoder, a decoder."""
     constants: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """Arrays by key that the library's files have beside the weights, for saving."""
+    task: Literal["segmentation", "detection"] | None = None
+    """Of the model; None for a classifier or features."""
     notes: tuple[str, ...] = ()
     """What the user of a saved file has to know."""
 
@@ -79,12 +89,26 @@ class WrittenModel:
     """Width of the head; 0 without a head."""
     labels: tuple[str, ...] = ()
     """Class names; empty if they are unknown."""
+    task: TaskConfig | None = None
+    """The further task of the model; None for a classifier or features."""
 
     @property
     def vit(self) -> ViTConfig:
         """The config of a Vision Transformer."""
         assert isinstance(self.config, ViTConfig)
         return self.config
+
+    @property
+    def segmentation(self) -> SegmentationConfig:
+        """The task of a model that segments."""
+        assert isinstance(self.task, SegmentationConfig)
+        return self.task
+
+    @property
+    def detection(self) -> DetectionConfig:
+        """The task of a model that detects."""
+        assert isinstance(self.task, DetectionConfig)
+        return self.task
 
 
 _UNRESTRICTED = {

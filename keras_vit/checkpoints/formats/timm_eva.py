@@ -1,6 +1,6 @@
 """timm's `Eva` with rotary positions: DINOv3, EUPE and LingBot-Vision as timm stores them.
 
-timm 1.0.31, `models/eva.py`. Of its other models with the same class, none has the blocks of this package.
+The class Eva of timm 1.0.31. Of its other models of this class, none has the blocks of this package.
 """
 
 import dataclasses

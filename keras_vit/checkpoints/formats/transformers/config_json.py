@@ -9,6 +9,7 @@ from keras_vit.checkpoints.formats.transformers.image_processor import (
     PROCESSOR_FILES,
     preprocessor_config,
     read_images,
+    whole_picture_config,
 )
 from keras_vit.checkpoints.key_mapping import ATTENTION, QKV, Rule, dense
 from keras_vit.errors import UserError
@@ -150,6 +151,9 @@ def written(model: WrittenModel, own: dict) -> dict[str, dict]:
         names = model.labels or [f"LABEL_{index}" for index in range(model.num_classes)]
         fields["id2label"] = {str(index): name for index, name in enumerate(names)}
         fields["label2id"] = {label: int(index) for index, label in fields["id2label"].items()}
+    kinds = {"eomt": "Eomt", "eomt_dinov3": "Eomt", "owlvit": "OwlViT", "owlv2": "Owlv2"}
+    if (kind := kinds.get(own["model_type"])) is not None:
+        return {CONFIG: fields | own, PROCESSOR_FILES[1]: whole_picture_config(model.preprocessing, kind)}
     return {CONFIG: fields | own, PROCESSOR_FILES[1]: preprocessor_config(model.preprocessing)}
 
 

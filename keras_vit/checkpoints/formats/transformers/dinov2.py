@@ -144,7 +144,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < 1000:
             raise UserError(f"config.json should give a positive number for 'mlp_ratio', but gives {ratio!r:.80}.")
         if isinstance(width, int):
-            sizes["mlp_dim"] = f"mlp_ratio={ratio!r} and thus", _mlp_dim(width, ratio, gated=bool(gated))
+            sizes["mlp_dim"] = f"mlp_ratio={ratio!r} and thus", mlp_dim(width, ratio, gated=bool(gated))
     # SwiGLU ignores hidden_act.
     return read_vit(files, config, layout, sizes, **({"gelu": "silu"} if gated else {}))
 
@@ -160,22 +160,23 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     kind = _type(config)
     fields = vit_fields(model, kind, _NAMES[kind] + ("ForImageClassification" if model.num_classes else "Model"))
     del fields["intermediate_size"]
-    fields |= {"mlp_ratio": _mlp_ratio(config), "use_swiglu_ffn": config.gated_mlp, "qkv_bias": config.qkv_bias}
+    fields |= {"mlp_ratio": mlp_ratio(config), "use_swiglu_ffn": config.gated_mlp, "qkv_bias": config.qkv_bias}
     fields["hidden_act"] = "gelu" if config.gated_mlp else fields["hidden_act"]
     fields["layerscale_value"] = config.layer_scale
     fields |= {"num_register_tokens": config.num_registers} if config.num_registers else {"use_mask_token": False}
     return written(model, fields)
 
 
-def _mlp_dim(hidden_size: int, ratio: float, *, gated: bool) -> int:
+def mlp_dim(hidden_size: int, ratio: float, *, gated: bool) -> int:
     """DINOv2's SwiGLU takes two thirds of the width, rounded up to a multiple of 8."""
     hidden = int(hidden_size * ratio)
     return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden
 
 
-def _mlp_ratio(config: ViTConfig) -> int:
+def mlp_ratio(config: ViTConfig) -> int:
+    """The ratio that gives the width of the MLP. Raises UserError if none does."""
     for ratio in range(1, 65):
-        if _mlp_dim(config.hidden_size, ratio, gated=config.gated_mlp) == config.mlp_dim:
+        if mlp_dim(config.hidden_size, ratio, gated=config.gated_mlp) == config.mlp_dim:
             return ratio
     raise UserError(
         f"DINOv2 of transformers has an MLP that is a multiple of the width, but {config.mlp_dim} does not follow from "

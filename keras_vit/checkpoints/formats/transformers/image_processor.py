@@ -40,6 +40,10 @@ _CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
 _PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "ChineseCLIP": _CROPPED}
 _PROCESSORS |= {"DINOv3ViT": _STRETCHED | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
 _PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
+# Detectors and segmentation models, whose images are the whole picture.
+_PROCESSORS |= {"OwlViT": _CROPPED | {"size": 768, "do_center_crop": False, "crop_size": None}}
+_PROCESSORS |= {"Owlv2": _PROCESSORS["OwlViT"] | {"size": 960, "resample": 2, "do_pad": True}}
+_PROCESSORS |= {"Eomt": _STRETCHED | {"size": 640, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
 _PROCESSORS |= {"DeiT": _STRETCHED | {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": _SQUARE}}
 # The processors that the published files of a family name, for a folder without one.
 _IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
@@ -55,10 +59,14 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "siglip": {"image_processor_type": "SiglipImageProcessor"},
     "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **_IMAGENET},
     "dinov3": {"image_processor_type": "DINOv3ViTImageProcessor"},
+    "owlvit": {"image_processor_type": "OwlViTImageProcessor"},
+    "owlv2": {"image_processor_type": "Owlv2ImageProcessor"},
+    "eomt": {"image_processor_type": "EomtImageProcessor", "do_pad": True},
     "bit": {"image_processor_type": "BitImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     "vit-hybrid": {"image_processor_type": "ViTHybridImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
 }
 _DTYPE = "dtype of resized pixels"
+_FILL = "color beside a padded picture"
 
 
 def read_images(
@@ -113,10 +121,30 @@ def _completed(fields: dict) -> dict:
     given = {name: False if value is None and name.startswith("do_") else value for name, value in fields.items()}
     processor = _PROCESSORS[family] | {name: value for name, value in given.items() if value is not None}
     square = family in ("ViT", "DeiT", "DINOv3ViT")
+    if family in ("OwlViT", "Owlv2", "Eomt"):
+        return _of_whole_picture(processor, family)
     if isinstance(processor["size"], int) and not (square and _flag(processor, "default_to_square")):
         processor["size"] = {"shortest_edge": processor["size"]}
     # DINOv3's own resizes the values of 0 to 1, without rounding them to bytes.
     return processor | {_DTYPE: "float32" if family == "DINOv3ViT" else "uint8"}
+
+
+def _of_whole_picture(processor: dict, family: str) -> dict:
+    """The fields of a processor of OWL-ViT, OWLv2 or EoMT in the terms of the others, with its padding."""
+    size = processor["size"]
+    if isinstance(size, dict) and size.get("shortest_edge") is not None:
+        sides = (size["shortest_edge"], size.get("longest_edge") or size["shortest_edge"])
+        size = dict(zip(("height", "width"), sides, strict=True))
+    padded = _flag(processor, "do_pad", default=False)
+    if _flag(processor, "do_split_image", default=False):
+        warnings.warn(
+            "The original cuts pictures into overlapping windows (do_split_image); here the whole picture is stretched "
+            "to the size of one.",
+            stacklevel=5,
+        )
+    # OWLv2 was trained with gray beside the picture; transformers 4 pads so, transformers 5 with black.
+    fill = ("gray" if family == "Owlv2" else "black") if padded else None
+    return processor | {"size": size, "do_pad": False, _FILL: fill, _DTYPE: "uint8"}
 
 
 def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
@@ -127,6 +155,8 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     if not processor:
         return {}, None
     fields: dict[str, Any] = {"library": "transformers", "background": None, "dtype": processor[_DTYPE]}
+    if processor.get(_FILL):
+        fields |= {"resize": "pad", "padding": "after", "background": processor[_FILL]}
     for field in ("do_flip_channel_order", "do_pad"):
         if _flag(processor, field, default=False):
             raise _unsupported(field, True)
@@ -157,6 +187,39 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     elif sides != input_size:
         fields["crop_from"] = sides
     return fields, input_size
+
+
+def whole_picture_config(preprocessing: "Preprocessing", kind: str) -> dict:
+    """preprocessor_config.json of an "OwlViT", "Owlv2" or "Eomt", whose images are the whole picture."""
+    height, width = preprocessing.image_size
+    padded = preprocessing.resize == "pad" and preprocessing.padding == "after"
+    if (
+        preprocessing.crop_from is not None
+        or preprocessing.resize not in ("stretch", "pad")
+        or (padded == (kind == "OwlViT") and preprocessing.resize == "pad")
+    ):
+        raise UserError(
+            f"The {kind}ImageProcessor of transformers cannot resize by {preprocessing.resize!r} as this model does; "
+            "take a preprocessing that stretches, or pads after the image."
+        )
+    lows, highs = preprocessing.channel_ranges()
+    std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
+    by_edges = {"shortest_edge": height, "longest_edge": width}
+    # A processor of EoMT that neither pads nor splits gives images of any size.
+    own = {"OwlViT": {"do_center_crop": False}, "Owlv2": {"do_pad": padded}}
+    own["Eomt"] = {"do_pad": padded, "do_split_image": not padded}
+    return {
+        "image_processor_type": f"{kind}ImageProcessor",
+        "do_resize": True,
+        "size": by_edges if kind == "Eomt" else {"height": height, "width": width},
+        "resample": _FILTERS.index(preprocessing.interpolation),  # type: ignore[arg-type]
+        **own[kind],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
+        "image_std": std,
+    }
 
 
 def preprocessor_config(preprocessing: "Preprocessing") -> dict:

@@ -1,0 +1,252 @@
+"""The losses of segmentation and detection after bipartite matching, on keras.ops.
+
+Segmentation: transformers' `EomtLoss`, which is that of Mask2Former (arXiv 2112.01527). Detection: transformers'
+`DeformableDetrImageLoss` (arXiv 2010.04159). Targets are padded to one number T for each image of a batch: a label of
+-1 fills it. Matching runs on the host (`keras_vit/models/matching.py`) and has no gradient.
+
+Axes: B batch, Q queries or patches, T targets, K classes, P points.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit.models.boxes import overlaps, to_corners
+from keras_vit.models.matching import matched_queries
+
+# Added before a logarithm in the matching cost of the original.
+_LOG_EPSILON = 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentationWeights:
+    """Weights of the parts of cost and loss, as EoMT was trained."""
+
+    cross_entropy: float = 2.0
+    """Of the class."""
+    mask: float = 5.0
+    """Of the binary cross-entropy of the mask."""
+    dice: float = 5.0
+    """Of the dice loss of the mask."""
+    no_object: float = 0.1
+    """Of queries without target within the cross-entropy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectionWeights:
+    """Weights of the parts of cost and loss, as Deformable DETR was trained."""
+
+    classes: float = 2.0
+    """Of the focal loss of the classes."""
+    boxes: float = 5.0
+    """Of the L1 distance of the boxes."""
+    overlap: float = 2.0
+    """Of the generalised intersection over union."""
+
+
+def sampled(masks, points):
+    """Masks (..., h, w) at points (..., P, 2), x and y in [0, 1], bilinearly between pixels and 0 outside: (..., P).
+
+    As torch's grid_sample(align_corners=False): the centre of the first pixel is at half a pixel.
+    """
+    rows, columns = masks.shape[-2:]
+    places = points * ops.convert_to_tensor([columns, rows], points.dtype) - 0.5
+    first = ops.floor(places)
+    shares = places - first  # (..., P, 2)
+    x, y = (ops.cast(first[..., axis], "int32") for axis in (0, 1))
+    flat = ops.reshape(masks, (*_shape(masks)[:-2], rows * columns))
+    total = 0.0
+    for right in (0, 1):
+        for below in (0, 1):
+            weight = ops.abs(1 - right - shares[..., 0]) * ops.abs(1 - below - shares[..., 1])
+            column, row = x + right, y + below
+            inside = (column >= 0) & (column < columns) & (row >= 0) & (row < rows)
+            index = ops.clip(row, 0, rows - 1) * columns + ops.clip(column, 0, columns - 1)
+            value = ops.take_along_axis(flat, index, axis=-1)
+            total = total + ops.where(inside, weight * value, 0.0)
+    return total
+
+
+def _shape(tensor) -> tuple:
+    dynamic = ops.shape(tensor)
+    return tuple(dynamic[axis] if side is None else side for axis, side in enumerate(tensor.shape))
+
+
+def match_masks(
+    class_logits, mask_logits, labels, masks, points, weights: SegmentationWeights = SegmentationWeights()
+) -> np.ndarray:
+    """The query of each target mask: (B, T) int32, -1 for none. Runs on the host.
+
+    Args:
+        class_logits: (B, Q, K + 1).
+        mask_logits: (B, h, w, Q).
+        labels: (B, T) classes, -1 for no target.
+        masks: (B, T, H, W), 1 inside, of any size.
+        points: (P, 2) or (B, P, 2), x and y in [0, 1], at which the masks are compared.
+        weights: of the parts of the cost.
+    """
+    labels, logits = np.asarray(labels), _at_points(ops.transpose(mask_logits, (0, 3, 1, 2)), points)  # (B, Q, P)
+    targets = _at_points(ops.cast(masks, "float32"), points)  # (B, T, P)
+    probabilities = ops.softmax(ops.cast(class_logits, "float32"), axis=-1)
+    classes = np.maximum(labels, 0)
+    class_cost = -ops.take_along_axis(probabilities, ops.convert_to_tensor(classes[:, None], "int32"), axis=-1)
+    targets_last = ops.transpose(targets, (0, 2, 1))  # (B, P, T)
+    num_points = logits.shape[-1]
+    positive, negative = ops.softplus(-logits) / num_points, ops.softplus(logits) / num_points
+    mask_cost = ops.matmul(positive, targets_last) + ops.matmul(negative, 1.0 - targets_last)
+    inside = ops.sigmoid(logits)
+    sizes = ops.sum(inside, axis=-1)[..., None] + ops.sum(targets, axis=-1)[:, None]
+    dice_cost = 1.0 - (2.0 * ops.matmul(inside, targets_last) + 1.0) / (sizes + 1.0)
+    costs = weights.cross_entropy * class_cost + weights.mask * mask_cost + weights.dice * dice_cost
+    return matched_queries(ops.convert_to_numpy(costs), labels >= 0)
+
+
+def _at_points(masks, points):
+    """Masks (B, M, h, w) at points (P, 2), (B, P, 2) or (B, M, P, 2): (B, M, P)."""
+    points = ops.cast(ops.convert_to_tensor(points), "float32")
+    points = points[:, None] if len(points.shape) == 3 else points
+    batch, count = _shape(masks)[:2]
+    points = ops.broadcast_to(points, (batch, count, *points.shape[-2:]))
+    return sampled(ops.cast(masks, "float32"), points)
+
+
+def uncertain_points(mask_logits, count: int, seed, oversample: float = 3.0, share: float = 0.75):
+    """Random points, most of them where a mask is least certain, as in PointRend (arXiv 1912.08193).
+
+    Args:
+        mask_logits: (B, T, h, w), of the matched queries.
+        count: P, 12,544 in EoMT.
+        seed: an integer or a keras.random.SeedGenerator.
+        oversample: points that are drawn for each of them, of which the least certain are taken.
+        share: of the points that are taken so; the others are anywhere.
+
+    Returns:
+        (B, T, P, 2), x and y in [0, 1], without a gradient.
+    """
+    leading, num_uncertain = _shape(mask_logits)[:2], int(share * count)
+    drawn = keras.random.uniform((*leading, int(count * oversample), 2), dtype="float32", seed=seed)
+    certainty = ops.abs(sampled(ops.cast(mask_logits, "float32"), drawn))
+    _, least = ops.top_k(-certainty, num_uncertain)
+    chosen = ops.take_along_axis(drawn, ops.cast(least, "int32")[..., None], axis=2)
+    anywhere = keras.random.uniform(
+        (*leading, count - num_uncertain, 2), dtype="float32", seed=seed if not isinstance(seed, int) else seed + 1
+    )
+    return ops.stop_gradient(ops.concatenate([chosen, anywhere], axis=2))
+
+
+def matched_masks(mask_logits, matched):
+    """The mask logits (B, h, w, Q) of the matched queries (B, T): (B, T, h, w), zeros for none."""
+    chosen = ops.one_hot(matched, mask_logits.shape[-1], dtype=mask_logits.dtype)  # (B, T, Q), zeros for -1
+    return ops.einsum("bhwq,btq->bthw", mask_logits, chosen)
+
+
+def segmentation_losses(
+    class_logits, mask_logits, labels, masks, matched, points, weights: SegmentationWeights = SegmentationWeights()
+) -> dict:
+    """The three parts of the loss, each a scalar without its weight: "cross_entropy", "mask", "dice".
+
+    Args:
+        class_logits: (B, Q, K + 1).
+        mask_logits: (B, h, w, Q).
+        labels: (B, T) classes, -1 for no target.
+        masks: (B, T, H, W), 1 inside.
+        matched: (B, T) queries, of `match_masks`.
+        points: (P, 2), (B, P, 2) or (B, T, P, 2), x and y in [0, 1], such as those of `uncertain_points`.
+        weights: that of no object is for the cross-entropy.
+
+    The masks' parts are sums over the matched targets divided by the number of all targets, at least 1.
+    """
+    labels, matched = ops.convert_to_tensor(labels, "int32"), ops.convert_to_tensor(matched, "int32")
+    class_logits = ops.cast(class_logits, "float32")
+    _, num_queries, outputs = class_logits.shape
+    chosen = ops.one_hot(matched, num_queries, dtype="float32")  # (B, T, Q)
+    classes = ops.einsum("btq,btk->bqk", chosen, ops.one_hot(labels, outputs, dtype="float32"))
+    nothing = 1.0 - ops.sum(chosen, axis=1)  # (B, Q)
+    importance = 1.0 - nothing + weights.no_object * nothing
+    no_object = ops.one_hot(ops.full((1, 1), outputs - 1, "int32"), outputs, dtype="float32")  # (1, 1, K + 1)
+    classes = classes + nothing[..., None] * no_object
+    surprise = -ops.sum(classes * ops.log_softmax(class_logits, axis=-1), axis=-1)
+    counts = ops.cast(matched >= 0, "float32")
+    num_masks = ops.maximum(ops.sum(ops.cast(labels >= 0, "float32")), 1.0)
+    logits = _at_points(matched_masks(mask_logits, matched), points)  # (B, T, P)
+    targets = ops.stop_gradient(_at_points(masks, points))
+    mask = ops.mean(_binary_cross_entropy(logits, targets), axis=-1)
+    inside = ops.sigmoid(logits)
+    sizes = ops.sum(inside, axis=-1) + ops.sum(targets, axis=-1)
+    dice = 1.0 - (2.0 * ops.sum(inside * targets, axis=-1) + 1.0) / (sizes + 1.0)
+    return {
+        "cross_entropy": ops.sum(importance * surprise) / ops.sum(importance),
+        "mask": ops.sum(counts * mask) / num_masks,
+        "dice": ops.sum(counts * dice) / num_masks,
+    }
+
+
+def _binary_cross_entropy(logits, targets):
+    return ops.softplus(logits) - targets * logits
+
+
+def match_boxes(class_logits, boxes, labels, target_boxes, weights: DetectionWeights = DetectionWeights()):
+    """The prediction of each target box: (B, T) int32, -1 for none. Runs on the host.
+
+    Args:
+        class_logits: (B, Q, K), of independent classes.
+        boxes: (B, Q, 4), centre x and y, width and height as shares of the image.
+        labels: (B, T) classes, -1 for no target.
+        target_boxes: (B, T, 4), likewise.
+        weights: of the parts of the cost.
+    """
+    labels, boxes = np.asarray(labels), ops.cast(boxes, "float32")
+    target_boxes = ops.convert_to_tensor(target_boxes, "float32")
+    p = ops.sigmoid(ops.cast(class_logits, "float32"))
+    absent = 0.75 * p**2 * -ops.log(1.0 - p + _LOG_EPSILON)
+    present = 0.25 * (1.0 - p) ** 2 * -ops.log(p + _LOG_EPSILON)
+    classes = ops.convert_to_tensor(np.maximum(labels, 0)[:, None], "int32")
+    class_cost = ops.take_along_axis(present - absent, classes, axis=-1)  # (B, Q, T)
+    distance = ops.sum(ops.abs(boxes[:, :, None] - target_boxes[:, None]), axis=-1)
+    _, generalised = overlaps(to_corners(boxes)[:, :, None], to_corners(target_boxes)[:, None])
+    costs = weights.classes * class_cost + weights.boxes * distance - weights.overlap * generalised
+    return matched_queries(ops.convert_to_numpy(costs), labels >= 0)
+
+
+def detection_losses(
+    class_logits, boxes, labels, target_boxes, matched, alpha: float | None = 0.25, gamma: float = 2.0
+) -> dict:
+    """The three parts of the loss, each a scalar without a weight: "classes", "boxes" (L1), "overlap" (1 - GIoU).
+
+    All are sums divided by the number of all targets, at least 1.
+
+    Args:
+        class_logits: (B, Q, K), of independent classes.
+        boxes: (B, Q, 4), centre x and y, width and height as shares of the image.
+        labels: (B, T) classes, -1 for no target.
+        target_boxes: (B, T, 4), likewise.
+        matched: (B, T) predictions, of `match_boxes`.
+        alpha: weight of present classes in the focal loss (arXiv 1708.02002), 1 - alpha of absent ones; None for equal
+            weights.
+        gamma: exponent of the focal loss; 0, with alpha None, is the sigmoid loss of OWL-ViT's first version.
+    """
+    labels, matched = ops.convert_to_tensor(labels, "int32"), ops.convert_to_tensor(matched, "int32")
+    logits, boxes = ops.cast(class_logits, "float32"), ops.cast(boxes, "float32")
+    target_boxes = ops.convert_to_tensor(target_boxes, "float32")
+    _, num_predictions, num_classes = logits.shape
+    chosen = ops.one_hot(matched, num_predictions, dtype="float32")  # (B, T, Q)
+    classes = ops.einsum("btq,btk->bqk", chosen, ops.one_hot(labels, num_classes, dtype="float32"))
+    p = ops.sigmoid(logits)
+    right = p * classes + (1.0 - p) * (1.0 - classes)
+    surprise = _binary_cross_entropy(logits, classes)
+    if gamma:
+        surprise = surprise * (1.0 - right) ** gamma
+    if alpha is not None:
+        surprise = surprise * (alpha * classes + (1.0 - alpha) * (1.0 - classes))
+    num_boxes = ops.maximum(ops.sum(ops.cast(labels >= 0, "float32")), 1.0)
+    counts = ops.cast(matched >= 0, "float32")
+    found = ops.einsum("bqc,btq->btc", boxes, chosen)  # (B, T, 4)
+    distance = ops.sum(ops.abs(found - target_boxes), axis=-1)
+    _, generalised = overlaps(to_corners(found), to_corners(target_boxes))
+    return {
+        "classes": ops.sum(surprise) / num_boxes,
+        "boxes": ops.sum(counts * distance) / num_boxes,
+        "overlap": ops.sum(counts * (1.0 - generalised)) / num_boxes,
+    }

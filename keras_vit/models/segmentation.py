@@ -1,0 +1,153 @@
+"""Segmentation by the plain encoder: queries join the last blocks, and each predicts a class and a mask.
+
+Paper: "Your ViT is Secretly an Image Segmentation Model" (arXiv 2503.19108, EoMT). Agrees with transformers'
+`modeling_eomt.py` and `modeling_eomt_dinov3.py` to float rounding.
+
+Axes: B batch, Q queries, N tokens, D width, K classes, h and w rows and columns of the masks.
+"""
+
+from collections.abc import Callable
+
+import keras
+from keras import ops
+
+from keras_vit.errors import UserError
+from keras_vit.images.preprocessing import Preprocessing
+from keras_vit.models.attention import MaskAttention
+from keras_vit.models.config import SegmentationConfig, ViTConfig
+from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, Activation, InsertTokens, TokenDense
+from keras_vit.models.vit import depth_rates, embedded_tokens, encoder_block, patch_tokens, position_adder
+
+
+def segmentation_network(
+    config: ViTConfig, task: SegmentationConfig, preprocessing: Preprocessing, name: str
+) -> keras.Model:
+    """The model as a functional keras.Model: images (B, height, width, channels) in the model's range -> a dict.
+
+    "class_logits" (B, Q, K + 1), the last for "no object"; "mask_logits" (B, h, w, Q), above 0 inside, with 2 **
+    num_upscale_blocks as many rows and columns as the grid of patches. Called by `keras_vit.segmentation_model`.
+    """
+    if task.num_blocks > config.num_layers:
+        raise UserError(
+            f"The queries pass the last {task.num_blocks} blocks, but the model has {config.num_layers}; give a "
+            "smaller num_blocks."
+        )
+    grid = config.grid(preprocessing.image_size)
+    images, patches = patch_tokens(config, preprocessing, task)
+    x = embedded_tokens(patches, config, position_adder(config, grid))
+    last_norm = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="Transformer.encoder_norm")
+    predict = _heads(config, task, grid)
+    mask_attention = MaskAttention(task.num_blocks, grid, config.num_prefix_tokens, name="mask_attention")
+    bias = None
+    for layer, depth_rate in enumerate(depth_rates(config)):
+        block = layer - (config.num_layers - task.num_blocks)
+        if block == 0:
+            x = InsertTokens(task.num_queries, 0, name="queries")(x)  # (B, Q + N, D)
+        if block >= 0 and task.mask_attention:
+            _, mask_logits = BlockPrediction(name=f"prediction_{block}")(*predict(last_norm(x)))
+            bias = mask_attention(mask_logits, bias, block=block)  # (B, 1, Q + N, Q + N)
+        x = encoder_block(x, config, depth_rate, f"Transformer.encoderblock_{layer}", grid=grid, attention_bias=bias)
+    class_logits, mask_logits = predict(last_norm(x))
+    return keras.Model(images, {"class_logits": class_logits, "mask_logits": mask_logits}, name=name)
+
+
+def _heads(config: ViTConfig, task: SegmentationConfig, grid: tuple[int, int]) -> Callable:
+    """A function from the tokens behind the last LayerNorm to (class_logits, mask_logits); its layers are shared."""
+    width, activation = config.hidden_size, task.gelu if task.gelu == "silu" else f"gelu_{task.gelu}"
+    class_head = TokenDense(task.num_classes + 1, name="class_head")
+    mask_head = [
+        TokenDense(width, activation if number < 2 else None, name=f"mask_head.Dense_{number}") for number in range(3)
+    ]
+    split = SplitQueries(task.num_queries, config.num_prefix_tokens, grid, name="split_queries")
+    upscaling: list[keras.layers.Layer] = []
+    for number in range(task.num_upscale_blocks):
+        upscaling += _upscale_block(width, task.gelu, f"upscale_{number}")
+    product = MaskProduct(name="masks")
+
+    def predict(tokens):
+        queries, pixels = split(tokens)  # (B, Q, D), (B, rows, columns, D)
+        class_logits = class_head(queries)  # (B, Q, K + 1)
+        for layer in mask_head:
+            queries = layer(queries)
+        for layer in upscaling:
+            pixels = layer(pixels)  # (B, h, w, D)
+        return class_logits, product(pixels, queries)
+
+    return predict
+
+
+def _upscale_block(width: int, gelu: str, name: str) -> list[keras.layers.Layer]:
+    """The layers that double rows and columns: (B, h, w, D) -> (B, 2 h, 2 w, D)."""
+    return [
+        keras.layers.Conv2DTranspose(
+            width,
+            2,
+            strides=2,
+            data_format=CHANNELS_LAST,
+            name=f"{name}.transposed",
+        ),
+        Activation(gelu, name=f"{name}.gelu"),
+        keras.layers.DepthwiseConv2D(
+            3, padding="same", use_bias=False, data_format=CHANNELS_LAST, name=f"{name}.depthwise"
+        ),
+        keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}.norm"),
+    ]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class SplitQueries(keras.layers.Layer):
+    """Tokens (B, Q + prefix + patches, D) -> queries (B, Q, D) and the patches on their grid (B, rows, columns, D)."""
+
+    def __init__(self, num_queries: int, num_prefix_tokens: int, grid: tuple[int, int], **kwargs):
+        super().__init__(**kwargs)
+        self.num_queries = num_queries
+        self.num_prefix_tokens = num_prefix_tokens
+        self.grid = tuple(grid)
+
+    def call(self, tokens):
+        patches = tokens[:, self.num_queries + self.num_prefix_tokens :]
+        return tokens[:, : self.num_queries], ops.reshape(patches, (-1, *self.grid, tokens.shape[-1]))
+
+    def compute_output_shape(self, input_shape):
+        batch, _, width = input_shape
+        return (batch, self.num_queries, width), (batch, *self.grid, width)
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class MaskProduct(keras.layers.Layer):
+    """Products of pixels (B, h, w, D) and queries (B, Q, D): (B, h, w, Q)."""
+
+    def call(self, pixels, queries):
+        _, rows, columns, width = pixels.shape
+        flat = ops.reshape(pixels, (-1, rows * columns, width))
+        masks = ops.matmul(flat, ops.transpose(queries, (0, 2, 1)))  # (B, h * w, Q)
+        return ops.reshape(masks, (-1, rows, columns, queries.shape[1]))
+
+    def compute_output_shape(self, pixels_shape, queries_shape):
+        return *pixels_shape[:3], queries_shape[1]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class BlockPrediction(keras.layers.Layer):
+    """Identity of class logits (B, Q, K + 1) and mask logits (B, h, w, Q): the predictions before a masked block."""
+
+    def call(self, class_logits, mask_logits):
+        return class_logits, mask_logits
+
+    def compute_output_shape(self, class_logits_shape, mask_logits_shape):
+        return class_logits_shape, mask_logits_shape
+
+
+def block_predictions(model: keras.Model) -> keras.Model:
+    """The model with what it predicts before each block with mask attention, for a loss after each.
+
+    Returns:
+        A model of the same input and weights whose output is a dict of dicts of "class_logits" (B, Q, K + 1) and
+        "mask_logits" (B, h, w, Q): under "prediction_0" ... those before the masked blocks, under "final" its own.
+    """
+    outputs = {
+        layer.name: dict(zip(("class_logits", "mask_logits"), layer.output, strict=True))
+        for layer in model.layers
+        if isinstance(layer, BlockPrediction)
+    }
+    return keras.Model(model.input, {**outputs, "final": model.output}, name=f"{model.name}_block_predictions")

@@ -1,0 +1,113 @@
+"""What the classes of a model of texts are: checked before Keras is imported."""
+
+import collections
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from keras_vit.errors import UserError
+from keras_vit.files.labels import read_labels
+from keras_vit.models.config import Classes
+from keras_vit.text.templates import TEMPLATES
+
+_PLAIN = ("{}",)
+# Between a name and its texts, and between these, in a line of a file.
+_NAMED, _SEPARATOR = ": ", " | "
+
+
+def check_classes(
+    classes: Sequence[str] | Mapping[str, str | Sequence[str]], templates: str | Sequence[str] | None = None
+) -> Classes:
+    """The classes of a model of texts; see `keras_vit.zero_shot`, which has the arguments.
+
+    Raises UserError for an empty class, one that is there twice, and a template without {}.
+    """
+    if isinstance(classes, str):
+        raise UserError(f"classes must be several texts, such as ['cat', 'dog'], but is the text {classes!r:.80}.")
+    if not isinstance(classes, Mapping):
+        names = list(classes)
+        if twice := _twice(names):
+            raise UserError(f"The class {twice!r:.80} is there twice; give each class once.")
+        classes = {name: name for name in names}
+    if not classes:
+        raise UserError("There is no class; give at least one text.")
+    texts = []
+    for name, of_class in classes.items():
+        several = tuple(of_class) if isinstance(of_class, list | tuple) else (of_class,)
+        if not several or not all(isinstance(text, str) and text.strip() for text in (name, *several)):
+            raise UserError(f"The class {name!r:.80} is empty, or has an empty text; give it one.")
+        texts.append(several)
+    return Classes(tuple(classes), tuple(texts), check_templates(templates))
+
+
+def _twice(names: Sequence[object]) -> str | None:
+    """The first name that is there a second time; None if there is none."""
+    counts = collections.Counter(name for name in names if isinstance(name, str))
+    return next((name for name, count in counts.items() if count > 1), None)
+
+
+def check_templates(templates: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The templates, of a name, a sentence or several. Raises UserError for one without {}."""
+    if templates is None:
+        return _PLAIN
+    found = TEMPLATES.get(templates, (templates,)) if isinstance(templates, str) else tuple(templates)
+    for template in found:
+        if not isinstance(template, str) or "{}" not in template:
+            raise UserError(
+                f"A template must have {{}} where the class goes, such as 'a photo of a {{}}.', or be one of "
+                f"{', '.join(TEMPLATES)}, but is {template!r:.80}."
+            )
+    if not found:
+        raise UserError("There is no template; give at least one, or leave templates out.")
+    return found
+
+
+def is_text_file(values: Sequence[str]) -> bool:
+    """Whether the values of --classes or --templates are one name of a text file."""
+    return len(values) == 1 and values[0].endswith(".txt")
+
+
+def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -> Classes:
+    """The classes of the options --classes and --templates.
+
+    Args:
+        values: texts, or one .txt file with a class in each line: its text, or a name and its texts, as in
+            `cat: a cat | a kitten`.
+        templates: sentences with {}, a name, or one .txt file with one in each line.
+    """
+    lines = _lines("--classes", values[0]) if is_text_file(values) else tuple(values)
+    if twice := _twice([_name_of(line) for line in lines] if is_text_file(values) else lines):
+        raise UserError(f"The class {twice!r:.80} is there twice; give each class once.")
+    classes = dict(map(_class_of, lines)) if is_text_file(values) else {text: (text,) for text in lines}
+    return check_classes(classes, templates_of_option(templates))
+
+
+def templates_of_option(templates: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The templates of the option --templates; None without it."""
+    if templates is None:
+        return None
+    if is_text_file(templates):
+        return check_templates(_lines("--templates", templates[0]))
+    return check_templates(templates[0] if len(templates) == 1 else templates)
+
+
+def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) -> Classes:
+    """The classes of a data set, whose names are texts with spaces for underscores."""
+    texts = {label: (label.replace("_", " "),) for label in labels}
+    return check_classes(texts, templates_of_option(templates))
+
+
+def _name_of(line: str) -> str:
+    return line.partition(_NAMED)[0].strip()
+
+
+def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
+    texts = line.partition(_NAMED)[2] or line
+    return _name_of(line), tuple(text.strip() for text in texts.split(_SEPARATOR))
+
+
+def _lines(option: str, file: str | os.PathLike) -> tuple[str, ...]:
+    """The lines of a text file that are not empty."""
+    if not pathlib.Path(file).is_file():
+        raise UserError(f"There is no file {str(file)!r}; {option} takes texts, or a text file with one per line.")
+    return tuple(line.strip() for line in read_labels(file) if line.strip())

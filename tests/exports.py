@@ -1,0 +1,39 @@
+"""Exports of models in memory, with the options of the commands."""
+
+import pathlib
+from collections.abc import Sequence
+
+import keras
+
+from export.onnx.export import export_onnx
+from export.options import OnnxOptions, SavedModelOptions, SourceOptions, TFLiteOptions
+from export.parity import Parity
+from export.saved_model.export import export_saved_model
+from export.source import ExportedModel, Provenance
+from export.tflite.export import export_tflite
+from keras_vit.run_directory import Samples
+
+
+def exported_model(
+    model: keras.Model, labels: Sequence[str], samples: Samples, origin: Provenance | None = None
+) -> ExportedModel:
+    """What exports take."""
+    return ExportedModel(model, tuple(labels), samples, origin or Provenance())
+
+
+def saved_model_of(model, labels, samples, output, *, origin=None, **options) -> tuple[pathlib.Path, Parity]:
+    """Export it as a SavedModel."""
+    chosen = SavedModelOptions(SourceOptions(), str(output), **options)
+    return export_saved_model(exported_model(model, labels, samples, origin), chosen)
+
+
+def tflite_of(model, labels, samples, output, formats, *, origin=None, calibration=None, **options) -> dict:
+    """Export it as TFLite files."""
+    chosen = TFLiteOptions(SourceOptions(), str(output), tuple(formats), **options)
+    return export_tflite(exported_model(model, labels, samples, origin), chosen, calibration)
+
+
+def onnx_of(model, labels, samples, output, formats=("onnx",), *, origin=None, **options) -> dict:
+    """Export it as ONNX or OpenVINO files."""
+    chosen = OnnxOptions(SourceOptions(), str(output), tuple(formats), **options)
+    return export_onnx(exported_model(model, labels, samples, origin), chosen)

@@ -1,0 +1,295 @@
+"""Segmentation by the plain encoder: EoMT, its losses and what becomes of its outputs, against transformers."""
+
+import functools
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import keras_vit
+from keras_vit import SegmentationConfig, UserError
+from keras_vit.files.safetensors import read_json, write_json
+from keras_vit.models.losses import match_masks, matched_masks, segmentation_losses, uncertain_points
+from keras_vit.models.segmentation import block_predictions
+from keras_vit.models.segments import instance_segments, panoptic_segments, semantic_scores
+from tests.support import FIXTURES, TINY, TINY_IMAGE
+
+TASKS = FIXTURES / "tasks"
+INDEX = json.loads((TASKS / "index.json").read_text())["fixtures"]
+EOMT = ["hf_eomt", "hf_eomt_masked", "hf_eomt_dinov3"]
+WITH_LOSSES = ["hf_eomt", "hf_eomt_dinov3"]
+TASK = SegmentationConfig(num_classes=3, num_queries=5, num_blocks=1, num_upscale_blocks=1)
+
+
+@functools.cache
+def golden_model(name: str):
+    return keras_vit.from_checkpoint(TASKS / name)
+
+
+def recorded(name: str) -> dict:
+    return dict(np.load(TASKS / INDEX[name]["io"]))
+
+
+@pytest.mark.parametrize("name", EOMT)
+def test_classes_and_masks_agree_with_transformers(name):
+    expected, outputs = recorded(name), golden_model(name)(recorded(name)["images"])
+    assert outputs.keys() == {"class_logits", "mask_logits"}
+    tolerance = INDEX[name]["tolerance"]
+    np.testing.assert_allclose(outputs["class_logits"], expected["class_queries_logits"], **tolerance)
+    masks = np.transpose(outputs["mask_logits"], (0, 3, 1, 2))
+    error = np.abs(masks - expected["masks_queries_logits"])
+    allowed = tolerance["atol"] + tolerance["rtol"] * np.abs(expected["masks_queries_logits"])
+    # Of 5,600 logits, which are sums of large products, 2 that torch computes in float32 are not within this tolerance
+    # of those that it computes in float64.
+    assert (error > allowed).sum() <= 2
+    assert error.max() < 1e-4
+
+
+@pytest.mark.parametrize("name", EOMT)
+def test_a_segmentation_model_is_written_as_it_was_read(name, tmp_path):
+    keras_vit.save_checkpoint(golden_model(name), tmp_path / name, layout="huggingface")
+    original, copy = (safetensors.numpy.load_file(f / name / "model.safetensors") for f in (TASKS, tmp_path))
+    assert original.keys() == copy.keys()
+    for key, array in original.items():
+        np.testing.assert_array_equal(copy[key], array, err_msg=key)
+    stored, written = (read_json(f / name / "config.json") for f in (TASKS, tmp_path))
+    compared = stored.keys() & written.keys()
+    assert {key: stored[key] for key in compared} == {key: written[key] for key in compared}
+    again = keras_vit.from_checkpoint(tmp_path / name)
+    for one, other in zip(again.get_weights(), golden_model(name).get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", EOMT)
+def test_a_segmentation_model_is_saved_and_loaded_by_keras(name, tmp_path):
+    golden_model(name).save(tmp_path / "x.keras")
+    images = recorded(name)["images"]
+    again = keras.models.load_model(tmp_path / "x.keras")
+    expected, found = golden_model(name)(images), again(images)
+    for key in ("class_logits", "mask_logits"):
+        np.testing.assert_array_equal(found[key], expected[key])
+    assert keras_vit.task_of(again) == keras_vit.task_of(golden_model(name))
+    assert keras_vit.preprocessing_of(again) == keras_vit.preprocessing_of(golden_model(name))
+
+
+@pytest.mark.parametrize("name", WITH_LOSSES)
+def test_masks_have_the_grid_of_a_rectangle(name):
+    model = keras_vit.from_checkpoint(TASKS / name, image_size=(28, 36))
+    assert model.output["mask_logits"].shape == (None, 28, 36, 7)
+    images = np.random.default_rng(0).uniform(-1, 1, (1, 28, 36, 3)).astype(np.float32)
+    assert np.isfinite(model(images)["mask_logits"]).all()
+    with pytest.raises(UserError, match="has square images"):
+        keras_vit.save_checkpoint(model, "rectangle", layout="huggingface")
+
+
+def test_a_new_number_of_classes_gives_a_new_class_head():
+    model = keras_vit.from_checkpoint(TASKS / "hf_eomt", num_classes=9)
+    assert model.output["class_logits"].shape == (None, 7, 10)
+    expected = golden_model("hf_eomt").get_layer("mask_head.Dense_2").kernel
+    np.testing.assert_array_equal(model.get_layer("mask_head.Dense_2").kernel, expected)
+
+
+def test_the_queries_join_any_vision_transformer_with_its_weights():
+    backbone = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=0)
+    model = keras_vit.segmentation_model(backbone, TASK)
+    name = "Transformer.encoderblock_0.MlpBlock_3.Dense_0"
+    np.testing.assert_array_equal(model.get_layer(name).kernel, backbone.get_layer(name).kernel)
+    assert model.output["class_logits"].shape == (None, 5, 4)
+    rows, columns = TINY.grid(TINY_IMAGE)
+    assert model.output["mask_logits"].shape == (None, 2 * rows, 2 * columns, 5)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "task", "sentence"),
+    [
+        ("BiT-R50x1", TASK, "not a ResNet"),
+        (TINY, SegmentationConfig(3, num_blocks=99), "the last 99 blocks, but the model has"),
+    ],
+)
+def test_a_backbone_that_cannot_segment_is_refused(backbone, task, sentence):
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.segmentation_model(backbone, task, image_size=TINY_IMAGE)
+
+
+def test_mask_attention_is_annealed_away():
+    """With probability 0 for all blocks, the training form gives what the model without mask attention does."""
+    masked, plain = keras_vit.from_checkpoint(TASKS / "hf_eomt_masked"), golden_model("hf_eomt")
+    images = recorded("hf_eomt")["images"]
+    masked.get_layer("mask_attention").probabilities.assign([0.0, 0.0])
+    for layer in plain.layers:
+        masked.get_layer(layer.name).set_weights(layer.get_weights())
+    expected, found = plain(images)["mask_logits"], masked(images)["mask_logits"]
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=1e-4)
+    masked.get_layer("mask_attention").probabilities.assign([1.0, 1.0])
+    assert np.abs(np.subtract(masked(images)["mask_logits"], expected)).max() > 0.1
+
+
+def test_training_masks_other_queries_each_time_and_inference_the_same():
+    model = keras_vit.from_checkpoint(TASKS / "hf_eomt_masked")
+    model.get_layer("mask_attention").probabilities.assign([0.5, 0.5])
+    images = recorded("hf_eomt_masked")["images"]
+    one, other = (np.asarray(model(images, training=True)["mask_logits"]) for _ in range(2))
+    assert np.abs(one - other).max() > 0.1
+    np.testing.assert_array_equal(model(images)["mask_logits"], model(images)["mask_logits"])
+
+
+def test_predictions_before_masked_blocks_are_outputs_for_the_loss(tmp_path):
+    model = golden_model("hf_eomt_masked")
+    model.save(tmp_path / "x.keras")
+    outputs = block_predictions(keras.models.load_model(tmp_path / "x.keras"))(recorded("hf_eomt_masked")["images"])
+    assert list(outputs) == ["prediction_0", "prediction_1", "final"]
+    expected = recorded("hf_eomt_masked")["class_queries_logits"]
+    np.testing.assert_allclose(outputs["final"]["class_logits"], expected, atol=2e-5, rtol=1e-4)
+    assert outputs["prediction_0"]["mask_logits"].shape == outputs["final"]["mask_logits"].shape
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_queries": 8}, "num_queries=8, but the arrays are of a model with 7"),
+        ({"num_blocks": 3}, "num_blocks=3, but the arrays are of a model with 2"),
+        ({"num_upscale_blocks": 1}, "num_upscale_blocks=1, but the arrays are of a model with 2"),
+        ({"id2label": {"0": "a"}}, "classes in id2label=1, but the arrays are of a model with 4"),
+        ({"num_register_tokens": 0}, "num_register_tokens=0, but the arrays are of a model with 4"),
+        ({"mlp_ratio": 4}, "mlp_ratio=4 and thus=192, but the arrays"),
+        ({"use_swiglu_ffn": True}, "use_swiglu_ffn=True, but the arrays"),
+        ({"model_type": "dinov2"}, "says model_type='dinov2', but the arrays are those of eomt"),
+    ],
+)
+def test_a_config_of_another_segmentation_model_is_refused(change, sentence, tmp_path):
+    shutil.copytree(TASKS / "hf_eomt", tmp_path / "x")
+    config = read_json(tmp_path / "x" / "config.json")
+    (tmp_path / "x" / "config.json").unlink()
+    write_json(tmp_path / "x" / "config.json", config | change)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(tmp_path / "x")
+
+
+def _with_arrays(folder, name, change):
+    shutil.copytree(TASKS / name, folder / "x")
+    arrays = safetensors.numpy.load_file(folder / "x" / "model.safetensors")
+    safetensors.numpy.save_file(change(arrays), folder / "x" / "model.safetensors")
+    return folder / "x"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("attn_mask_probs", "class_predictor.bias", "mask_head.fc2.weight", "layers.1.norm2.bias"),
+        *("upscale_block.block.1.conv2.weight", "embeddings.position_embeddings.weight"),
+    ],
+)
+def test_an_incomplete_segmentation_model_is_refused(key, tmp_path):
+    folder = _with_arrays(tmp_path, "hf_eomt", lambda arrays: {k: a for k, a in arrays.items() if k != key})
+    with pytest.raises(UserError, match="missing keys|thus positions=learned"):
+        keras_vit.from_checkpoint(folder)
+
+
+def test_differences_from_dinov3_are_refused_with_the_way_out(tmp_path):
+    folder = _with_arrays(tmp_path, "hf_eomt_dinov3", lambda arrays: {k: a * 1e-3 for k, a in arrays.items()})
+    with pytest.raises(UserError, match=r"differences of an EoMT .* add the weights of that DINOv3"):
+        keras_vit.from_checkpoint(folder)
+    original = {
+        f"network.encoder.backbone.blocks.0.norm1.{leaf}": np.zeros(4, np.float32) for leaf in ("weight", "bias")
+    }
+    original["network.q.weight"] = np.zeros((3, 4), np.float32)
+    safetensors.numpy.save_file(original, tmp_path / "delta.safetensors")
+    with pytest.raises(UserError, match=r"differences of an EoMT .* add the weights of that DINOv3"):
+        keras_vit.from_checkpoint(tmp_path / "delta.safetensors")
+
+
+@functools.cache
+def targets(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (B, T), -1 for no target, and masks (B, T, h, w)."""
+    data = recorded(name)
+    labels, masks = np.full((2, 3), -1), np.zeros((2, 3, 40, 40), np.float32)
+    for image in range(2):
+        count = len(data[f"class_labels_{image}"])
+        labels[image, :count], masks[image, :count] = data[f"class_labels_{image}"], data[f"mask_labels_{image}"]
+    return labels, masks
+
+
+@pytest.mark.parametrize("name", WITH_LOSSES)
+def test_matching_and_losses_are_those_of_transformers(name):
+    data, (labels, masks) = recorded(name), targets(name)
+    classes, logits = data["class_queries_logits"], data["masks_queries_logits"].transpose(0, 2, 3, 1)
+    matched = match_masks(classes, logits, labels, masks, data["match_points"])
+    expected = np.full((2, 3), -1)
+    for image in range(2):
+        queries, numbers = data[f"matched_{image}"]
+        expected[image, numbers] = queries
+    np.testing.assert_array_equal(matched, expected)
+    losses = segmentation_losses(classes, logits, labels, masks, matched, data["loss_points"])
+    for ours, key in (("cross_entropy", "loss_cross_entropy"), ("mask", "loss_mask"), ("dice", "loss_dice")):
+        np.testing.assert_allclose(losses[ours], data[key], **INDEX[name]["tolerance"], err_msg=key)
+
+
+def test_the_losses_have_gradients_in_a_graph():
+    import tensorflow as tf
+
+    data, (labels, masks) = recorded("hf_eomt"), targets("hf_eomt")
+    classes, logits = data["class_queries_logits"], tf.constant(data["masks_queries_logits"].transpose(0, 2, 3, 1))
+    matched = match_masks(classes, logits, labels, masks, data["match_points"])
+
+    @tf.function
+    def gradients(logits):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            points = uncertain_points(matched_masks(logits, matched), 50, seed=0)
+            losses = segmentation_losses(classes, logits, labels, masks, matched, points)
+            loss = losses["mask"] + losses["dice"]
+        return points, tape.gradient(loss, logits)
+
+    points, found = gradients(logits)
+    assert points.shape == (2, 3, 50, 2)
+    assert np.abs(found).max() > 0
+    unmatched = sorted(set(range(7)) - set(matched[0].tolist()))
+    assert not np.abs(found)[0][..., unmatched].any()
+
+
+def test_most_points_are_where_the_mask_is_uncertain():
+    x = np.linspace(-50.0, 50.0, 64, dtype=np.float32)
+    mask = np.broadcast_to(x, (1, 1, 64, 64))  # uncertain in the middle columns
+    points = np.asarray(uncertain_points(mask, 400, seed=1))
+    away = np.abs(points[0, 0, :, 0] - 0.5)
+    assert np.median(away[:300]) < 0.1 < np.median(away[300:])
+
+
+SEGMENTS = dict(np.load(TASKS / "eomt_segments.npz"))
+SIZES = [tuple(size) for size in SEGMENTS["target_sizes"].tolist()]
+
+
+def _logits(image: int) -> tuple[np.ndarray, np.ndarray]:
+    return SEGMENTS["class_queries_logits"][image], SEGMENTS["masks_queries_logits"][image].transpose(1, 2, 0)
+
+
+@pytest.mark.parametrize("image", [0, 1])
+def test_semantic_maps_are_those_of_transformers(image):
+    scores = semantic_scores(*_logits(image), (64, 64), SIZES[image])
+    np.testing.assert_allclose(scores.transpose(2, 0, 1), SEGMENTS[f"semantic_scores_{image}"], atol=1e-5, rtol=1e-4)
+    np.testing.assert_array_equal(scores.argmax(axis=-1), SEGMENTS[f"semantic_{image}"])
+
+
+@pytest.mark.parametrize("kind", ["instance", "panoptic", "stuff"])
+@pytest.mark.parametrize("image", [0, 1])
+def test_segments_are_those_of_transformers(image, kind):
+    if kind == "instance":
+        found, segments = instance_segments(*_logits(image), (64, 64), SIZES[image], threshold=0.3)
+    else:
+        options = {"threshold": 0.4, "least_visible": 0.3, "stuff": [0, 1, 2] if kind == "stuff" else ()}
+        found, segments = panoptic_segments(*_logits(image), (64, 64), SIZES[image], **options)
+    np.testing.assert_array_equal(found, SEGMENTS[f"{kind}_{image}"])
+    expected = SEGMENTS[f"{kind}_segments_{image}"]
+    assert [(s.id, s.label) for s in segments] == [(int(row[0]), int(row[1])) for row in expected]
+    np.testing.assert_allclose([s.score for s in segments], expected[:, 2], atol=2e-6)
+
+
+def test_a_picture_without_segments_is_empty():
+    found, segments = panoptic_segments(*_logits(0), (64, 64), SIZES[0], threshold=1.0)
+    assert not segments
+    assert (found == -1).all()
+    with pytest.raises(UserError, match="give one picture of the batch"):
+        instance_segments(SEGMENTS["class_queries_logits"], SEGMENTS["masks_queries_logits"], (64, 64), SIZES[0])

@@ -1,0 +1,90 @@
+"""`training.auto`: what it chooses, and the run that it leaves."""
+
+import pathlib
+import shlex
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import keras_vit
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.runs import open_run
+from tests.support import randomize
+from training import auto
+from training.experiments import auto as choices
+from training.input.sources import DataOptions, open_source
+
+CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+
+
+@pytest.fixture(name="pictures", scope="module")
+def _pictures(tmp_path_factory) -> pathlib.Path:
+    """Two classes of 30 wide pictures: the left or the right end is bright, which a center crop does not show."""
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for label in ("left", "right"):
+        (folder / label).mkdir()
+        for number in range(30):
+            pixels = rng.integers(0, 60, (16, 48, 3), np.uint8)
+            pixels[:, slice(0, 12) if label == "left" else slice(36, 48)] += 180
+            PIL.Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(name="backbone", scope="module")
+def _backbone(tmp_path_factory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("backbone") / "backbone.keras"
+    preprocessing = Preprocessing((16, 16), resize="resize-small", crop_from=(16, 16))
+    randomize(keras_vit.build(CONFIG, preprocessing=preprocessing, num_classes=None)).save(path)
+    return path
+
+
+def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pictures, backbone, tmp_path, capsys):
+    workdir = str(tmp_path / "my run")
+    auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", workdir])
+    printed = capsys.readouterr().out
+    assert "The backbone stays frozen, because there is no GPU" in printed
+    assert "Whole pictures (--resize pad): on 54 training images" in printed
+    run = open_run(workdir)
+    assert run.preprocessing.resize == "pad"
+    assert run.labels == ("left", "right")
+    assert (run.directory / "evaluation.md").is_file()
+    lines = printed.splitlines()
+    shown = [shlex.split(line) for line in lines[lines.index("Next:") + 1 :]]
+    assert [line[2] for line in shown] == ["training.predict", "keras_vit.inspection", "export.saved_model"]
+    assert all(workdir in line for line in shown)
+    with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
+        auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", workdir])
+
+
+def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, monkeypatch, capsys):
+    run, source = open_run(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
+    monkeypatch.setattr(choices, "_step_seconds", lambda model, batch_size: 10.0)
+    assert choices.finetuning_epochs(run, source, minutes=0.1) == 0
+    assert "0.1 minutes suffice for 0 epochs only" in capsys.readouterr().out
+    assert choices.finetuning_epochs(run, source, minutes=5) >= 3
+    assert "a step of" in capsys.readouterr().out
+
+
+def test_a_step_on_this_machine_is_timed(backbone):
+    assert choices._step_seconds(open_run(str(backbone)).model, 2) > 0
+
+
+def test_without_any_checkpoint_it_says_so(monkeypatch, capsys):
+    def unreachable(name):
+        raise UserError("The hub cannot be reached.")
+
+    monkeypatch.setattr(choices, "find_checkpoint", unreachable)
+    assert choices.usable_checkpoint(None) is None
+    assert "Training from scratch, because hf:facebook/dinov2-small cannot be had" in capsys.readouterr().out
+    assert choices.usable_checkpoint("runs/mine") == "runs/mine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["checkpoint", "scratch"])
+def test_the_other_ways_end_with_an_evaluated_run(start, pictures, backbone, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(choices, "usable_checkpoint", lambda name: name)
+    options = ["--checkpoint", str(backbone), "--minutes", "2"] if start == "checkpoint" else []
+    auto.main(["--data", f"folder:{pictures}", "--workdir", str(tmp_path / "run"), *options])
+    assert (tmp_path / "run" / "evaluation.md").is_file()
+    assert "Next:" in capsys.readouterr().out

@@ -1,0 +1,165 @@
+"""Texts as classes on the command line: predict, evaluate, exports of a saved model, and the mistakes."""
+
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import keras_vit
+from export.source import open_source
+from keras_vit import UserError
+from keras_vit.text.classes import classes_of_labels, classes_of_options
+from tests.text.towers import CLIP, SIGLIP, texts_of, with_tokenizer
+from training import evaluate, predict
+from training import finetune as finetuning
+
+
+@pytest.fixture(name="place", scope="module")
+def _place(tmp_path_factory):
+    """Both kinds of towers with their tokenizers, and a folder of pictures by class."""
+    place = tmp_path_factory.mktemp("texts")
+    for name in (CLIP, SIGLIP):
+        with_tokenizer(name, place / name)
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for label in ("w11_w21", "w9"):
+            (place / "data" / split / label).mkdir(parents=True)
+            for number in range(3):
+                pixels = rng.integers(0, 256, (20, 20, 3), np.uint8)
+                PIL.Image.fromarray(pixels).save(place / "data" / split / label / f"{number}.png")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _in_the_place(place, monkeypatch):
+    monkeypatch.chdir(place)
+
+
+def shares(file) -> dict[str, dict[str, float]]:
+    """Picture -> class -> probability."""
+    rows = json.loads(file.read_text())
+    return {row["picture"]: {each["class"]: each["probability"] for each in row["classes"]} for row in rows}
+
+
+@pytest.mark.parametrize("name", [CLIP, SIGLIP])
+def test_predict_names_pictures_by_texts_with_the_probabilities_of_the_model(name, tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--threshold", "0"] if name == SIGLIP else []
+    predict.main(["--checkpoint", name, "--output", str(out), *options, "--classes", "w11 w21", "w9", "data/test/w9"])
+    model = keras_vit.zero_shot(name, ["w11 w21", "w9"])
+    for picture, found in shares(out).items():
+        pixels = keras_vit.preprocessing_of(model)(PIL.Image.open(picture))
+        logits = np.asarray(model(np.asarray(pixels)[None]))[0].astype(np.float64)
+        expected = 1 / (1 + np.exp(-logits)) if name == SIGLIP else np.exp(logits) / np.exp(logits).sum()
+        assert found == pytest.approx(dict(zip(["w11 w21", "w9"], expected, strict=True)), abs=1e-5)
+
+
+def test_classes_and_templates_of_files_are_those_of_options(tmp_path):
+    (tmp_path / "classes.txt").write_text("cat: a cat | a kitten\n\n dog \n")
+    (tmp_path / "templates.txt").write_text("a photo of {}.\n{}\n")
+    files = [str(tmp_path / "classes.txt")], [str(tmp_path / "templates.txt")]
+    found = classes_of_options(*files)
+    assert found.labels == ("cat", "dog")
+    assert found.texts == (("a cat", "a kitten"), ("dog",))
+    assert found.templates == ("a photo of {}.", "{}")
+    assert len(classes_of_options(["cat"], ["clip"]).templates) == 80
+
+
+def test_the_names_of_the_data_are_texts_without_underscores():
+    assert classes_of_labels(("golden_retriever",), None).texts == (("golden retriever",),)
+
+
+def test_evaluate_makes_the_classes_of_the_data(tmp_path):
+    evaluate.main(["--checkpoint", CLIP, "--data", "folder:data", "--classes", "--output", str(tmp_path)])
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    model = keras_vit.zero_shot(CLIP, {"w11_w21": "w11 w21", "w9": "w9"})
+    right = 0
+    for index, label in enumerate(("w11_w21", "w9")):
+        for number in range(3):
+            pixels = keras_vit.preprocessing_of(model)(PIL.Image.open(f"data/test/{label}/{number}.png"))
+            right += int(np.argmax(np.asarray(model(np.asarray(pixels)[None]))) == index)
+    assert found["accuracy"] == pytest.approx(right / 6)
+
+
+def test_evaluate_takes_texts_whose_names_are_those_of_the_data(tmp_path):
+    (tmp_path / "classes.txt").write_text("w11_w21: w5 | w6\nw9: w7\n")
+    options = ["--checkpoint", CLIP, "--data", "folder:data", "--output", str(tmp_path / "out")]
+    evaluate.main([*options, "--classes", str(tmp_path / "classes.txt"), "--templates", "w3 {}"])
+    assert (tmp_path / "out" / "evaluation.json").is_file()
+    with pytest.raises(UserError, match="only the data have w11_w21"):
+        evaluate.main([*options, "--classes", "w9", "w8"])
+
+
+@pytest.mark.parametrize("name", [CLIP, SIGLIP])
+def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, tmp_path):
+    keras_vit.zero_shot(name, texts_of(name)).save(tmp_path / "texts.keras")
+    source = open_source(checkpoint=str(tmp_path / "texts.keras"))
+    assert source.labels == tuple(texts_of(name))
+    assert source.origin.multi_label == (name == SIGLIP)
+
+
+def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
+    keras_vit.zero_shot(CLIP, ["w11 w21", "w9"]).save(tmp_path / "texts.keras")
+    predict.main(["--run", str(tmp_path / "texts.keras"), "data/test/w9/0.png"])
+    assert "w11 w21" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--classes", "w2", "w2", "data"], "The class 'w2' is there twice"),
+        (["--classes", "w2", "", "data"], "The class '' is empty"),
+        (["--classes", "nowhere.txt", "data"], "There is no file 'nowhere.txt'"),
+        (["--classes", "w2", "data", "--templates", "photo"], "A template must have {}"),
+        (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
+        (["--classes", "w2", "--labels", "names.txt", "data/"], "leave --labels out"),
+        (["--classes", "w2", "w3"], "Give the pictures to classify"),
+        (["data", "--classes", "w2", "--num-heads", "4"], "leave --num-heads out"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message):
+    with pytest.raises(UserError, match=message):
+        predict.main(["--checkpoint", CLIP, *arguments])
+
+
+def test_a_run_or_checkpoint_without_text_tower_is_one_sentence(tmp_path):
+    keras_vit.build("testing", image_size=32, num_classes=2).save(tmp_path / "model.keras")
+    with pytest.raises(UserError, match="has no text tower"):
+        predict.main(["--run", str(tmp_path / "model.keras"), "--classes", "w2", "data/"])
+
+
+def finetune(workdir, *options: str) -> keras_vit.ViTConfig:
+    """Fine-tune CLIP on the two classes for a few steps, and return the saved model."""
+    command = ["--checkpoint", CLIP, "--data", "folder:data", "--workdir", str(workdir), "--image-size", "20"]
+    finetuning.main([*command, "--steps", "2", "--batch-size", "4", "--warmup-steps", "0", *options])
+    return keras_vit.run_directory.load_model(workdir)
+
+
+def head_of(model) -> np.ndarray:
+    return np.asarray(model.get_layer("head").kernel)
+
+
+def test_finetuning_begins_with_the_texts_and_wise_ft_goes_back_to_them(tmp_path):
+    start = keras_vit.zero_shot(CLIP, {"w11_w21": "w3 w11 w21", "w9": "w3 w9"})
+    options = ("--zero-shot-head", "--templates", "w3 {}")
+    still = finetune(tmp_path / "still", *options, "--learning-rate", "1e-12")
+    np.testing.assert_allclose(head_of(still), head_of(start), rtol=0, atol=1e-6)
+    trained = finetune(tmp_path / "trained", *options)
+    half = finetune(tmp_path / "half", *options, "--wise-ft", "0.5")
+    assert np.abs(head_of(trained) - head_of(start)).max() > 1e-4
+    for name in ("head", "pre_logits", "embedding"):
+        mean = (np.asarray(trained.get_layer(name).kernel) + np.asarray(start.get_layer(name).kernel)) / 2
+        np.testing.assert_allclose(np.asarray(half.get_layer(name).kernel), mean, rtol=0, atol=1e-6)
+    assert keras_vit.classes_of(trained) is None
+
+
+def test_mistakes_of_finetuning_with_texts_are_one_sentence(tmp_path):
+    for options, message in (
+        (("--templates", "a {}"), "--templates applies only to --zero-shot-head"),
+        (("--zero-shot-head", "--channels", "1"), "leave it out"),
+        (("--wise-ft", "1.5"), "--wise-ft must be in"),
+        (("--wise-ft", "0.5", "--lora", "2"), "WiSE-FT averages whole weights"),
+    ):
+        with pytest.raises(UserError, match=message):
+            finetune(tmp_path / "wrong", *options)

@@ -1,0 +1,122 @@
+"""Choose how to train on a data set: frozen features, fine-tuning, or from scratch."""
+
+import time
+
+import keras
+import numpy as np
+import sklearn.model_selection
+import tensorflow as tf
+
+from keras_vit import Preprocessing, UserError
+from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.images.geometry import Resize
+from keras_vit.runs import Run
+from training.evaluation.predictors import outputs
+from training.input.dataset import Split, random_subset, typical_image
+from training.input.sources import Source
+from training.probes.features import feature_extractor
+from training.probes.logistic_regression import new_probe
+from training.recipes.auto import auto_finetune_recipe
+
+# Small, and without labels, so that its features suit any pictures. Apache license 2.0.
+DEFAULT_CHECKPOINT = "hf:facebook/dinov2-small"
+# Training images on which two ways of resizing are compared.
+_COMPARED = 200
+_FOLDS = 5
+# Fewer epochs of fine-tuning than these hardly change the backbone.
+_FEWEST_EPOCHS = 3
+# Inverse strength of the penalty for that, and images per forward pass.
+_C, _BATCH = 0.1, 64
+
+
+def usable_checkpoint(name: str | None) -> str | None:
+    """The checkpoint to start from; None, with a printed reason, if none was given and the default cannot be had."""
+    if name is not None:
+        return name
+    try:
+        find_checkpoint(DEFAULT_CHECKPOINT)
+    except UserError as error:
+        print(
+            f"Training from scratch, because {DEFAULT_CHECKPOINT} cannot be had ({str(error).rstrip('.')}). With "
+            "--checkpoint and a file from another computer, fewer pictures and minutes give more."
+        )
+        return None
+    return DEFAULT_CHECKPOINT
+
+
+def finetuning_epochs(run: Run, source: Source, minutes: float | None) -> int:
+    """Epochs for which to train all weights; 0 if the backbone should stay frozen. Prints the reason.
+
+    With `minutes`, times a training step on this machine.
+    """
+    count = source.train.num_examples
+    size, _, transparent = typical_image(source.train)
+    recipe = auto_finetune_recipe(count, size, transparent=transparent)
+    steps_per_epoch = max(count // recipe.batch_size, 1)
+    most = max(recipe.num_steps(count) // steps_per_epoch, 1)
+    if minutes is None and tf.config.list_physical_devices("GPU"):
+        print("Fine-tuning all weights, because there is a GPU.")
+        return most
+    if minutes is None:
+        print("The backbone stays frozen, because there is no GPU; --minutes 30 fine-tunes it if that time suffices.")
+        return 0
+    seconds = _step_seconds(run.model, recipe.batch_size)
+    epochs = min(int(minutes * 60 / (seconds * steps_per_epoch)), most)
+    measured = f"a step of {recipe.batch_size} images takes {seconds:.1f} s here"
+    if epochs < _FEWEST_EPOCHS:
+        print(f"The backbone stays frozen: {measured}, so {minutes:g} minutes suffice for {epochs} epochs only.")
+        return 0
+    print(f"Fine-tuning all weights for {epochs} epochs: {measured}.")
+    return epochs
+
+
+def _step_seconds(model: keras.Model, batch_size: int) -> float:
+    """Seconds of a training step of all weights, measured on random images."""
+    images = tf.random.stateless_uniform((batch_size, *model.input_shape[1:]), (0, 0))
+
+    @tf.function
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(images, training=True)))
+        return tf.add_n([tf.reduce_sum(g) for g in tape.gradient(loss, model.trainable_variables) if g is not None])
+
+    step()  # traces
+    begin = time.perf_counter()
+    step().numpy()
+    return time.perf_counter() - begin
+
+
+def resize_for(run: Run, source: Source) -> Resize | None:
+    """Return "pad" if whole images are classified better than the model's own crops; None keeps the model's own.
+
+    Compares both by cross-validation of a linear classifier on the frozen features of some training images.
+    """
+    own = run.preprocessing
+    if own.resize in ("stretch", "pad"):
+        return None
+    some = random_subset(source.train, min(_COMPARED, source.train.num_examples), seed=0)
+    cropped = _accuracy(run.model, some, len(source.labels), own)
+    padded = _accuracy(run.model, some, len(source.labels), own.with_resize("pad", None))
+    if cropped is None or padded is None:
+        return None
+    is_padded = padded >= cropped
+    chosen = "Whole pictures (--resize pad)" if is_padded else "Cropped pictures"
+    print(
+        f"{chosen}: on {some.num_examples} training images a linear classifier reaches {padded:.1%} with whole "
+        f"pictures and {cropped:.1%} with crops ({_FOLDS}-fold cross-validation)."
+    )
+    return "pad" if is_padded else None
+
+
+def _accuracy(model: keras.Model, split: Split, num_classes: int, preprocessing: Preprocessing) -> float | None:
+    """Cross-validated accuracy of a linear classifier on frozen features; None if there are too few images."""
+    extractor = feature_extractor(model)
+    values, labels = outputs(
+        extractor.predict_on_batch, split, preprocessing, num_classes=num_classes, batch_size=_BATCH
+    )
+    kept = np.isin(labels, np.flatnonzero(np.bincount(labels) >= _FOLDS))
+    if len(np.unique(labels[kept])) < 2:
+        return None
+    folds = sklearn.model_selection.StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
+    probe = new_probe(_C)
+    return float(sklearn.model_selection.cross_val_score(probe, values[kept], labels[kept], cv=folds).mean())

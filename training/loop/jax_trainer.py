@@ -1,0 +1,218 @@
+"""The training and evaluation step on JAX.
+
+They compute what `Trainer` does on TensorFlow, from the same batches, in the same order: see there. Here one compiled
+function takes the values of all variables and returns the new ones. `keras.distribution` divides the batch, and with
+`--model-parallel` the weights, among the devices; sums over the batch are sums over all devices, and dropout masks do
+not depend on their number.
+"""
+
+import collections
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import keras
+from keras import ops
+
+from training.loop.trainer import Trainer
+
+
+class _AfterStep:
+    """The values of all variables after a step, until something else needs them: to assign them takes time."""
+
+    values: tuple[list, ...] | None = None
+
+
+class JaxTrainer(Trainer):
+    """`Trainer` on the JAX backend of Keras. Its variables, and so its checkpoints, are the same."""
+
+    def __init__(self, network, options, **kwargs):
+        super().__init__(network, options, **kwargs)
+        # An object of its own, because Keras would wrap the lists.
+        self._after_step = _AfterStep()
+
+    @property
+    def state(self) -> dict[str, keras.Variable]:
+        self.jax_state_sync()
+        return super().state
+
+    def reset_metrics(self):
+        self.jax_state_sync()
+        super().reset_metrics()
+
+    def jax_state_sync(self):
+        """Assign to the variables what the last step made of them; Keras calls it, too, before it reads weights."""
+        if (values := self._after_step.values) is not None:
+            self._after_step.values = None
+            for variable, value in _pairs(self._train_groups(), values):
+                variable.assign(value)
+        super().jax_state_sync()
+
+    def _train_groups(self) -> list[Sequence[keras.Variable]]:
+        return [self.trainable_variables, self.non_trainable_variables, self.optimizer.variables, []]
+
+    def batches(self, dataset) -> Iterator:
+        """Return batches on the devices, each copied to them before the one before it is trained on."""
+        ahead: collections.deque = collections.deque()
+        for batch in dataset.as_numpy_iterator():
+            ahead.append(tuple(_on_devices(part) for part in batch))
+            if len(ahead) > 1:
+                yield ahead.popleft()
+        yield from ahead
+
+    def _copy(self, variable):
+        distribution = keras.distribution.distribution()
+        layout = None if distribution is None else distribution.get_variable_layout(variable)
+        # A buffer of its own: the step donates each buffer once.
+        value = ops.copy(variable.value)
+        return keras.Variable(value, trainable=False, dtype="float32", name="ema", layout=layout)
+
+    def make_train_function(self, force=False):
+        keras.Model.make_train_function(self, force)
+        self.train_steps = self._train_steps
+
+    def make_test_function(self, force=False):
+        keras.Model.make_test_function(self, force)
+        self.test_steps = self._test_steps
+
+    def _train_steps(self, iterator, steps) -> dict:
+        """One step, as `--steps-per-execution` is not for JAX."""
+        values = self._after_step.values or _current(self._train_groups())
+        logs, self._after_step.values = self.train_function(values, iterator)
+        return logs
+
+    def _test_steps(self, iterator, steps) -> dict:
+        self.jax_state_sync()
+        groups = [self.trainable_variables, self.non_trainable_variables, []]
+        logs, values = self.test_function(_current(groups), iterator)
+        for variable, value in _pairs(groups, values):
+            variable.assign(value)
+        return logs
+
+    def train_step(self, state, data):
+        groups = self._train_groups()
+        with keras.StatelessScope(_pairs(groups, state)) as scope:
+            gradients = self._accumulated if self._accumulation > 1 else self._gradients
+            logs = self._update(*gradients(*data[:2]))
+        return logs, _values(scope, groups)
+
+    def test_step(self, state, data):
+        images, labels, weights = data
+        groups = [self.trainable_variables, self.non_trainable_variables, []]
+        with keras.StatelessScope(_pairs(groups, state)) as scope:
+            trained = [v.value for v in self.ema or self.network.trainable_variables]
+            others = [v.value for v in self.network.non_trainable_variables]
+            outputs, _ = self.network.stateless_call(trained, others, images, training=False)
+            logs = self._logs(self.test_sums, self._validation.measure(images, labels, outputs, weights)[1])
+        return logs, _values(scope, groups)
+
+    def _accumulated(self, images, labels):
+        import jax
+
+        count = self._accumulation
+        parts = [_micro_batches(x, count) for x in (images, labels)]
+        start = (
+            [ops.zeros(variable.shape) for variable in self.network.trainable_variables],
+            [ops.zeros(()) for _ in range(3)],
+            [v.value for v in self._statistics],
+        )
+
+        def add(totals, micro):
+            index, images, labels = micro
+            *added, statistics = self._gradients(images, labels, index, totals[2])
+            return (*jax.tree.map(ops.add, list(totals[:2]), added), statistics), None
+
+        return jax.lax.scan(add, start, (ops.arange(count), *parts))[0]
+
+    def _gradients(self, images, labels, micro=0, statistics=None, **_):
+        import jax
+
+        variables = self.network.trainable_variables
+        changed = [
+            *zip(self._random, self.layer_seeds(micro), strict=True),
+            *zip(self._statistics, statistics or [v.value for v in self._statistics], strict=True),
+        ]
+        values = {id(v): v.value for v in self.network.variables} | {id(v): value for v, value in changed}
+
+        def loss(trained):
+            now = values | {id(v): value for v, value in zip(variables, trained, strict=True)}
+            outputs, now = self._outputs(now, images)
+            losses, sums = self._objective.measure(images, labels, outputs, ops.ones(images.shape[:1]))
+            return ops.sum(losses) / self._batch_size, (sums, [now[id(v)] for v in self._statistics])
+
+        gradients, (sums, statistics) = jax.grad(loss, has_aux=True)([values[id(v)] for v in variables])
+        return gradients, sums, statistics
+
+    def _outputs(self, values: dict, images) -> tuple:
+        """Return the outputs of the network in training, and the values of its variables, by id, after it."""
+        import jax
+
+        outputs = images
+        for part in self._segments or [self._forward]:
+            call = functools.partial(part.stateless_call, training=True)
+            groups = part.trainable_variables, part.non_trainable_variables
+            given = [[values[id(v)] for v in group] for group in groups]
+            outputs, others = (jax.checkpoint(call) if self._segments else call)(*given, outputs)
+            values = values | {id(v): value for v, value in zip(groups[1], others, strict=True)}
+        return outputs, values
+
+    def layer_seeds(self, micro) -> list:
+        """Return the seed of each random layer, different for each step and micro-batch."""
+        import jax
+
+        if not self._random:
+            return []
+        key = jax.random.fold_in(jax.random.key(self._seed % 2**31), self.step.value)
+        return list(jax.random.bits(jax.random.fold_in(key, micro), (len(self._random), 2), self._random[0].dtype))
+
+
+def training_step(trainer: JaxTrainer) -> Callable:
+    """Return the compiled training step: (state, (images, labels)) -> (logs, new state); the state is donated.
+
+    The state is that of `state_shapes`. For one device; training compiles the step for its devices itself.
+    """
+    import jax
+
+    return jax.jit(trainer.train_step, donate_argnums=0)
+
+
+def state_shapes(trainer: JaxTrainer, sharding) -> tuple[list, ...]:
+    """Return the shapes and dtypes of the state of `training_step`, to compile it for devices that are not there.
+
+    Args:
+        trainer: compiled.
+        sharding: `jax.sharding.Sharding` of each variable.
+    """
+    import jax
+
+    groups = trainer._train_groups()
+    return tuple([jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding) for v in group] for group in groups)
+
+
+def _pairs(groups: Sequence[Sequence[keras.Variable]], state) -> list[tuple]:
+    return [pair for group, values in zip(groups, state, strict=True) for pair in zip(group, values, strict=True)]
+
+
+def _current(groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
+    return tuple([variable.value for variable in group] for group in groups)
+
+
+def _values(scope: keras.StatelessScope, groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
+    return tuple([scope.get_current_value(v) for v in group] for group in groups)
+
+
+def _on_devices(rows):
+    """Rows (B, ...) of NumPy -> the same on the devices, divided among them."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return ops.convert_to_tensor(rows)
+    return keras.distribution.distribute_tensor(rows, distribution.get_data_layout(rows.shape))
+
+
+def _micro_batches(rows, count: int):
+    """Rows (B, ...) -> (count, B / count, ...), each micro-batch divided among all devices."""
+    parts = ops.reshape(rows, (count, rows.shape[0] // count, *rows.shape[1:]))
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return parts
+    axes = [None, distribution.batch_dim_name, *(None for _ in rows.shape[1:])]
+    return keras.distribution.distribute_tensor(parts, keras.distribution.TensorLayout(axes, distribution.device_mesh))

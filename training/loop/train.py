@@ -1,0 +1,327 @@
+"""The training of a run: from the opened data and devices to the trained model in its directory.
+
+`run_training` locks the run directory, builds the model and saves it once it is trained; `Training.run_steps` is the
+loop over the steps. Both read from top to bottom. What a step computes is in `trainer.py`.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import UserError, preprocessing_of
+from keras_vit.files.remote import to_path
+from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
+from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
+from training.input.sources import Source, bad_examples_reported
+from training.lock import locked
+from training.loop import checkpoints
+from training.loop.build import build_trainer, trained_model
+from training.loop.inspect_callback import InspectEpochs
+from training.loop.metrics_log import MetricsLog
+from training.loop.profile import ProfileSteps
+from training.loop.progress import Progress, display
+from training.loop.run import Run, write_curves
+from training.loop.setup import Setup, checked, fingerprint, save_input, settings_of
+from training.loop.signals import StopSignals, TrainingInterrupted
+from training.loop.trainer import Trainer
+from training.options.common import TrainingOptions
+
+# Evaluation computes no gradients, so its batches may be larger than those of training.
+_EVALUATION_BATCH = 500
+
+
+def run_training(
+    options: TrainingOptions,
+    setup: Setup,
+    make_model: Callable[[int], keras.Model],
+    *,
+    command: str,
+    recipe_name: str,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    weights: dict | None = None,
+) -> Run:
+    """Train, or resume, or do nothing if the run is finished; return the finished run.
+
+    Args:
+        options: of the command, with the recipe.
+        setup: data and devices.
+        make_model: number of classes -> model; called once, under the strategy, before any file is written.
+        command: for config.json.
+        recipe_name: for config.json and messages.
+        callbacks: of the caller. Their `model` is the trainer. They see one training of all epochs, of which each ends
+            with an evaluation, and may set `model.stop_training`, which ends the run and saves the model as it is.
+            Their own state is not saved: when an interrupted run continues, they start fresh. With several workers,
+            the callbacks of each worker must make the same decisions.
+        weights: see `Run.start`.
+
+    Raises:
+        TrainingInterrupted: after SIGTERM or Ctrl-C, with a checkpoint saved.
+        UserError: if options, data, devices and directory do not fit, the loss is not finite or the disk is full; the
+            last checkpoint remains.
+    """
+    run, strategy = Run(to_path(options.workdir)), setup.strategy
+    settings = settings_of(options, command, recipe_name, setup.source)
+    writes = is_chief(strategy)
+    with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
+        options, source, num_steps = checked(options, setup)
+        check_equal_on_workers(
+            strategy,
+            {
+                "their settings or data": fingerprint(settings, source),
+                "the images of their data, by its files or by the index of its records": source.fingerprint,
+            },
+        )
+        if run.model_file.is_file():
+            run.start(settings, source.labels, images=setup.source.fingerprint)
+            print(f"{run.path} is finished: nothing to do.")
+            return run
+
+        keras.utils.set_random_seed(options.seed)
+        if options.deterministic:
+            tf.config.experimental.enable_op_determinism()
+        trainer = build_trainer(
+            lambda: make_model(len(source.labels)),
+            options.recipe,
+            num_steps,
+            strategy=strategy,
+            execution=options.execution,
+            seed=options.seed,
+            deterministic=options.deterministic,
+        )
+        if writes:
+            run.start(settings, source.labels, weights, images=setup.source.fingerprint)
+            save_input(run, trainer.network, source, options, settings)
+
+        training = Training(trainer, source, run, options, callbacks)
+        with (
+            report_lost_workers(strategy),
+            training.signals.handled(),
+            bad_examples_reported(source.train, source.evaluation),
+        ):
+            training.run_steps()
+            training.signals.training_complete()
+            if writes:
+                write_curves(run)  # before the model, which marks the run as finished
+                run.save_model(trained_model(trainer))
+            # No worker exits while the chief still writes.
+            check_equal_on_workers(strategy, {"the steps of the run": training.step})
+    if writes:
+        last = sorted(run.metrics()[-1].items())
+        metrics = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
+        print(f"Trained: {metrics} on the evaluation images; see {run.path}.")
+    return run
+
+
+class Training:
+    """The steps of a run that its latest checkpoint leaves to do.
+
+    An epoch here is what lies between two evaluations: one of the data, unless `--evaluate-every` says otherwise.
+
+    Attributes:
+        trainer: whose model is trained.
+        step: steps done.
+        records: the metrics of each evaluation, as metrics.jsonl has them.
+        signals: noted here, and obeyed after the step.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        source: Source,
+        run: Run,
+        options: TrainingOptions,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+    ):
+        """Restore the latest checkpoint. Raises UserError if it does not fit the trainer.
+
+        Args:
+            trainer: compiled.
+            source: of the data.
+            run: started, to restore from and to write to.
+            options: of the command.
+            callbacks: of the caller, see `run_training`.
+        """
+        self.trainer, self._source, self._run, self._options = trainer, source, run, options
+        self._callers_callbacks, self._writes = callbacks, is_chief(trainer.distribute_strategy)
+        self.num_steps = options.recipe.num_steps(source.train.num_examples)
+        self._data_epoch = steps_per_epoch(source.train, options.recipe.batch_size)
+        self._epoch = options.execution.evaluate_every or self._data_epoch
+        self.step, self.records, self.signals = 0, list[dict](), StopSignals()
+        self._seconds = 0.0  # that earlier processes spent on the current epoch
+        if restored := checkpoints.restore(run.checkpoints_folder, trainer.state):
+            self.step, progress = restored
+            self.records, self._seconds = progress["records"], progress["seconds"]
+            for record in self.records:  # earlier versions counted evaluations
+                record["epoch"] = self._epochs_of(record["step"])
+            if self._writes:
+                print(f"Continuing after step {self.step:,}, in epoch {self.step // self._data_epoch + 1}.")
+
+    def run_steps(self) -> None:
+        """Train until the last step, or until a callback or a signal says so."""
+        trainer, at_once = self.trainer, self._options.execution.steps_per_execution
+        check_equal_on_workers(trainer.distribute_strategy, {"the step of their checkpoint": self.step})
+        self._log = MetricsLog(self._run, self.records) if self._writes else None
+        training, self._evaluation, self._evaluation_steps = self._data()
+        batches = trainer.batches(training)
+        trainer.make_train_function()
+        trainer.make_test_function()
+        trainer.stop_training = False
+        with self._callbacks() as callbacks:
+            callbacks.on_train_begin()
+            while self.step < self.num_steps and not trainer.stop_training:
+                begin, end = self.step, min((self.step // self._epoch + 1) * self._epoch, self.num_steps)
+                callbacks.on_epoch_begin(len(self.records))
+                start = time.monotonic()
+
+                while self.step < end and not trainer.stop_training:
+                    steps = min(at_once, end - self.step)
+                    callbacks.on_train_batch_begin(self.step - begin)
+                    if self.signals.received:
+                        trainer.request_stop()  # of all workers, after this step
+                    logs = _numbers(trainer.train_steps(batches, tf.constant(steps)))
+                    self.step += steps
+                    if not np.isfinite(logs["loss"]):
+                        raise self._diverged()
+                    seconds = time.monotonic() - start
+                    rate = round((self.step - begin) * self._options.recipe.batch_size / seconds, 1)
+                    callbacks.on_train_batch_end(self.step - begin - 1, logs | {"images_per_second": rate})
+                    if self.step < end:
+                        self._save_within_epoch(steps, self._seconds + seconds)
+
+                logs |= {f"val_{name}": value for name, value in self._evaluate(callbacks).items()}
+                callbacks.on_epoch_end(len(self.records), dict(logs))
+                self._end_epoch(self._record(logs, rate, self._seconds + time.monotonic() - start))
+            callbacks.on_train_end(self.records[-1] if self.records else None)
+
+    def _data(self) -> tuple:
+        """Return the endless batches of training from the next step on, those of an evaluation, and their number."""
+        trainer, recipe, strategy = self.trainer, self._options.recipe, self.trainer.distribute_strategy
+        preprocessing, left = preprocessing_of(trainer.network), self.num_steps - self.step
+        epochs, evaluations = left / self._data_epoch, left // self._epoch
+        source = resized_once(self._source, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
+        training = functools.partial(
+            training_batches,
+            source.train,
+            recipe,
+            preprocessing,
+            num_classes=len(source.labels),
+            seed=self._options.seed,
+            first_step=self.step,
+            num_steps=None,
+        )
+        size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync)
+        evaluation = functools.partial(
+            evaluation_batches,
+            source.evaluation,
+            preprocessing,
+            num_classes=len(source.labels),
+            batch_size=size,
+        )
+        return (
+            distributed(strategy, recipe.batch_size, training),
+            distributed(strategy, size, evaluation),
+            num_batches,
+        )
+
+    @contextlib.contextmanager
+    def _callbacks(self) -> Iterator[keras.callbacks.CallbackList]:
+        """The caller's callbacks and those of the options, with the display of the progress last."""
+        execution, callbacks = self._options.execution, [*self._callers_callbacks]
+        with contextlib.ExitStack() as stack:
+            if self._writes and execution.inspect_every:
+                make_model = functools.partial(trained_model, self.trainer)
+                callbacks.append(InspectEpochs(make_model, self._run.path, execution.inspect_every))
+            if self._writes and execution.profile_steps:
+                folder, per_execution = self._run.path / "profile", execution.steps_per_execution
+                profile = ProfileSteps(folder, *execution.profile_steps, lambda: self.step, per_execution)
+                stack.callback(profile.stop)
+                callbacks.append(profile)
+            if self._writes and self.step < self.num_steps:
+                progress = display(Progress(lambda: self.step, self.num_steps, self._data_epoch))
+                stack.callback(progress.close)
+                callbacks.append(progress)
+            epochs = len(self.records) + -(-self.num_steps // self._epoch) - self.step // self._epoch
+            yield keras.callbacks.CallbackList(
+                callbacks, add_history=True, model=self.trainer, epochs=epochs, steps=self._epoch
+            )
+
+    def _evaluate(self, callbacks: keras.callbacks.CallbackList) -> dict[str, float]:
+        """Return the metrics of all evaluation examples."""
+        trainer, at_once, done = self.trainer, self._options.execution.steps_per_execution, 0
+        batches = trainer.batches(self._evaluation)
+        callbacks.on_test_begin()
+        while done < self._evaluation_steps:
+            steps = min(at_once, self._evaluation_steps - done)
+            callbacks.on_test_batch_begin(done)
+            logs = _numbers(trainer.test_steps(batches, tf.constant(steps)))
+            done += steps
+            callbacks.on_test_batch_end(done - 1, logs)
+        callbacks.on_test_end(logs)
+        return logs
+
+    def _record(self, logs: dict[str, float], images_per_second: float, seconds: float) -> dict:
+        """The line of an epoch in metrics.jsonl; the images per second are without the evaluation."""
+        record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
+        record["learning_rate"] = float(np.array(self.trainer.optimizer.learning_rate))
+        return record | {"images_per_second": images_per_second, "seconds": round(seconds, 3)}
+
+    def _epochs_of(self, step: int) -> float:
+        """Passes over the training data, a fraction where evaluations are more frequent."""
+        epochs = step / self._data_epoch
+        return int(epochs) if epochs.is_integer() else round(epochs, 3)
+
+    def _end_epoch(self, record: dict) -> None:
+        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal."""
+        self.records.append(record)
+        self.trainer.reset_metrics()
+        self._seconds = 0.0
+        self._save(0.0)
+        if self._log is not None:
+            self._log.write(self.records)
+        if self._stop_requested():
+            raise TrainingInterrupted
+
+    def _save_within_epoch(self, steps: int, seconds: float) -> None:
+        """Save a checkpoint if it is time for one, or after a signal, which also raises TrainingInterrupted."""
+        every, stop = self._options.execution.checkpoint_every, self._stop_requested()
+        if stop or (every and (self.step - steps) // every != self.step // every):
+            self._save(seconds)
+        if stop:
+            raise TrainingInterrupted
+
+    def _stop_requested(self) -> bool:
+        """Whether any worker received a signal; the same answer in every worker."""
+        of_any_worker = self.trainer.any_stop_requested()
+        return self.signals.received if of_any_worker is None else of_any_worker
+
+    def _save(self, seconds: float) -> None:
+        """Save a checkpoint after `seconds` of the current epoch. Raises UserError if a weight is not finite."""
+        if not self._writes:
+            return
+        arrays = {name: np.array(variable) for name, variable in self.trainer.state.items()}
+        if not all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
+            raise self._diverged()
+        progress = {"records": self.records, "seconds": seconds}
+        checkpoints.save(self._run.checkpoints_folder, self.step, progress, arrays)
+
+    def _diverged(self) -> UserError:
+        return UserError(
+            f"The loss or a weight is not finite at step {self.step}, so training stopped; the workdir keeps the last "
+            "checkpoint: try a lower --learning-rate in a new workdir."
+        )
+
+
+def evaluation_size(num_examples: int, replicas: int) -> tuple[int, int]:
+    """Return a batch size that the replicas divide, and the number of batches, with the least padding."""
+    num_batches = -(-num_examples // _EVALUATION_BATCH)
+    size = -(-num_examples // num_batches)
+    return -(-size // replicas) * replicas, num_batches
+
+
+def _numbers(logs: dict) -> dict[str, float]:
+    return {name: float(value) for name, value in logs.items()}

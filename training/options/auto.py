@@ -1,0 +1,27 @@
+"""Options of `training.auto`."""
+
+import dataclasses
+
+from keras_vit.images.geometry import Resize
+from keras_vit.parser import Positive, Seed, check_ranges
+from training.options.common import DataOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AutoOptions:
+    """Train a classifier on your pictures in the way that suits the data and this machine."""
+
+    source: DataOptions
+    checkpoint: str | None = None
+    """Published checkpoint or run to start from; default hf:facebook/dinov2-small, if it can be had."""
+    workdir: str = "runs/auto"
+    """Directory of the new run."""
+    minutes: Positive | None = None
+    """Time for fine-tuning all weights. Default: on a GPU as long as it takes, on a CPU none."""
+    resize: Resize | None = None
+    """How images are resized to the model's input; default what classifies better on frozen features."""
+    seed: Seed = 0
+    """Seed of fine-tuning and of training from scratch."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)

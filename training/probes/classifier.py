@@ -1,0 +1,114 @@
+"""A probe as a model: the backbone with the probe's linear head, in a run directory like that of a training.
+
+So whatever works on a run works on a probe: predict, evaluate, inspect, export, serve, fine-tune further.
+"""
+
+import dataclasses
+import pathlib
+
+import keras
+import numpy as np
+import sklearn.pipeline
+
+import keras_vit
+from keras_vit import Preprocessing, ViTConfig, run_directory
+from keras_vit.checkpoints.layouts import HEADS
+from keras_vit.checkpoints.load import values_by_key, weights_by_key
+from keras_vit.files.remote import to_path
+from keras_vit.models.config import ModelConfig
+from keras_vit.runs import Run
+from training.input.pipeline import save_samples
+from training.input.sources import Source
+from training.lock import locked
+from training.loop.run import Run as RunDirectory
+from training.options.common import FeatureKind
+from training.options.probes import LinearProbeOptions
+
+# Training images kept for the calibration of exports.
+_CALIBRATION_IMAGES = 512
+_POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
+
+
+def linear_head(probe: sklearn.pipeline.Pipeline) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel (D, K) and bias (K,), float32, that compute the logits of a fitted probe from the features.
+
+    The probe computes ((x - mean) / scale) coef.T + intercept. Of two classes, scikit-learn has the logit of the second
+    one alone; that of the first is 0.
+    """
+    scaler, regression = probe
+    kernel = (regression.coef_ / scaler.scale_).T
+    bias = regression.intercept_ - scaler.mean_ @ kernel
+    if kernel.shape[1] == 1:
+        kernel, bias = (np.concatenate([np.zeros_like(part), part], axis=-1) for part in (kernel, bias))
+    return kernel.astype(np.float32), bias.astype(np.float32)
+
+
+def with_linear_head(
+    model: keras.Model, kind: FeatureKind, preprocessing: Preprocessing, kernel: np.ndarray, bias: np.ndarray
+) -> keras.Model:
+    """A new model with the weights of `model` and a head that reads the features of this kind.
+
+    Args:
+        model: built by `keras_vit.build`.
+        kind: see `FeatureOptions.features`.
+        preprocessing: of the images that the features were computed of.
+        kernel: (D, K), of the head.
+        bias: (K,).
+    """
+    config = _with_head_for(keras_vit.config_of(model), kind)
+    new = keras_vit.build(config, preprocessing=preprocessing, num_classes=len(bias), name=model.name)
+    values = values_by_key(model)
+    for key, variable in weights_by_key(new).items():
+        if key.startswith(HEADS):
+            part = kernel if key.endswith("/kernel") else bias
+            variable.assign(part.reshape(variable.shape))
+        else:
+            variable.assign(values[key])
+    return new
+
+
+def _with_head_for(config: ModelConfig, kind: FeatureKind) -> ModelConfig:
+    if not isinstance(config, ViTConfig):
+        return config
+    changes: dict = {"head_bias": True}
+    if kind != "pre_logits":
+        changes |= {"classifier": _POOLING[kind], "representation_size": None}
+        changes["with_class_token"] = kind == "mean" and config.has_class_token
+        if config.distillation == "head":  # its token stays, its head does not
+            changes["distillation"] = "token"
+    return dataclasses.replace(config, **changes)
+
+
+def save_probe(
+    run: Run, model: keras.Model, source: Source, options: LinearProbeOptions, metrics: dict[str, float]
+) -> pathlib.Path:
+    """Write the run directory `options.workdir` of a probe and return its path.
+
+    Args:
+        run: the backbone.
+        model: with the head of the probe.
+        source: the data that it was fitted to.
+        options: of the command.
+        metrics: for metrics.jsonl.
+    """
+    directory = RunDirectory(to_path(options.workdir or ""))
+    images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
+    settings = {
+        "command": "linear_probe",
+        "checkpoint": run.name,
+        "source": options.source.settings(),
+        "images": images,
+        "features": options.features,
+        "c": list(options.c),
+    }
+    preprocessing = keras_vit.preprocessing_of(model)
+    with locked(directory.path):
+        weights = {"checkpoint": run.name, "license": run.license}
+        directory.start(settings, source.labels, weights, images=source.fingerprint)
+        if source.train.digests is not None:
+            run_directory.save_training_images(directory.path, source.train.digests)
+        save_samples(source.evaluation, preprocessing, directory.path / run_directory.SAMPLES)
+        save_samples(source.train, preprocessing, directory.path / run_directory.CALIBRATION, most=_CALIBRATION_IMAGES)
+        directory.write_metrics([{"epoch": 1, **metrics}])
+        directory.save_model(model)
+    return directory.path

@@ -1,0 +1,142 @@
+"""What a directory to train into may hold: nothing, or a run of the same settings. No TensorFlow or Keras."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import is_temporary
+from keras_vit.files.remote import is_remote, to_path
+from training.lock import LOCK, check_unlocked
+from training.options.common import TrainingOptions
+
+# Options that may change when a run is resumed: they change where and how it is computed, not the result.
+_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
+# Defaults of fields that older runs do not have.
+_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0))
+# Settings of another run that a message names.
+_MOST_DIFFERENCES = 5
+
+
+def check_workdir(path: pathlib.Path) -> None:
+    """Raise UserError if something exists that is no run directory, finished or not."""
+    nearest = next((parent for parent in path.parents if parent.exists()), None)
+    if not is_remote(path) and nearest is not None and not nearest.is_dir():
+        raise UserError(f"{nearest} is a file, so there can be no {path}; give another --workdir.")
+    if (path / run_directory.CONFIG).is_file() or not path.exists():
+        return
+    if not path.is_dir() or not all(is_temporary(entry) or entry.name.endswith(LOCK) for entry in path.iterdir()):
+        raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
+
+
+def check_new_workdir(workdir: str) -> None:
+    """Raise UserError for the directory of a finished run, and if something exists that is no run directory."""
+    path = to_path(workdir)
+    check_workdir(path)
+    if (path / run_directory.MODEL).is_file():
+        raise UserError(f"{path} holds a finished run; choose another --workdir, or delete {path}.")
+
+
+def check_outside(workdir: str, data: str) -> None:
+    """Raise UserError for a run directory in the folder of the images, where it would be taken for one of a class."""
+    kind, _, folder = data.partition(":")
+    inner, outer = (to_path(path) if is_remote(path) else pathlib.Path(path).resolve() for path in (workdir, folder))
+    if kind == "folder" and inner.is_relative_to(outer):
+        raise UserError(
+            f"--workdir must not lie in the folder of the data, but {workdir} is in {folder}; give one outside of it, "
+            "such as runs/mine."
+        )
+
+
+def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *, is_final: bool) -> None:
+    """Raise UserError if a workdir holds something else, or a run with other settings, is locked, or lies in the data.
+
+    Args:
+        options: of the command.
+        command: see `run_settings`.
+        recipe_name: see `run_settings`.
+        is_final: whether the recipe of the options is that of the run, and does not depend on the data.
+    """
+    check_outside(options.workdir, options.source.data)
+    if is_remote(options.workdir):
+        return  # the rest is checked where TensorFlow reads it
+    path = to_path(options.workdir)
+    check_workdir(path)
+    try:
+        saved = json.loads((path / run_directory.CONFIG).read_text(encoding="utf-8"))["settings"]
+        now = run_settings(options, command, recipe_name) | {"images": saved["images"]}
+        if not is_final:
+            now["recipe"] = saved["recipe"]
+        elif saved["recipe"]["loss"] == "multi-label":  # which images of several classes each choose
+            now["recipe"]["loss"] = "multi-label"
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # there is none, or it is reported later
+    else:
+        check_settings(path, saved, now)
+    if not (path / run_directory.MODEL).is_file() and not _has_workers(options):
+        check_unlocked(path)
+
+
+def _has_workers(options: TrainingOptions) -> bool:
+    """Whether several processes may be given the same workdir, of which one takes the lock."""
+    strategy = options.devices.strategy
+    return strategy == "multi-worker" or (
+        strategy == "auto" and not {"TF_CONFIG", "SLURM_PROCID"}.isdisjoint(os.environ)
+    )
+
+
+def check_no_run(output: str) -> None:
+    """Raise UserError for a run directory as the place of a data set: its labels.txt would be replaced."""
+    if not is_remote(output) and (to_path(output) / run_directory.CONFIG).is_file():
+        raise UserError(f"{output} is a run directory; give --output a folder of its own.")
+
+
+def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> dict[str, Any]:
+    """Everything but the images that changes the result of a run, as in config.json."""
+    settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
+    # Runs did not have them before, and continue without.
+    settings = {name: value for name, value in settings.items() if (name, value) not in _NEWER}
+    settings["source"] = options.source.settings()
+    return {"command": command, "recipe_name": recipe_name, "precision": options.execution.precision, **settings}
+
+
+def check_settings(path: pathlib.Path, saved: dict, now: dict) -> None:
+    """Raise UserError if the settings of the run in a directory are not those of now."""
+    now = json.loads(json.dumps(now))  # tuples become lists, as in the file
+    there, here = _command_of(saved), _command_of(now)
+    if there != here:  # then most of the other settings differ too
+        raise UserError(
+            f"{path} already holds a run of {there}, but this one is of {here}; give another --workdir, or remove "
+            "that one."
+        )
+    if saved != now:
+        raise UserError(
+            f"{path} already holds another run, which differs in {differences(saved, now)}; give another --workdir, "
+            "or remove that one."
+        )
+
+
+def _command_of(settings: dict) -> str:
+    """The command of a run, with its recipe if it has one."""
+    recipe = settings.get("recipe_name")
+    return f"training.{settings.get('command')}" + (f" with the recipe {recipe}" if recipe else "")
+
+
+def differences(there: dict, here: dict) -> str:
+    """Return `field (there 1, here 2)` for nested settings that differ: of the first fields, and how many more do."""
+
+    def flat(settings, prefix: str = "") -> dict:
+        if not isinstance(settings, dict):
+            return {prefix: settings}
+        return {key: leaf for name, part in settings.items() for key, leaf in flat(part, f"{prefix}.{name}").items()}
+
+    there, here = flat(there), flat(here)
+    found = [
+        f"{key[1:]} (there {there.get(key)!r}, here {here.get(key)!r})"
+        for key in sorted(there.keys() | here.keys())
+        if there.get(key) != here.get(key)
+    ]
+    more = len(found) - _MOST_DIFFERENCES
+    return ", ".join(found[:_MOST_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
