@@ -27,6 +27,8 @@ from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import open_folder, open_safetensors, read_json, stored_image_size
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
+# TimmWrapper of transformers: timm's model and config.json.
+_TIMM_WRAPPER = "timm_model."
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
 _UNSUPPORTED = {
     "q_norm": "norms of queries and keys",
@@ -84,7 +86,8 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     path = find_checkpoint(path)
     arrays, ignored = normalize_keys(open_arrays(path))
     if prefix := _wrapper(arrays):
-        warnings.warn(f"The keys of {path.name} are read without {prefix!r}.", stacklevel=2)
+        if prefix != _TIMM_WRAPPER:
+            warnings.warn(f"The keys of {path.name} are read without {prefix!r}.", stacklevel=2)
         ignored += tuple(key for key in arrays if not key.startswith(prefix))
         arrays = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
     module, layout = identify_format(arrays)
@@ -93,7 +96,9 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
         del weights["registers/tokens"]  # which DINOv3 of transformers has without registers, too
     if layout.prefix_positions is False:
         weights = _with_class_position(weights)
-    counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token"))}
+    if layout.prefix_positions is None:
+        weights = _without_register_positions(weights)
+    counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token", ".bias_mask"))}
     counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
     unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
     return Checkpoint(module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
@@ -198,6 +203,26 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
         return np.pad(table.convert(array), ((0, 0), (1, 0), (0, 0)))
 
     return weights | {POSITIONS: Weight(table.source, shape, pad)}
+
+
+def _without_register_positions(weights: dict[str, Weight]) -> dict[str, Weight]:
+    """Add the first rows of a table to the registers, where there are such rows: vit_so150m of timm.
+
+    They are where the number of rows is a square only without them, and no class token comes first.
+    """
+    if "cls" in weights or not {"registers/tokens", POSITIONS} <= weights.keys():
+        return weights
+    registers, table = weights["registers/tokens"], weights[POSITIONS]
+    if len(registers.shape) != 3 or len(table.shape) != 3 or registers.shape[::2] != table.shape[::2]:
+        return weights
+    first, rows = registers.shape[1], table.shape[1]
+    if square_grid(rows) is not None or square_grid(rows - first) is None:
+        return weights
+    shape = (table.shape[0], rows - first, table.shape[2])
+    return weights | {
+        "registers/tokens": Weight(registers.source, registers.shape, lambda tokens: tokens + table.read()[:, :first]),
+        POSITIONS: Weight(table.source, shape, lambda array: array[:, first:]),
+    }
 
 
 def square_grid(num_tokens: int) -> tuple[int, int] | None:

@@ -98,7 +98,10 @@ TABLE = Transform((2,), lambda s: (1, *s), lambda a: a[None], lambda w, heads: w
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A key of a file and its weights: one, none (a counter), or several, concatenated along the first axis."""
+    """A key of a file and its weights: one, none (a counter), or several, concatenated along the first axis.
+
+    The name of a part that no model reads is empty.
+    """
 
     names: tuple[str, ...]
     key: str
@@ -217,6 +220,8 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
         raise UserError(f"The array {array.key!r} should hold {parts} equal parts, but has shape {array.shape}.")
     found = {}
     for part, name in enumerate(rule.names):
+        if not name:
+            continue
         size = array.shape[0] // parts
         load = functools.partial(_load_part, transform, slice(part * size, (part + 1) * size))
         found[_fill(name, numbers)] = Weight(array, transform.shape((size, *array.shape[1:])), load)

@@ -7,6 +7,7 @@ from typing import Protocol
 from keras_vit.checkpoints.formats import (
     big_transfer,
     big_vision,
+    meta,
     open_clip,
     timm,
     timm_eva,
@@ -60,11 +61,12 @@ class Format(Protocol):
 FORMATS: tuple[Format, ...] = (
     *(vit_jax, big_transfer, vit_jax_linen, big_vision),
     *(eomt, owl, dinov3, dinov2, clip, vit, bit),  # transformers
-    *(timm_eva, timm, torchvision, open_clip),
+    *(meta, timm_eva, timm, torchvision, open_clip),
 )
 # Those of models with a further task, which no other format can write.
 _OF_TASKS = (eomt, owl)
-LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in FORMATS if module is not open_clip))  # which is only read
+_READ_ONLY = (meta, open_clip)
+LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in FORMATS if module not in _READ_ONLY))
 
 
 def identify_format(arrays: Mapping[str, LazyArray]) -> tuple[Format, Layout]:

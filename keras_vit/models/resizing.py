@@ -15,8 +15,10 @@ from keras_vit.errors import UserError, nearest
 # bicubic-aligned     torchvision `interpolate_embeddings`: torch bicubic, align_corners=True.
 # bilinear            timm for .npz files, and FlexiViT's patches: half-pixel centers, no antialiasing.
 # bicubic             Hugging Face `interpolate_pos_encoding`: torch bicubic, align_corners=False.
+# bicubic-offset      DINOv2 without registers, `interpolate_pos_encoding`: the same with 0.1 added to the new size, for
+#                     the places of the samples alone.
 # bicubic-antialias   timm `resample_abs_pos_embed` otherwise: torch bicubic, antialias=True.
-Resampler = Literal["bilinear-aligned", "bicubic-aligned", "bilinear", "bicubic", "bicubic-antialias"]
+Resampler = Literal["bilinear-aligned", "bicubic-aligned", "bilinear", "bicubic", "bicubic-offset", "bicubic-antialias"]
 # How a patch kernel gets other channels.
 ChannelRule = Literal["mean", "repeat"]
 
@@ -73,7 +75,7 @@ def resampling_matrix(old: int, new: int, resampler: Resampler) -> np.ndarray:
     Beyond the border the outermost sample is repeated; only the antialiased filter is cut off there and scaled back to
     a sum of one (torch `UpSample.h`, `UpSampleKernel.cpp`).
     """
-    center = (np.arange(new) + 0.5) * (old / new)
+    center = (np.arange(new) + 0.5) * (old / (new + 0.1 if resampler == "bicubic-offset" else new))
     if resampler == "bicubic-antialias":
         # Shrinking widens the filter. Keys' a is -0.5 here, as in Pillow, but -0.75 in torch's plain bicubic.
         weights = _cubic((np.arange(old) + 0.5 - center[:, None]) / max(old / new, 1.0), a=-0.5)

@@ -9,6 +9,7 @@ arguments beside `size`:
     bilinear            mode="bilinear", align_corners=False, antialias=False
     bicubic             mode="bicubic", align_corners=False, antialias=False
     bicubic-antialias   mode="bicubic", align_corners=False, antialias=True
+    bicubic-offset      mode="bicubic", align_corners=False, scale_factor=((h' + 0.1) / h, (w' + 0.1) / w), torch 2.14.1
 
 In float64, because torch's own float32 is off by up to 5e-6. No new grid has several rows and one column: there torch
 2.13.0 with antialias=True gives every row the values of the first.

@@ -17,6 +17,7 @@ from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.formats.timm_models import (
     ACTIVATIONS,
     components_of,
+    current_name,
     default_pooling,
     is_gated,
     layer_scale_of,
@@ -69,7 +70,7 @@ def architecture_of(config: dict) -> tuple[str, dict]:
     arguments = config.get("model_args") or {}
     if not isinstance(arguments, dict):
         raise UserError(f"config.json should give model_args as an object, but gives {arguments!r:.80}.")
-    return str(config.get("architecture") or _pretrained_of(config).get("architecture")), arguments
+    return current_name(str(config.get("architecture") or _pretrained_of(config).get("architecture"))), arguments
 
 
 def _pretrained_of(config: dict) -> dict:

@@ -86,6 +86,10 @@ TIMM_MODELS: Mapping[str, TimmModel] = {
     **_models("vit_large_patch16_siglip_512 vit_so400m_patch16_siglip_256 vit_so400m_patch16_siglip_384", 16, "tanh"),
     **_models("vit_so400m_patch16_siglip_512", 16, "tanh"),
     **_models("vit_giant_patch14_dinov2 vit_giant_patch14_reg1_tipsv2 vit_giant_patch14_reg4_dinov2", 24, "silu"),
+    **_models("vit_so150m2_patch16_reg1_gap_256 vit_so150m2_patch16_reg1_gap_384", 13),
+    **_models("vit_so150m2_patch16_reg1_gap_448", 13),
+    **_models("vit_so150m_patch16_reg4_gap_256 vit_so150m_patch16_reg4_gap_384", 14),
+    **_models("eva_large_patch14_196 eva_large_patch14_336", 16),
     **_models("resnetv2_50x1_bit resnetv2_50x3_bit resnetv2_101x1_bit resnetv2_101x3_bit", None, None),
     **_models("resnetv2_152x2_bit resnetv2_152x4_bit", None, None),
 }
@@ -113,8 +117,26 @@ _NULLABLE = ("fc_norm", "init_values", "norm_layer", "embed_norm_layer", *WITHOU
 # Architectures that timm 1.0.31 builds with qkv_bias=False, of all that are supported.
 _WITHOUT_QKV_BIAS = (
     *("vit_base_patch16_224_miil", "vit_medium_patch16_gap_240", "vit_medium_patch16_gap_256"),
-    *("vit_medium_patch16_gap_384", "vit_betwixt_patch16_gap_256"),
+    *("vit_medium_patch16_gap_384", "vit_betwixt_patch16_gap_256", "vit_so150m2_patch16_reg1_gap_256"),
+    *("vit_so150m2_patch16_reg1_gap_384", "vit_so150m2_patch16_reg1_gap_448"),
 )
+# Ends of deprecated names, which named the training, and other parts of them, with what replaced them in timm 0.8.
+_DEPRECATED = (
+    (r"_(in21k|in21ft1k|sam|dino)$", ""),
+    (r"_bitm$", "_bit"),
+    (r"_bit_(distilled|teacher|teacher_384)$", "_bit"),
+    (r"_(\d+)_clip_laion2b$", r"_clip_\1"),
+    (r"^vit_base_resnet50_", "vit_base_r50_s16_"),
+)
+
+
+def current_name(architecture: str) -> str:
+    """The name that timm 1.0.31 has for an architecture; another one for those that it deprecates."""
+    if architecture.partition(".")[0] in TIMM_MODELS:
+        return architecture
+    for old, new in _DEPRECATED:
+        architecture = re.sub(old, new, architecture)
+    return architecture
 
 
 def components_of(architecture: str) -> dict[str, tuple[str, object]]:
@@ -136,7 +158,7 @@ def components_of(architecture: str) -> dict[str, tuple[str, object]]:
 
 def layer_scale_of(architecture: str) -> float | None:
     """An initial layer scale for an architecture that has one, else None; the stored factors are read in any case."""
-    return 1e-5 if architecture.startswith("deit3_") or "dinov2" in architecture else None
+    return 1e-5 if architecture.startswith(("deit3_", "vit_so150m2_")) or "dinov2" in architecture else None
 
 
 def is_gated(architecture: str) -> bool:
@@ -146,7 +168,7 @@ def is_gated(architecture: str) -> bool:
 
 def default_pooling(architecture: str) -> Classifier | None:
     """How an architecture pools where its config.json does not say how; None where the arrays tell it."""
-    if "_gap_" in architecture:
+    if "_gap_" in architecture or architecture.startswith("eva_large_"):
         return "gap"
     return "map" if "_siglip_" in architecture else None
 

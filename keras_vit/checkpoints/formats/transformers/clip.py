@@ -1,9 +1,9 @@
-"""The vision towers of transformers' CLIP and SigLIP, alone or beside a text tower."""
+"""The vision towers of transformers' CLIP, MetaCLIP 2, Chinese-CLIP and SigLIP, alone or beside a text tower."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes
+from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
@@ -39,8 +39,14 @@ SUFFIXES: tuple[str, ...] = ("",)
 CONFIG_FILES: tuple[str, ...] = FILES
 _CLIP = {**BASE, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
 _SIGLIP = {**BASE, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
-_DEFAULTS: dict[str, dict[str, Any]] = {"clip_vision_model": _CLIP, "clip": _CLIP}
-_DEFAULTS |= {"siglip_vision_model": _SIGLIP, "siglip": _SIGLIP}
+# With a text tower beside them; the towers for images alone are of the type f"{name}_vision_model".
+_CLIPS, _SIGLIPS = ("clip", "metaclip_2", "chinese_clip"), ("siglip",)
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    kind: fields
+    for names, fields in ((_CLIPS, _CLIP), (_SIGLIPS, _SIGLIP))
+    for name in names
+    for kind in (f"{name}_vision_model", name)
+}
 _MLP = f"{BLOCK}MlpBlock_3/"
 
 
@@ -48,7 +54,8 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format."""
     for prefix in ("vision_model.", ""):
         if f"{prefix}embeddings.patch_embedding.weight" in arrays:
-            return _layout(prefix, clip=f"{prefix}pre_layrnorm.weight" in arrays)
+            clip = f"{prefix}pre_layrnorm.weight" in arrays
+            return _layout(prefix, clip=clip, classifies=not clip and "classifier.weight" in arrays)
     return None
 
 
@@ -69,7 +76,8 @@ def layout_for(model: WrittenModel) -> Layout:
     return _layout("vision_model." if model.num_classes else "", clip=model.vit.pre_norm)
 
 
-def _layout(prefix: str, *, clip: bool) -> Layout:
+def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
+    """`classifies`: SiglipForImageClassification, which averages the tokens and leaves the pooling head unused."""
     layer, head = f"{prefix}encoder.layers.{{i}}.", f"{prefix}head."
     projections = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True)
     pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
@@ -94,6 +102,8 @@ def _layout(prefix: str, *, clip: bool) -> Layout:
         *dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
         *dense("head", "visual_projection"),
     )
+    if classifies:
+        rules = (*(rule for rule in rules if not rule.key.startswith(head)), *dense("head", "classifier"))
     return Layout(
         rules,
         gelu="quick" if clip else "tanh",
@@ -101,8 +111,10 @@ def _layout(prefix: str, *, clip: bool) -> Layout:
         biases=(QUERY_BIAS,) if clip else (*HEAD_BIASES, QUERY_BIAS),  # the head of CLIP is a projection
         resampler="bicubic",
         ambiguous=("gelu",) if clip else (),  # OpenCLIP has another one
-        model_types=("clip_vision_model", "clip") if clip else ("siglip_vision_model", "siglip"),
-        ignored=("text_model.", "text_projection.", "logit_scale", "logit_bias", f"{prefix}embeddings.position_ids"),
+        model_types=tuple(kind for kind, fields in _DEFAULTS.items() if fields is (_CLIP if clip else _SIGLIP)),
+        settings={"classifier": "gap"} if classifies else {},
+        ignored=("text_model.", "text_projection.", "logit_scale", "logit_bias", f"{prefix}embeddings.position_ids")
+        + (head,) * classifies,
     )
 
 
@@ -111,8 +123,11 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     if CONFIG not in files:
         return FileConfig()
     config = completed(_vision_config(files[CONFIG]), layout, _DEFAULTS)
+    if layout.settings.get("classifier") == "gap":
+        sizes = positions_and_tokens(config, layout, 0)
+        return read_vit(files, config, layout, sizes)
     refuse_other_values(config, {"vision_use_head": True})
-    sizes: Sizes = positions_and_tokens(config, layout)
+    sizes = positions_and_tokens(config, layout)
     if layout.ambiguous:  # the head of CLIP is a projection
         return read_vit(files, config, layout, sizes, num_classes=None)
     del sizes["num_class_tokens"]
@@ -133,7 +148,7 @@ def tower_config(fields: dict, name: str) -> dict:
 
 def _vision_config(fields: dict) -> dict:
     """The fields of the vision tower."""
-    if fields.get("model_type") not in ("clip", "siglip"):
+    if fields.get("model_type") not in _CLIPS + _SIGLIPS:
         return fields
     tower = tower_config(fields, "vision_config")
     older = fields.get("vision_config_dict")

@@ -11,6 +11,7 @@ from keras_vit.checkpoints.formats.transformers.image_processor import (
     read_images,
     whole_picture_config,
 )
+from keras_vit.checkpoints.key_mapping import ATTENTION, QKV, Rule, dense
 from keras_vit.errors import UserError
 from keras_vit.models.config import Gelu
 
@@ -101,6 +102,12 @@ def gelu_of(act: object) -> Gelu:
     return _GELU[act]
 
 
+def attention_in_memory(layer: str) -> tuple[Rule, ...]:
+    """The projections of a block as the modules of transformers 5 name them."""
+    keys = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True)
+    return tuple(rule for part, key in keys for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.{key}"))
+
+
 def positions_and_tokens(config: dict, layout: Layout, num_class_tokens: int = 1) -> Sizes:
     """The positions and class tokens that all models of a family have."""
     because = f"model_type={config.get('model_type') or layout.model_types[0]!r} and thus"
@@ -133,7 +140,7 @@ def _heads_of(fields: dict) -> tuple[str, ...]:
     names = [str(name) for name in names] if isinstance(names, list) else []
     if any(name.endswith("WithTeacher") for name in names):
         return "head", "head_distillation"
-    has_head = ("ForImageClassification", "VisionModelWithProjection", "CLIPModel")
+    has_head = ("ForImageClassification", "VisionModelWithProjection", "CLIPModel", "MetaClip2Model")
     return ("head",) if any(name.endswith(has_head) for name in names) else ()
 
 

@@ -12,6 +12,7 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
     CONFIG,
     FILES,
+    attention_in_memory,
     completed,
     positions_and_tokens,
     read_vit,
@@ -34,6 +35,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 _NAMES = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
 _MLP = f"{BLOCK}MlpBlock_3/"
+# Stored, and in memory.
+_GATES = ("encoder.layer.0.mlp.weights_in.weight", "encoder.layer.0.mlp.gate_proj.weight")
 
 
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
@@ -45,7 +48,7 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
             return _layout(
                 prefix,
                 registers=f"{prefix}embeddings.register_tokens" in arrays,
-                gated=f"{prefix}encoder.layer.0.mlp.weights_in.weight" in arrays,
+                gated=bool(arrays.keys() & {f"{prefix}{first}" for first in _GATES}),
                 classifies="classifier.weight" in arrays,
             )
     return None
@@ -94,6 +97,7 @@ def _layout(prefix: str, *, registers: bool, gated: bool, classifies: bool) -> L
         *norm(f"{BLOCK}LayerNorm_0", f"{layer}norm1"),
         *(rule for part in QKV for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.attention.{part}")),
         *dense(f"{ATTENTION}out", f"{layer}attention.output.dense"),
+        *attention_in_memory(layer),
         *layer_scales(layer),
         *norm(f"{BLOCK}LayerNorm_2", f"{layer}norm2"),
         *(
@@ -102,6 +106,9 @@ def _layout(prefix: str, *, registers: bool, gated: bool, classifies: bool) -> L
             else dense(f"{_MLP}Dense_0", f"{layer}mlp.fc1")
         ),
         *dense(f"{_MLP}Dense_1", f"{layer}mlp.{'weights_out' if gated else 'fc2'}"),
+        *dense(f"{_MLP}gate", f"{layer}mlp.gate_proj"),  # in memory
+        *dense(f"{_MLP}Dense_0", f"{layer}mlp.up_proj"),
+        *dense(f"{_MLP}Dense_1", f"{layer}mlp.down_proj"),
         *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
         *dense("head", "classifier"),
     )

@@ -12,6 +12,7 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
     CONFIG,
     FILES,
+    attention_in_memory,
     completed,
     read_vit,
     refuse_other_values,
@@ -19,7 +20,7 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     written,
 )
 from keras_vit.checkpoints.formats.transformers.dinov2 import layer_scales
-from keras_vit.checkpoints.key_mapping import ATTENTION, BLOCK, CONV, QKV, Rule, dense, norm
+from keras_vit.checkpoints.key_mapping import BLOCK, CONV, Rule, dense, norm
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ViTConfig
@@ -39,8 +40,10 @@ _MLP = f"{BLOCK}MlpBlock_3/"
 
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format."""
-    if "embeddings.patch_embeddings.weight" in arrays and "layer.0.norm1.weight" in arrays:
-        return _layout(gated="layer.0.mlp.gate_proj.weight" in arrays)
+    if "embeddings.patch_embeddings.weight" in arrays:
+        for prefix in ("", "model."):  # the second in memory
+            if f"{prefix}layer.0.norm1.weight" in arrays:
+                return _layout(prefix, gated=f"{prefix}layer.0.mlp.gate_proj.weight" in arrays)
     return None
 
 
@@ -66,19 +69,19 @@ def layout_for(model: WrittenModel) -> Layout:
     zeros = {"embeddings.mask_token": np.zeros((1, 1, config.hidden_size), np.float32)}
     if not config.num_registers:
         zeros["embeddings.register_tokens"] = np.zeros((1, 0, config.hidden_size), np.float32)
-    return dataclasses.replace(_layout(gated=config.gated_mlp), constants=zeros)
+    return dataclasses.replace(_layout("", gated=config.gated_mlp), constants=zeros)
 
 
-def _layout(*, gated: bool) -> Layout:
-    layer = "layer.{i}."
-    projections = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True)
+def _layout(prefix: str, *, gated: bool) -> Layout:
+    """`prefix` is that of the layers."""
+    layer = f"{prefix}layer.{{i}}."
     rules = (
         Rule(("cls",), "embeddings.cls_token"),
         Rule(("registers/tokens",), "embeddings.register_tokens"),
         Rule((), "embeddings.mask_token"),
         *dense("embedding", "embeddings.patch_embeddings", CONV),
         *norm(f"{BLOCK}LayerNorm_0", f"{layer}norm1"),
-        *(rule for part, key in projections for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.{key}")),
+        *attention_in_memory(layer),
         *layer_scales(layer),
         *norm(f"{BLOCK}LayerNorm_2", f"{layer}norm2"),
         *dense(f"{_MLP}gate", f"{layer}mlp.gate_proj"),

@@ -37,7 +37,7 @@ _STRETCHED: dict[str, Any] = {
 _CROPPED: dict[str, Any] = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
 _CROPPED |= {"crop_size": _SQUARE, "image_mean": [0.48145466, 0.4578275, 0.40821073]}
 _CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
-_PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED}
+_PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "ChineseCLIP": _CROPPED}
 _PROCESSORS |= {"DINOv3ViT": _STRETCHED | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
 _PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
 # Detectors and segmentation models, whose images are the whole picture.
@@ -53,6 +53,9 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "vit_mae": {"image_processor_type": "ViTImageProcessor", **_IMAGENET},
     "vit_msn": {"image_processor_type": "ViTImageProcessor", **_IMAGENET},
     "clip": {"image_processor_type": "CLIPImageProcessor"},
+    "metaclip_2": {"image_processor_type": "CLIPImageProcessor"},
+    "chinese_clip": {"image_processor_type": "ChineseCLIPImageProcessor"},
+    "ijepa": {"image_processor_type": "ViTImageProcessor"},
     "siglip": {"image_processor_type": "SiglipImageProcessor"},
     "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **_IMAGENET},
     "dinov3": {"image_processor_type": "DINOv3ViTImageProcessor"},

@@ -1,4 +1,4 @@
-"""transformers' ViT, ViT-MSN, ViTMAE, DeiT, and the hybrids of ViTHybrid."""
+"""transformers' ViT, ViT-MSN, ViTMAE, DeiT, I-JEPA, and the hybrids of ViTHybrid."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
     CONFIG,
     FILES,
+    attention_in_memory,
     completed,
     positions_and_tokens,
     read_vit,
@@ -35,19 +36,22 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "vit-hybrid": _VIT | {"patch_size": 1, "backbone_config": _BACKBONE | {"depths": [3, 4, 9]}},
     "vit_mae": _VIT,
     "deit": _VIT,
+    "ijepa": _VIT,
 }
 _POOLER = "ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False."
 
 
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format."""
-    for prefix in ("vit.", "deit.", ""):
+    for prefix in ("vit.", "deit.", "ijepa.", ""):
         if f"{prefix}embeddings.patch_embeddings.projection.weight" not in arrays:
             continue
         if f"{prefix}encoder.layer.0.norm1.weight" in arrays:
             return None  # DINOv2
         if prefix and "encoder.layer.0.layernorm_before.weight" in arrays:  # a classifier of transformers 5.23
             return _layout(prefix, ("vit_msn",), has_bare_layers=True)
+        if f"{prefix}embeddings.cls_token" not in arrays:
+            return _layout(prefix, ("ijepa",))
         distilled = f"{prefix}embeddings.distillation_token" in arrays
         ends = f"{prefix}pooler.dense.weight" in arrays or "classifier.weight" in arrays  # which MAE has not
         types = ("deit",) if distilled else _TYPES[: -1 if ends else None]
@@ -86,7 +90,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
             f"config.json has the unsupported pooler activation {config['pooler_act']!r:.80}; supported is tanh."
         )
     backbone = bit.settings(config["backbone_config"]) if config.get("backbone_config") else {}
-    sizes = positions_and_tokens(config, layout, 2 if "deit" in layout.model_types else 1)
+    sizes = positions_and_tokens(config, layout, {"deit": 2, "ijepa": 0}.get(layout.model_types[0], 1))
     return read_vit(files, config, layout, sizes, **backbone)
 
 
@@ -114,6 +118,17 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
 _BIT = "embeddings.patch_embeddings.backbone.bit."
 
 
+def _rules_in_memory(layer: str) -> tuple[Rule, ...]:
+    """The blocks as the modules of transformers 5 name them; save_pretrained writes the older names."""
+    return (
+        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
+        *attention_in_memory(layer),
+        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}mlp.fc1"),
+        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}mlp.fc2"),
+    )
+
+
 def _layout(
     prefix: str, model_types: tuple[str, ...] = _TYPES, *, two_heads: bool = False, has_bare_layers: bool = False
 ) -> Layout:
@@ -131,6 +146,7 @@ def _layout(
         *norm(f"{BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
         *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}intermediate.dense"),
         *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}output.dense"),
+        *_rules_in_memory(f"{prefix}layers.{{i}}."),
         *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
         *dense("pre_logits", f"{prefix}pooler.dense"),
         *dense("head", "cls_classifier" if two_heads else "classifier"),

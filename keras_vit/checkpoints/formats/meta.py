@@ -1,0 +1,110 @@
+"""Meta's own files of DINOv2 and DINOv3, with registers or without. Read, not written.
+
+The keys are those of facebookresearch/dinov2 and facebookresearch/dinov3, `models/vision_transformer.py`, and much like
+those of timm; what tells them apart is the mask token.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.checkpoints.formats.images import IMAGENET_MEAN, IMAGENET_STD, ImageProcessing, value_range_of
+from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
+from keras_vit.checkpoints.key_mapping import (
+    ATTENTION,
+    BLOCK,
+    CONV,
+    POSITIONS,
+    PROJECTIONS,
+    Rule,
+    dense,
+    fused,
+    fused_kernels,
+    norm,
+)
+from keras_vit.files.lazy_array import LazyArray
+
+LAYOUT = "meta"
+SUFFIXES: tuple[str, ...] = (".safetensors",)
+CONFIG_FILES: tuple[str, ...] = ()
+_MLP = f"{BLOCK}MlpBlock_3/"
+# make_classification_eval_transform.
+_IMAGES = ImageProcessing(
+    {"library": "timm", "background": None, "resize": "resize-small", "interpolation": "bicubic", "crop_from": 256},
+    size=(224, 224),
+    value_range=value_range_of(IMAGENET_MEAN, IMAGENET_STD),
+)
+
+
+def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
+    """The layout of a file with these arrays; None for that of another format."""
+    if not {"patch_embed.proj.weight", "blocks.0.ls1.gamma", "mask_token"} <= arrays.keys():
+        return None
+    block = "blocks.{i}."
+    # The bias of the key is multiplied by a mask of zeros.
+    masked = "blocks.0.attn.qkv.bias_mask" in arrays
+    query, key, value = (f"{name}/bias" for name in PROJECTIONS)
+    rotary = "pos_embed" not in arrays
+    gated = bool(arrays.keys() & {"blocks.0.mlp.w12.weight", "blocks.0.mlp.w1.weight"})
+    rules = (
+        Rule(("cls",), "cls_token"),
+        Rule(("registers/tokens",), "storage_tokens" if rotary else "register_tokens"),
+        Rule((POSITIONS,), "pos_embed"),
+        *dense("embedding", "patch_embed.proj", CONV),
+        *norm(f"{BLOCK}LayerNorm_0", f"{block}norm1"),
+        fused_kernels(PROJECTIONS, f"{block}attn.qkv.weight"),
+        Rule((query, "" if masked else key, value), f"{block}attn.qkv.bias"),
+        Rule((), f"{block}attn.qkv.bias_mask"),
+        *dense(f"{ATTENTION}out", f"{block}attn.proj"),
+        *(Rule((f"{BLOCK}LayerScale_{n}/scale",), f"{block}ls{n + 1}.gamma") for n in (0, 1)),
+        *norm(f"{BLOCK}LayerNorm_2", f"{block}norm2"),
+        *fused((f"{_MLP}gate", f"{_MLP}Dense_0"), f"{block}mlp.w12.weight", f"{block}mlp.w12.bias"),
+        *dense(f"{_MLP}gate", f"{block}mlp.w1"),
+        *dense(f"{_MLP}Dense_0", f"{block}mlp.{'w2' if gated else 'fc1'}"),
+        *dense(f"{_MLP}Dense_1", f"{block}mlp.{'w3' if gated else 'fc2'}"),
+        *norm("Transformer/encoder_norm", "norm"),
+    )
+    settings: dict[str, Any] = {"position_embedding": "rotary"} if rotary else {}
+    if num_heads := _num_heads(arrays):
+        settings["num_heads"] = num_heads
+    return Layout(
+        rules,
+        gelu="silu" if gated else "erf",
+        layer_norm_epsilon=1e-5 if rotary else 1e-6,
+        resampler="bicubic-antialias" if "register_tokens" in arrays else "bicubic-offset",
+        square_positions=True,
+        images=_IMAGES,
+        settings=settings,
+        torch=True,
+        # local_cls_norm is of small crops in training.
+        ignored=("mask_token", "rope_embed.periods", "local_cls_norm."),
+    )
+
+
+def _num_heads(arrays: Mapping[str, LazyArray]) -> int | None:
+    """The number of heads: there is a period of the rotary positions for every four channels of a head."""
+    periods, kernel = arrays.get("rope_embed.periods"), arrays["patch_embed.proj.weight"]
+    if periods is None or len(periods.shape) != 1 or not periods.shape[0] or not kernel.shape:
+        return None
+    heads, rest = divmod(kernel.shape[0], 4 * periods.shape[0])
+    return None if rest else heads
+
+
+def expressible(model: WrittenModel) -> None:
+    """None: these files are not written."""
+    return
+
+
+def layout_for(model: WrittenModel) -> Layout:
+    """Not called, because no model is expressible."""
+    raise NotImplementedError
+
+
+def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    """What the arrays say of the heads; there are no configs."""
+    return FileConfig(num_heads=layout.settings.get("num_heads"))
+
+
+def write_config(model: WrittenModel) -> dict[str, dict]:
+    """Its configs; not called, because no model is expressible."""
+    return {}

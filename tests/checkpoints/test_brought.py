@@ -1,0 +1,105 @@
+"""Files that people bring from other codes, against what these codes computed with them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import UserError
+from keras_vit.checkpoints.formats.timm_models import TIMM_MODELS, current_name
+from tests.support import FIXTURES
+
+BROUGHT = FIXTURES / "brought"
+GOLDEN = json.loads((BROUGHT / "index.json").read_text())
+# What the other codes call the outputs.
+OUTPUTS = {"logits": "logits", "image_embeds": "logits", "pooler_output": "pre_logits", "last_hidden_state": "encoded"}
+
+
+def brought(name: str, **options):
+    return keras_vit.from_checkpoint(BROUGHT / name, **GOLDEN[name].get("options", {}), **options)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_outputs_are_those_of_the_code_that_wrote_the_file(name):
+    with np.load(BROUGHT / f"{name.removesuffix('.safetensors')}.io.npz") as recorded:
+        images, expected = recorded["images"], recorded[GOLDEN[name]["output"]]
+    output = OUTPUTS[GOLDEN[name]["output"]]
+    model = brought(name, image_size=images.shape[1:3])
+    found = keras_vit.intermediates(model, [output])(images)[output]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+
+
+RESIZED = [name for name in GOLDEN if "large_size" in GOLDEN[name]]
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_at_another_size_positions_are_those_of_the_code_that_wrote_the_file(name):
+    with np.load(BROUGHT / f"{name.removesuffix('.safetensors')}.io.npz") as recorded:
+        images, expected = recorded["images_large"], recorded["pooler_output_large"]
+    model = brought(name, image_size=tuple(GOLDEN[name]["large_size"]))
+    np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=2e-5)
+
+
+def test_the_heads_of_dinov3_are_in_the_periods_of_its_positions():
+    model = keras_vit.from_checkpoint(BROUGHT / "meta_dinov3.safetensors")
+    assert (keras_vit.config_of(model).num_heads, keras_vit.config_of(model).key_bias) == (4, False)
+
+
+# All that timm 1.0.31 deprecates, of the families here.
+DEPRECATED = [
+    "vit_tiny_patch16_224_in21k", "vit_small_patch32_224_in21k", "vit_small_patch16_224_in21k",
+    "vit_base_patch32_224_in21k", "vit_base_patch16_224_in21k", "vit_base_patch8_224_in21k",
+    "vit_large_patch32_224_in21k", "vit_large_patch16_224_in21k", "vit_huge_patch14_224_in21k",
+    "vit_base_patch32_224_sam", "vit_base_patch16_224_sam", "vit_small_patch16_224_dino",
+    "vit_small_patch8_224_dino", "vit_base_patch16_224_dino", "vit_base_patch8_224_dino",
+    "vit_base_patch16_224_miil_in21k", "deit3_small_patch16_224_in21ft1k", "deit3_small_patch16_384_in21ft1k",
+    "deit3_medium_patch16_224_in21ft1k", "deit3_base_patch16_224_in21ft1k", "deit3_base_patch16_384_in21ft1k",
+    "deit3_large_patch16_224_in21ft1k", "deit3_large_patch16_384_in21ft1k", "deit3_huge_patch14_224_in21ft1k",
+    "vit_tiny_r_s16_p8_224_in21k", "vit_small_r26_s32_224_in21k", "vit_base_r50_s16_224_in21k",
+    "vit_large_r50_s32_224_in21k",
+]  # fmt: skip
+OTHERS = {
+    "vit_base_patch32_224_clip_laion2b": "vit_base_patch32_clip_224",
+    "vit_large_patch14_224_clip_laion2b": "vit_large_patch14_clip_224",
+    "vit_huge_patch14_224_clip_laion2b": "vit_huge_patch14_clip_224",
+    "vit_giant_patch14_224_clip_laion2b": "vit_giant_patch14_clip_224",
+    "vit_base_resnet50_224_in21k": "vit_base_r50_s16_224",
+    "vit_base_resnet50_384": "vit_base_r50_s16_384",
+    **{
+        f"resnetv2_{size}_bitm{end}": f"resnetv2_{size}_bit"
+        for end in ("", "_in21k")
+        for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
+    },
+    "resnetv2_50x1_bit_distilled": "resnetv2_50x1_bit",
+    "resnetv2_152x2_bit_teacher": "resnetv2_152x2_bit",
+    "resnetv2_152x2_bit_teacher_384": "resnetv2_152x2_bit",
+}
+
+
+def test_the_deprecated_names_of_timm_are_those_of_their_architectures():
+    expected = {name: name.rsplit("_", 1)[0] for name in DEPRECATED} | OTHERS
+    assert len(expected) == 49
+    assert {name: current_name(name) for name in expected} == expected
+    assert set(expected.values()) <= TIMM_MODELS.keys()
+
+
+def test_names_of_today_stay_as_they_are():
+    assert [name for name in TIMM_MODELS if current_name(name) != name] == []
+    assert current_name("vit_small_patch14_dinov2.lvd142m") == "vit_small_patch14_dinov2.lvd142m"
+
+
+def test_a_config_of_another_family_with_the_same_keys_is_refused(tmp_path):
+    folder = tmp_path / "vit"
+    shutil.copytree(BROUGHT / "hf_ijepa", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "vit"}))
+    with pytest.raises(UserError, match="model_type='vit', but the arrays are those of ijepa"):
+        keras_vit.from_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["hf_metaclip2_towers", "hf_chinese_clip"])
+def test_the_text_tower_beside_an_image_tower_is_skipped(name):
+    report = keras_vit.load_checkpoint(brought(name), BROUGHT / name)
+    assert any(key.startswith("text_model.") for key in report.dropped)
