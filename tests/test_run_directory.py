@@ -12,9 +12,9 @@ import pytest
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import write_text
+from training import lock
 from training.lock import check_unlocked, locked
 from training.loop.run import Run
-from training.options import workdir
 
 # Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
 HOLDER = """
@@ -63,7 +63,7 @@ def _held(tmp_path):
 
 def test_a_second_process_is_refused_with_the_name_of_the_first(held, monkeypatch):
     run, process = held
-    monkeypatch.setattr(workdir, "_LOCK_WAIT", 0.0)
+    monkeypatch.setattr(lock, "_LOCK_WAIT", 0.0)
     words = f"Another process, {process.pid} on {socket.gethostname()}, writes into {run}; wait until it ends, or give"
     with pytest.raises(UserError, match=words), locked(run):
         pass
@@ -93,7 +93,7 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch, caps
     def flock(stream, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(workdir.fcntl, "flock", flock)
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
     with locked(tmp_path):
         pass
     assert f"{tmp_path} has no locks; make sure that no other process trains there." in capsys.readouterr().out

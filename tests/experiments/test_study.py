@@ -16,12 +16,11 @@ import tensorflow as tf
 
 from keras_vit import ConvStem, ResNetConfig, ShiftedPatches, UserError, run_directory
 from keras_vit.models.complexity import costs
-from training import study
+from training import lock, study
 from training.experiments import runner, trial
 from training.experiments.grids import STUDIES, data_size
 from training.input.dataset import Split, random_subset
 from training.input.sources import digits
-from training.options import workdir
 from training.probes import least_squares
 from training.probes.features import features_of
 from training.recipes.pretrain import RECIPES
@@ -204,7 +203,7 @@ def test_each_run_has_its_own_process_on_every_version_of_python(monkeypatch):
 
 
 def test_a_second_study_in_the_same_directory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdir, "_LOCK_WAIT", 0.0)
+    monkeypatch.setattr(lock, "_LOCK_WAIT", 0.0)
     with workdir.locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
         study.main(["head", "--data", "digits", *TINY, "--workdir", str(tmp_path)])
 
