@@ -1,7 +1,9 @@
 """`training.auto`: what it chooses, and the run that it leaves."""
 
+import json
 import pathlib
 import shlex
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -10,7 +12,7 @@ import pytest
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.runs import open_run
-from tests.support import randomize
+from tests.support import FIXTURES, randomize
 from training import auto
 from training.experiments import auto as choices
 from training.input.sources import DataOptions, open_source
@@ -64,6 +66,15 @@ def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, mo
     assert "0.1 minutes suffice for 0 epochs only" in capsys.readouterr().out
     assert choices.finetuning_epochs(run, source, minutes=5) >= 3
     assert "a step of" in capsys.readouterr().out
+
+
+def test_the_image_size_is_that_of_the_originals_preprocessing(backbone, tmp_path):
+    assert choices.original_image_size(str(backbone)) is None
+    folder = shutil.copytree(FIXTURES / "hf_vit", tmp_path / "hf_vit")
+    assert choices.original_image_size(str(folder)) is None
+    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 64, "width": 64}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    assert choices.original_image_size(str(folder)) == (64, 64)
 
 
 def test_a_step_on_this_machine_is_timed(backbone):

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
         open_run(options.checkpoint)
     cli.require_tensorflow()
 
-    from training.experiments.auto import finetuning_epochs, resize_for, usable_checkpoint
+    from training.experiments.auto import finetuning_epochs, original_image_size, resize_for, usable_checkpoint
     from training.input.sources import open_source
 
     data = _as_arguments(options.source)
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str]) -> None:
     if checkpoint is None:
         pretrain.main(["auto", *training])
     else:
-        run, source = open_run(checkpoint), open_source(options.source)
+        size = original_image_size(checkpoint)
+        run, source = open_run(checkpoint, image_size=size), open_source(options.source)
         epochs = finetuning_epochs(run, source, options.minutes)
         resize = options.resize or resize_for(run, source)
         if epochs:
@@ -48,10 +49,8 @@ def main(arguments: Sequence[str]) -> None:
         else:
             from training.probes.logistic_regression import probe
 
-            probe_options = LinearProbeOptions(
-                run=checkpoint, source=options.source, workdir=options.workdir, resize=resize
-            )
-            probe(run, source, probe_options)
+            named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir)
+            probe(run, source, dataclasses.replace(named, image_size=size, resize=resize))
     evaluate.main(["--run", options.workdir, *data])
     pictures = options.source.data.removeprefix("folder:")
     model = ("--run", options.workdir)

@@ -82,6 +82,8 @@ class Description:
 
     is_activation_known: bool = True
     """Whether a config.json names the activation. Arrays do not contain it, so that a customized one goes unnoticed."""
+    original_size: tuple[int, int] | None = None
+    """(height, width) of the images that the original's preprocessing makes, where a file beside the weights has it."""
 
     def __str__(self) -> str:
         lines = {
@@ -157,6 +159,7 @@ def describe(
         unused=checkpoint.unused,
         unexpected_keys=checkpoint.unexpected_keys,
         is_activation_known=checkpoint.file_config.gelu is not None,
+        original_size=images.size if (images := checkpoint.file_config.images) else None,
     )
 
 

@@ -204,7 +204,7 @@ def test_each_run_has_its_own_process_on_every_version_of_python(monkeypatch):
 
 def test_a_second_study_in_the_same_directory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "_LOCK_WAIT", 0.0)
-    with workdir.locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
+    with lock.locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
         study.main(["head", "--data", "digits", *TINY, "--workdir", str(tmp_path)])
 
 

@@ -8,6 +8,7 @@ import sklearn.model_selection
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
+from keras_vit.checkpoints.describe import describe
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.images.geometry import Resize
 from keras_vit.runs import Run
@@ -42,6 +43,15 @@ def usable_checkpoint(name: str | None) -> str | None:
         )
         return None
     return DEFAULT_CHECKPOINT
+
+
+def original_image_size(checkpoint: str) -> tuple[int, int] | None:
+    """The image size of the original's preprocessing, if a file beside the weights says another than the weights'.
+
+    DINOv2's position embeddings are for 518 pixels, but its features are computed at 224.
+    """
+    description = describe(checkpoint)
+    return None if description.original_size == description.image_size else description.original_size
 
 
 def finetuning_epochs(run: Run, source: Source, minutes: float | None) -> int:
