@@ -425,7 +425,7 @@ def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architec
     ("architecture", "arguments", "name"),
     [
         ("vit_base_patch16_rpn_224", {}, "architecture='vit_base_patch16_rpn_224'"),
-        ("vit_so150m_patch16_reg4_gap_256", {}, "architecture="),
+        ("vit_so150m_patch16_reg4_map_256", {}, "architecture="),
         ("aimv2_large_patch14_224", {}, "architecture="),
         (None, {}, "architecture=None"),
         (["vit_base_patch16_224"], {}, "architecture="),
