@@ -93,6 +93,7 @@ def test_a_terminal_has_one_line_that_fits_it(columns):
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, columns))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment["TQDM_MININTERVAL"] = "0"  # on a fast machine most steps would not be shown
     command = [sys.executable, "-c", _ON_A_TERMINAL]
     with subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=environment) as process:
         os.close(terminal)
