@@ -47,6 +47,7 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pic
     printed = capsys.readouterr().out
     assert "The backbone stays frozen, because there is no GPU" in printed
     assert "Whole pictures (--resize pad): on 54 training images" in printed
+    assert "All images in 5 folds: accuracy " in printed
     run = open_run(workdir)
     assert run.preprocessing.resize == "pad"
     assert run.labels == ("left", "right")

@@ -29,7 +29,13 @@ def main(arguments: Sequence[str]) -> None:
         open_run(options.checkpoint)
     cli.require_tensorflow()
 
-    from training.experiments.auto import finetuning_epochs, original_image_size, resize_for, usable_checkpoint
+    from training.experiments.auto import (
+        FEW_IMAGES,
+        finetuning_epochs,
+        original_image_size,
+        resize_for,
+        usable_checkpoint,
+    )
     from training.input.sources import open_source
 
     data = _as_arguments(options.source)
@@ -50,7 +56,8 @@ def main(arguments: Sequence[str]) -> None:
             from training.probes.logistic_regression import probe
 
             named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir)
-            probe(run, source, dataclasses.replace(named, image_size=size, resize=resize))
+            folds = 5 if source.train.num_examples < FEW_IMAGES else None
+            probe(run, source, dataclasses.replace(named, image_size=size, resize=resize, folds=folds))
     evaluate.main(["--run", options.workdir, *data])
     pictures = options.source.data.removeprefix("folder:")
     model = ("--run", options.workdir)

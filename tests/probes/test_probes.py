@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import sklearn.linear_model
+import sklearn.model_selection
 import sklearn.neighbors
 import sklearn.preprocessing
 import tensorflow as tf
@@ -351,3 +352,28 @@ def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(ru
 def test_a_probe_of_random_weights_is_no_run():
     with pytest.raises(UserError, match="--random-weights measures an untrained model"):
         LinearProbeOptions(run="x", source=DataOptions("digits"), workdir="y", random_weights=True)
+
+
+def test_folds_measure_all_images_and_keep_copies_together(clusters):
+    known = features.FeatureSet(NAMES, *clusters, pathlib.Path())
+    count = sum(len(part.labels) for part in clusters)
+    found = logistic_regression.cross_validated(known, 0.1, 5, np.arange(count))
+    probe = logistic_regression.new_probe(0.1)
+    values, labels = (np.concatenate(parts) for parts in zip(*((c.values, c.labels) for c in clusters), strict=True))
+    splits = sklearn.model_selection.StratifiedGroupKFold(5, shuffle=True, random_state=0)
+    scores = [
+        probe.fit(values[a], labels[a]).score(values[b], labels[b])
+        for a, b in splits.split(values, labels, np.arange(count))
+    ]
+    assert found["mean"] == pytest.approx(np.mean(scores))
+    assert found["standard_error"] == pytest.approx(np.std(scores, ddof=1) / 5**0.5)
+    # Noise that no one can tell apart, but each image twice: a copy in the training fold would give it away.
+    rng = np.random.default_rng(0)
+    noise = Features(
+        np.repeat(rng.normal(size=(60, 200)), 2, axis=0).astype(np.float32), np.repeat(np.arange(60) % 2, 2)
+    )
+    twice = features.FeatureSet(NAMES[:2], noise, Features(noise.values[:0], noise.labels[:0]), pathlib.Path())
+    assert logistic_regression.cross_validated(twice, 1.0, 5, np.repeat(np.arange(60), 2))["mean"] < 0.8
+    assert logistic_regression.cross_validated(twice, 1.0, 5, np.arange(120))["mean"] > 0.8
+    with pytest.raises(UserError, match="No class has 99 images, as --folds 99 needs; give --folds 90 or fewer"):
+        logistic_regression.cross_validated(known, 0.1, 99, np.arange(count))

@@ -21,6 +21,8 @@ from training.recipes.auto import auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
 DEFAULT_CHECKPOINT = "hf:facebook/dinov2-small"
+# Below it a single split says little.
+FEW_IMAGES = 2000
 # Training images on which two ways of resizing are compared.
 _COMPARED = 200
 _FOLDS = 5

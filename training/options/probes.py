@@ -1,9 +1,10 @@
 """Options of the commands that evaluate frozen features."""
 
 import dataclasses
+from typing import Annotated
 
 from keras_vit import UserError
-from keras_vit.parser import Count, Positive
+from keras_vit.parser import Count, Positive, Range
 from training.options.common import FeatureOptions
 
 
@@ -32,6 +33,9 @@ class LinearProbeOptions(FeatureOptions):
     """Inverse strengths of the penalty to choose from, scikit-learn's C; a single value is used as it is."""
     max_iterations: Count = 1000
     """Maximum iterations of the solver (L-BFGS), for each strength."""
+    folds: Annotated[int, Range("[2, 100]")] | None = None
+    """Also measure by cross-validation in that many stratified folds of all images, copies in one fold; for few
+    images, of which a single split says little."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

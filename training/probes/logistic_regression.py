@@ -16,10 +16,12 @@ from keras_vit.runs import Run
 from training.input.sources import Source
 from training.options.probes import LinearProbeOptions
 from training.probes.classifier import linear_head, save_probe, with_linear_head
-from training.probes.features import Features, open_features, preprocessing_for
+from training.probes.features import Features, FeatureSet, open_features, preprocessing_for
 from training.probes.report import write_report
 
 _HELD_OUT = 0.1
+# A tenth of few images is a matter of luck, so several are drawn, but no more than that many images are fitted to.
+_MOST_REPEATS, _MOST_FITTED = 10, 10_000
 
 
 def linear_probe(
@@ -42,17 +44,41 @@ def fit_probe(
                 f"The {len(train.labels)} training images are too few to hold a tenth of them out in every class, on "
                 "which --c is chosen; give one --c."
             )
-        rows, held_out = sklearn.model_selection.train_test_split(
-            np.arange(len(train.labels)), test_size=_HELD_OUT, stratify=train.labels, random_state=0
-        )
+        repeats = max(min(_MOST_REPEATS, _MOST_FITTED // len(train.labels)), 1)
+        splits = sklearn.model_selection.StratifiedShuffleSplit(repeats, test_size=_HELD_OUT, random_state=0)
         for c in strengths:
-            probe, _ = _fitted(train.values[rows], train.labels[rows], c, max_iterations)
-            accuracy = probe.score(train.values[held_out], train.labels[held_out])
-            tried.append({"c": c, "held_out_accuracy": float(accuracy)})
+            scores = []
+            for rows, held_out in splits.split(train.values, train.labels):
+                probe, _ = _fitted(train.values[rows], train.labels[rows], c, max_iterations)
+                scores.append(probe.score(train.values[held_out], train.labels[held_out]))
+            tried.append({"c": c, "held_out_accuracy": float(np.mean(scores))})
     best = max(tried, key=lambda row: row["held_out_accuracy"])["c"] if tried else strengths[0]
     probe, converged = _fitted(train.values, train.labels, best, max_iterations)
     iterations = int(max(probe[-1].n_iter_))
     return probe, {"c": best, "iterations": iterations, "converged": converged, "tried": tried}
+
+
+def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarray) -> dict:
+    """Accuracy in stratified folds of all images: `mean`, `standard_error` of the mean, and `folds`.
+
+    Args:
+        features: of both splits.
+        c: inverse strength of the penalty.
+        folds: their number.
+        groups: (n,), of the training and then the evaluation images; those of one group are in one fold.
+    """
+    parts = features.train, features.evaluation
+    values = np.concatenate([part.values for part in parts]).astype(np.float64)
+    labels = np.concatenate([part.labels for part in parts])
+    largest = int(np.bincount(labels).max())
+    if largest < folds:
+        raise UserError(f"No class has {folds} images, as --folds {folds} needs; give --folds {largest} or fewer.")
+    splits = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=0)
+    with warnings.catch_warnings():
+        # Of a class with fewer images than folds, some folds have none.
+        warnings.filterwarnings("ignore", "The least populated class")
+        scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
+    return {"mean": float(scores.mean()), "standard_error": float(scores.std(ddof=1) / folds**0.5), "folds": folds}
 
 
 def new_probe(c: float, max_iterations: int = 1000) -> sklearn.pipeline.Pipeline:
@@ -85,10 +111,22 @@ def probe(run: Run, source: Source, options: LinearProbeOptions) -> dict:
         preprocessing = preprocessing_for(run.preprocessing, options)
         model = with_linear_head(run.model, options.features, preprocessing, *linear_head(fitted))
         save_probe(run, model, source, options, {"val_accuracy": found["accuracy"]})
+    if options.folds is not None:
+        found["cross_validation"] = cross_validated(features, how["c"], options.folds, _copies(source))
     header = ("accuracy", "C", "iterations", "converged")
     row = (f"{found['accuracy']:.4f}", f"{found['c']:g}", str(found["iterations"]), str(found["converged"]).lower())
     write_report("linear_probe", "Logistic regression", options, features, header, [row], {"results": found})
+    if options.folds is not None:
+        mean, error = found["cross_validation"]["mean"], found["cross_validation"]["standard_error"]
+        print(f"All images in {options.folds} folds: accuracy {mean:.1%}, standard error {error:.1%}.")
     return found
+
+
+def _copies(source: Source) -> np.ndarray:
+    """Numbers (n,) of the images of both splits, the same for copies of one file."""
+    numbers = np.arange(source.train.num_examples + source.evaluation.num_examples)
+    digests = [split.digests for split in (source.train, source.evaluation) if split.digests is not None]
+    return np.concatenate(digests) if len(digests) == 2 else numbers
 
 
 def _check_all_classes(train: Features, source: Source) -> None:
