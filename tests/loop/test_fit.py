@@ -528,8 +528,8 @@ def test_gradients_are_clipped_together_and_averaged_as_adam_does():
     trainer.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients], model.trainable_variables)
     for index, gradient in enumerate(gradients):
         clipped = gradient * 0.5 / norm
-        np.testing.assert_allclose(trainer.optimizer.slots[0][index], (1 - 0.9) * clipped, rtol=1e-4)
-        np.testing.assert_allclose(trainer.optimizer.slots[1][index], (1 - 0.999) * clipped**2, rtol=1e-4)
+        np.testing.assert_allclose(trainer.optimizer.slots[index][0], (1 - 0.9) * clipped, rtol=1e-4)
+        np.testing.assert_allclose(trainer.optimizer.slots[index][1], (1 - 0.999) * clipped**2, rtol=1e-4)
 
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():

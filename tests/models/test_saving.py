@@ -99,6 +99,7 @@ CONFORMANCE = {
     "token and mean": dataclasses.replace(TINY, classifier="token+gap", num_registers=2, prefix_positions=False),
     "two heads": dataclasses.replace(TINY, distillation="head"),
     "unread token": dataclasses.replace(TINY, distillation="token"),
+    "mean beside a class token": dataclasses.replace(TINY, classifier="gap", with_class_token=True),
     "rotary": dataclasses.replace(TINY, position_embedding="rotary", num_registers=2),
     "texts": dataclasses.replace(
         TINY, representation_size=9, representation="projection", normalized=True, head_bias=False

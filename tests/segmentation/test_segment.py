@@ -179,8 +179,8 @@ def test_files_beside_images_and_masks_that_are_no_pictures_are_ignored(tmp_path
         (tmp_path / name).write_text("no picture")
     open_scenes(str(tmp_path))
     printed = capsys.readouterr().out
-    assert f"2 files in {tmp_path / 'images'} (1 .txt, 1 .csv)" in printed
-    assert f"1 file in {tmp_path / 'masks'} (1 .json)" in printed
+    assert f"2 files in {tmp_path / 'images'} that are not pictures (1 .txt, 1 .csv)" in printed
+    assert f"1 file in {tmp_path / 'masks'} that is not a picture (1 .json)" in printed
 
 
 @pytest.mark.parametrize(
