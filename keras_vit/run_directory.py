@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import keras
 
 CONFIG, MODEL, SAMPLES, METRICS = "config.json", "model.keras", "samples.npz", "metrics.jsonl"
-# Field of config.json: `Source.fingerprint` of the data.
+# Field of config.json: `DataSet.fingerprint` of the data.
 IMAGES = "images_fingerprint"
 # Digests of the files of the training images, by which they are found among others.
 TRAINING_IMAGES = "training_images.npz"

@@ -14,7 +14,7 @@ from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import write_text
 from training import lock
 from training.lock import check_unlocked, locked
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 
 # Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
 HOLDER = """
@@ -52,7 +52,7 @@ def test_labels_that_are_not_utf_8_are_refused(tmp_path):
 @pytest.fixture(name="held")
 def _held(tmp_path):
     """A run directory, and a process that writes into it."""
-    Run(tmp_path / "run").start({}, ("ant",))
+    RunDirectory(tmp_path / "run").start({}, ("ant",))
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "run" / ".lock")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "locked\n"
@@ -78,7 +78,7 @@ def test_the_lock_of_a_killed_process_is_released(held):
     check_unlocked(run)
     with locked(run):
         assert (run / ".lock").read_text() == f"{os.getpid()} on {socket.gethostname()}"
-        Run(run).start({}, ("ant",))
+        RunDirectory(run).start({}, ("ant",))
     assert {path.name for path in run.iterdir()} == {"config.json", "labels.txt", "checkpoints"}
 
 
@@ -114,7 +114,7 @@ def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
     with pytest.raises(
         UserError, match="model could not be written to .* .No space left on device.; the last checkpoint is"
     ):
-        Run(tmp_path).save_model(Model())
+        RunDirectory(tmp_path).save_model(Model())
     assert list(tmp_path.iterdir()) == []
 
 

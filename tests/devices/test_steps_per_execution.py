@@ -16,9 +16,9 @@ import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.devices.strategies import StrategyOptions, open_strategy
-from training.input.sources import Source, array_split
+from training.input.sources import DataSet, array_split
 from training.loop.build import build_trainer
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.loop.train import Training
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
@@ -43,7 +43,7 @@ for steps in map(int, sys.argv[3:]):
         lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5), recipe, 14,
         strategy=strategy, execution=Execution(steps_per_execution=steps), seed=1, deterministic=True,
     )
-    run = Run(pathlib.Path(sys.argv[2]).parent / str(steps))
+    run = RunDirectory(pathlib.Path(sys.argv[2]).parent / str(steps))
     run.start({}, tuple("abcde"))
     options = PretrainOptions(
         source=DataOptions("digits"), workdir=str(run.path), recipe=recipe, seed=1,
@@ -53,7 +53,7 @@ for steps in map(int, sys.argv[3:]):
     note = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(int(np.array(trainer.step))),
         on_test_end=lambda logs: counts.append([np.array(total) for total in trainer.test_sums]))
-    Training(trainer, Source(tuple("abcde"), split, split), run, options, [note]).run_steps()
+    Training(trainer, DataSet(tuple("abcde"), split, split), run, options, [note]).run_steps()
     found[f"{steps} weights"] = np.concatenate([np.ravel(np.array(v)) for v in trainer.state.values()])
     found[f"{steps} counts"] = np.array(counts)
     found[f"{steps} seen"] = np.array(seen)

@@ -29,11 +29,11 @@ import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.loop.build import build_trainer
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.loop.train import Training
 from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule
-from training.input.sources import Source, array_split
+from training.input.sources import DataSet, array_split
 from training.devices.strategies import StrategyOptions, is_chief, open_strategy
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
@@ -73,7 +73,7 @@ def train(strategy, name, several):
         with_adapters if name == "lora" else build,
         recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
     )
-    run = Run(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
+    run = RunDirectory(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
     if is_chief(strategy):
         run.start({}, CLASSES)
     options = PretrainOptions(
@@ -83,7 +83,7 @@ def train(strategy, name, several):
     counts = []
     note = keras.callbacks.LambdaCallback(
         on_test_end=lambda logs: counts.append([np.array(total) for total in trainer.test_sums[1:]]))
-    Training(trainer, Source(CLASSES, split, split), run, options, [note]).run_steps()
+    Training(trainer, DataSet(CLASSES, split, split), run, options, [note]).run_steps()
     return {
         name: np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()]),
         name + "_ema": np.concatenate([np.ravel(weight) for weight in trainer.ema]),

@@ -32,8 +32,8 @@ from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictors import Predictor, open_predictor
 from training.input import sources
 from training.input.dataset import Split
-from training.input.sources import DataOptions, Source, array_split, digits
-from training.loop.run import Run
+from training.input.sources import DataOptions, DataSet, array_split, digits
+from training.loop.run import RunDirectory
 from training.options.common import InputOptions
 from training.options.evaluate import EvaluateOptions
 
@@ -65,11 +65,11 @@ def test_top_five_counts_the_five_highest():
 
 
 @pytest.fixture(name="run")
-def _run(tmp_path) -> Run:
+def _run(tmp_path) -> RunDirectory:
     """A run directory with an untrained model for the digits."""
     config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     run.start({"command": "test"}, tuple("0123456789"))
     run.save_model(model)
     return run
@@ -81,7 +81,7 @@ def _no_data(monkeypatch):
     monkeypatch.setattr(sources, "open_source", lambda arguments, **_: pytest.fail("the data were opened"))
 
 
-def evaluated(run: str | pathlib.Path, source: Source | None = None, **options) -> dict:
+def evaluated(run: str | pathlib.Path, source: DataSet | None = None, **options) -> dict:
     """The metrics of a model on the digits, or on other data under their name."""
     chosen = EvaluateOptions(str(run), DataOptions("digits"), **options)
     predictor = open_predictor(chosen.open_run(), chosen.input, chosen.devices)
@@ -264,7 +264,7 @@ def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_p
 
 
 def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
-    Run(tmp_path / "other").start({"command": "other"}, NAMES)
+    RunDirectory(tmp_path / "other").start({"command": "other"}, NAMES)
     with pytest.raises(UserError, match="other is the directory of another run, not of .*run; give --output"):
         evaluate_command.main(["--run", str(run.path), "--data", "digits", "--output", str(tmp_path / "other")])
 
@@ -383,7 +383,7 @@ def _made(tmp_path_factory) -> pathlib.Path:
     config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     preprocessing = Preprocessing((8, 8), channels=1, resize="resize-small", crop_from=10)
     model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=10))
-    run = Run(folder / "run")
+    run = RunDirectory(folder / "run")
     run.start({"command": "test"}, tuple("0123456789"))
     run.save_model(model)
     keras_vit.save_checkpoint(model, folder / "weights.npz", layout="npz")
@@ -395,7 +395,7 @@ def _made(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(name="few_digits")
-def _few_digits(monkeypatch) -> Source:
+def _few_digits(monkeypatch) -> DataSet:
     """The first 33 evaluation images of the digits; reports without pictures, which another test looks at."""
     source = digits()
     few = dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
@@ -404,7 +404,7 @@ def _few_digits(monkeypatch) -> Source:
     return few
 
 
-def _evaluated(model: pathlib.Path, source: Source, output: pathlib.Path, **options) -> tuple[dict, dict]:
+def _evaluated(model: pathlib.Path, source: DataSet, output: pathlib.Path, **options) -> tuple[dict, dict]:
     """Measures and predictions of a model."""
     metrics = evaluated(model, source, batch_size=10, output=str(output), save_predictions=True, **options)
     return metrics, read_npz(output / "predictions.npz")
@@ -667,7 +667,7 @@ from training.devices.strategies import StrategyOptions
 from training.evaluation import report
 from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
-from training.input.sources import DataOptions, Source, array_split
+from training.input.sources import DataOptions, DataSet, array_split
 from training.options.evaluate import EvaluateOptions
 
 report.draw_confusion = report.draw_reliability = report.draw_mistakes = lambda *_: None
@@ -683,7 +683,7 @@ for name, batch_size, devices in (
     rng = np.random.default_rng(1)
     images, labels = rng.integers(0, 256, (2003, 8, 8, 1), np.uint8), rng.integers(0, 10, 2003)
     split = array_split(images, labels, tuple("0123456789"))
-    evaluate(predictor, Source(tuple("0123456789"), split, split), options)
+    evaluate(predictor, DataSet(tuple("0123456789"), split, split), options)
 """
 
 

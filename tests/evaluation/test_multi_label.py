@@ -25,10 +25,10 @@ from tests.support import randomize
 from training import evaluate, predict, pretrain, soup
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
 from training.evaluation.report import Subject
-from training.input.sources import Source, array_split
+from training.input.sources import DataSet, array_split
 from training.loop.build import compile_trainer
 from training.loop.objectives import Classification
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 
@@ -85,7 +85,7 @@ def test_images_without_any_class_leave_the_average_precision_unknown(tmp_path, 
     split = array_split(np.zeros((3, 4, 4, 1), np.uint8), np.zeros(3, np.int64), ("a", "b"))
     logits = np.array([[1.0, -1.0], [-1.0, -2.0], [-3.0, -1.0]])
     subject = Subject("run on x", tmp_path, {}, save_predictions=False)
-    write_multi_label_report(subject, Source(("a", "b"), split, split), logits, np.zeros((3, 2)))
+    write_multi_label_report(subject, DataSet(("a", "b"), split, split), logits, np.zeros((3, 2)))
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found["mean_average_precision"] is found["intervals"]["mean_average_precision"] is None
     assert found["exact_match"] == pytest.approx(2 / 3)
@@ -119,7 +119,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
         pixels[:, :2] += 150 * ("left" in labels)
         pixels[:, 6:] += 150 * ("right" in labels)
         PIL.Image.fromarray(pixels.astype(np.uint8)).save(place / name)
-    recipe, run = find_recipe("digits"), Run(place / "run")
+    recipe, run = find_recipe("digits"), RunDirectory(place / "run")
     run.start({"recipe": {"loss": "multi-label"}}, NAMES)
     run.save_model(randomize(recipe.build(len(NAMES))))
     return place
@@ -251,7 +251,7 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
 def test_an_export_is_evaluated_on_its_kind_of_images_and_saturated_probabilities_are_finite(place, tmp_path):
     model = run_directory.load_model(place / "run")
     model.get_layer("head").bias.assign([40.0, 0.0, -40.0])
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     run.start({"recipe": {"loss": "multi-label"}}, NAMES)
     run.save_model(model)
     saved_model.main(["--checkpoint", str(run.path), "--output", str(tmp_path / "served")])

@@ -14,7 +14,7 @@ from keras_vit.runs import open_run
 from tests.support import randomize
 from training import evaluate, soup
 from training.input.known_images import check_split
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.common import DataOptions
 
 CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -22,7 +22,7 @@ DIGITS = tuple("0123456789")
 
 
 def make_run(folder, accuracy: float, model, data: str = "digits", labels=DIGITS) -> str:
-    run = Run(folder)
+    run = RunDirectory(folder)
     run.start({"command": "finetune", "source": {"data": data}}, labels)
     run.write_metrics([{"epoch": 1, "val_accuracy": accuracy}])
     run.save_model(model)
@@ -59,9 +59,9 @@ def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
 @pytest.mark.slow
 def test_a_greedy_soup_begins_with_the_best_run_and_keeps_what_does_not_harm(runs, tmp_path):
     # The last run is the best one again, the first is noise that can only harm.
-    shutil.copy(Run(tmp_path / "run1").model_file, Run(tmp_path / "run2").model_file)
+    shutil.copy(RunDirectory(tmp_path / "run1").model_file, RunDirectory(tmp_path / "run2").model_file)
     soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
-    lines = Run(tmp_path / "soup").metrics()
+    lines = RunDirectory(tmp_path / "soup").metrics()
     assert [line["run"] for line in lines] == [runs[1], runs[2], runs[0]]
     assert [line["kept"] for line in lines[:2]] == [True, True]
     assert lines[0]["val_accuracy"] == lines[1]["val_accuracy"]
@@ -95,7 +95,7 @@ def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
 
 def trained_on(run: str, data: str, images: tuple[int, int], fingerprint: int | None = None, **seed) -> None:
     """Let the config.json of a run say that it was trained on these images."""
-    file = Run(run_directory.to_path(run)).config_file
+    file = RunDirectory(run_directory.to_path(run)).config_file
     config = json.loads(file.read_text())
     counts = dict(zip(("train", "evaluation"), images, strict=True))
     config["settings"] |= {"source": {"data": data, **seed}, "images": counts}

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_vit import Preprocessing, UserError
 from training.input.dataset import balanced
 from training.input.pipeline import evaluation_batches, training_batches
-from training.input.sources import DataOptions, Source, open_source
+from training.input.sources import DataOptions, DataSet, open_source
 from training.input.write_tfrecord import shard
 from training.recipes.pretrain import find_recipe
 
@@ -28,11 +28,11 @@ def csv_file(folder: pathlib.Path, header: str, lines) -> DataOptions:
 
 
 @pytest.fixture(name="several", scope="module")
-def _several(tmp_path_factory) -> Source:
+def _several(tmp_path_factory) -> DataSet:
     return open_source(csv_file(tmp_path_factory.mktemp("several"), "path,labels", LINES), multi_label=True)
 
 
-def targets(source: Source) -> dict[str, list[float]]:
+def targets(source: DataSet) -> dict[str, list[float]]:
     """File name -> target, of both splits."""
     return {
         pathlib.Path(split.name(index)).name: split.target(tf.constant(index, tf.int64)).numpy().tolist()

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from training.input import record_index
-from training.input.dataset import Source, Split, bad_examples_reported
+from training.input.dataset import DataSet, Split, bad_examples_reported
 from training.input.pipeline import evaluation_batches, training_batches
 from training.input.sources import DataOptions, open_source
 from training.input.tfrecord import TFRecords
@@ -94,7 +94,7 @@ def test_an_index_of_other_records_of_the_same_size_is_named(files):
 
 
 @pytest.fixture(name="digits", scope="module")
-def _digits(tmp_path_factory) -> Source:
+def _digits(tmp_path_factory) -> DataSet:
     folder = tmp_path_factory.mktemp("digits") / "shards"
     shard(DataOptions("digits"), str(folder), shards=3)
     return open_source(DataOptions(f"tfrecord:{folder}/*.tfrecord"))
@@ -134,7 +134,7 @@ def test_no_python_runs_on_the_way_of_an_image(digits, tmp_path):
 def test_records_of_a_bucket_are_read_many_at_once_and_give_the_same_batches(digits, tmp_path):
     recipe = dataclasses.replace(find_recipe("digits"), batch_size=96)
 
-    def batches(source: Source) -> list:
+    def batches(source: DataSet) -> list:
         make = {"num_classes": 10, "seed": 3, "first_step": 13, "num_steps": 3}
         data = training_batches(source.train, recipe, recipe.preprocessing(1), **make)
         return list(data.as_numpy_iterator())

@@ -22,7 +22,7 @@ from keras_vit.runs import Run
 from training.input import dataset as examples
 from training.input import sources
 from training.input.known_images import check_held_out, check_split, warn_of_known_images, warn_of_training_images
-from training.input.sources import DataOptions, Source, Split, bad_examples_reported, open_source
+from training.input.sources import DataOptions, DataSet, Split, bad_examples_reported, open_source
 from training.options.checks import check_classes, check_data
 from training.options.csv_file import listed_files
 
@@ -740,10 +740,10 @@ def test_settings_of_a_run_hold_a_seed_only_where_one_is_set():
     assert DataOptions(**DataOptions("folder:x", split_seed=0).settings()).split_seed == 0
 
 
-def made_up(counts: tuple[int, int], number: int) -> Source:
+def made_up(counts: tuple[int, int], number: int) -> DataSet:
     """A data set with a part that a rule kept, of so many training and evaluation images."""
     train = Split(counts[0], lambda index: None, fingerprint=number)
-    return Source(("ant", "bee"), train, Split(counts[1], lambda index: None), held_out=True)
+    return DataSet(("ant", "bee"), train, Split(counts[1], lambda index: None), held_out=True)
 
 
 def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(folder, tmp_path):

@@ -14,7 +14,7 @@ from keras_vit import UserError
 from training.input import write_tfrecord
 from training.input.dataset import bad_examples_reported, typical_image
 from training.input.pipeline import training_batches
-from training.input.sources import DataOptions, Source, open_source
+from training.input.sources import DataOptions, DataSet, open_source
 from training.input.tfrecord import IMAGE, LABEL, TFRecords
 from training.recipes.pretrain import find_recipe
 
@@ -38,7 +38,7 @@ def _folder(tmp_path_factory) -> pathlib.Path:
     return root
 
 
-def sharded(folder: pathlib.Path, output: pathlib.Path, shards: int = 3, **arguments) -> Source:
+def sharded(folder: pathlib.Path, output: pathlib.Path, shards: int = 3, **arguments) -> DataSet:
     write_tfrecord.shard(DataOptions(f"folder:{folder}", **arguments), str(output), shards=shards)
     return open_source(DataOptions(f"tfrecord:{output}/*.tfrecord"))
 

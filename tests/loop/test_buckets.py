@@ -20,7 +20,7 @@ from training.input.sources import open_source
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop import train as loop
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.common import DataOptions
 
 COMMAND = [
@@ -74,7 +74,7 @@ def train(workdir, data: str = RECORDS) -> None:
 
 
 def state(workdir) -> dict[str, np.ndarray]:
-    return checkpoints.load_latest(Run(to_path(workdir)).checkpoints_folder)[2]
+    return checkpoints.load_latest(RunDirectory(to_path(workdir)).checkpoints_folder)[2]
 
 
 @pytest.fixture(name="calls", scope="module")

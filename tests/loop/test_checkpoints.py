@@ -8,7 +8,7 @@ import pytest
 
 from keras_vit import UserError
 from training.loop import checkpoints
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 
 
 def save(folder, step):
@@ -73,7 +73,7 @@ def test_a_state_renamed_to_another_step_is_passed_over(tmp_path, capsys):
 
 
 def test_a_state_of_another_run_of_the_same_settings_is_not_believed(tmp_path):
-    here, there = Run(tmp_path / "here"), Run(tmp_path / "there")
+    here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
     for run in (here, there):
         run.start({"epochs": 3}, ("ant", "bee"))
     save(there.checkpoints_folder, 12)

@@ -17,7 +17,7 @@ from training import evaluate, finetune
 from training.input.sources import DataOptions
 from training.loop import finetune as finetuning
 from training.loop import pretrain as pretraining
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 
@@ -26,7 +26,7 @@ COMMAND = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--
 
 
 @pytest.fixture(name="upstream", scope="module")
-def _upstream(tmp_path_factory) -> Run:
+def _upstream(tmp_path_factory) -> RunDirectory:
     recipe = dataclasses.replace(find_recipe("digits"), model=MODEL, epochs=1, batch_size=200)
     recipe = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, warmup_steps=2))
     folder = tmp_path_factory.mktemp("runs") / "upstream"
@@ -57,7 +57,7 @@ def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
     assert (settings["command"], settings["checkpoint"]) == ("finetune", str(upstream.path))
     weights = json.loads((folder / "config.json").read_text())["weights"]
     assert weights == {"checkpoint": str(upstream.path), "license": None}
-    assert [record["step"] for record in Run(folder).metrics()] == [2]
+    assert [record["step"] for record in RunDirectory(folder).metrics()] == [2]
 
 
 def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstream, monkeypatch, tmp_path):

@@ -25,7 +25,7 @@ from training.input.sources import DataOptions, array_split
 from training.loop import build, checkpoints, setup, train
 from training.loop import pretrain as pretraining
 from training.loop import run as run_module
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, find_recipe
@@ -43,7 +43,7 @@ def arguments(workdir: pathlib.Path, recipe=RECIPE, **changed) -> PretrainOption
 
 
 @pytest.fixture(name="finished", scope="module")
-def _finished(tmp_path_factory) -> Run:
+def _finished(tmp_path_factory) -> RunDirectory:
     return pretraining.pretrain(arguments(tmp_path_factory.mktemp("runs") / "finished"), "tiny")
 
 
@@ -113,7 +113,7 @@ def test_a_run_killed_while_it_starts_can_be_started_again(file, tmp_path, monke
             raise Interrupted
         write_text(path, text)
 
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     monkeypatch.setattr(run_module, "write_text", write_or_die)
     with pytest.raises(Interrupted):
         run.start({"epochs": 3}, ("ant", "bee"))
@@ -123,7 +123,7 @@ def test_a_run_killed_while_it_starts_can_be_started_again(file, tmp_path, monke
 
 
 def test_what_killed_processes_left_unfinished_is_removed_and_nothing_else(tmp_path):
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     run.start({}, ("ant", "bee"))
     left = ["model.99.tmp.keras", "metrics.99.tmp.jsonl", "checkpoints/state.99.tmp.npz"]
     for name in [*left, "notes.tmp", "checkpoints/mine.npz"]:
@@ -141,11 +141,11 @@ def test_a_text_that_cannot_be_written_leaves_nothing(tmp_path):
 
 
 @pytest.fixture(name="trained", scope="module")
-def _trained(tmp_path_factory) -> Run:
+def _trained(tmp_path_factory) -> RunDirectory:
     """A run that was killed after its last epoch, when its model was to be saved."""
-    run = Run(tmp_path_factory.mktemp("runs") / "trained")
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "trained")
     with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interrupted):
-        monkeypatch.setattr(Run, "save_model", killed)
+        monkeypatch.setattr(RunDirectory, "save_model", killed)
         pretraining.pretrain(arguments(run.path), "tiny")
     return run
 
@@ -165,7 +165,7 @@ def test_a_run_killed_before_its_model_was_saved_has_its_curves(trained):
     ],
 )
 def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
-    run = Run(shutil.copytree(trained.path, tmp_path / "run"))
+    run = RunDirectory(shutil.copytree(trained.path, tmp_path / "run"))
     left = damage(run.metrics_file.read_text())
     run.metrics_file.unlink()
     if left is not None:
@@ -186,7 +186,7 @@ def _with_a_longer_weight(arrays: dict) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [_without_last_weight, _with_a_longer_weight, lambda arrays: {}])
 def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tmp_path):
-    run = Run(shutil.copytree(trained.path, tmp_path / "run"))
+    run = RunDirectory(shutil.copytree(trained.path, tmp_path / "run"))
     step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
     checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(arrays))
     with pytest.raises(
@@ -201,7 +201,7 @@ def test_an_invalid_config_is_refused(content, tmp_path):
     config = tmp_path / "config.json"
     config.write_bytes(content)
     with pytest.raises(UserError, match="config.json is damaged or not written by this program; give another"):
-        Run(tmp_path).start({}, ("ant", "bee"))
+        RunDirectory(tmp_path).start({}, ("ant", "bee"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
@@ -217,9 +217,9 @@ def test_an_invalid_config_is_refused(content, tmp_path):
     ],
 )
 def test_a_run_does_not_go_on_with_other_classes(labels, words, tmp_path):
-    Run(tmp_path / "run").start({}, ("ant", "bee"))
+    RunDirectory(tmp_path / "run").start({}, ("ant", "bee"))
     with pytest.raises(UserError, match=words):
-        Run(tmp_path / "run").start({}, labels)
+        RunDirectory(tmp_path / "run").start({}, labels)
     assert (tmp_path / "run" / "labels.txt").read_text() == "ant\nbee\n"
 
 
@@ -322,7 +322,7 @@ def built_model(monkeypatch, tmp_path, **changed) -> keras.Model:
     models = []
     monkeypatch.setattr(train.Training, "run_steps", lambda training: models.append(training.trainer.network))
     monkeypatch.setattr(train, "write_curves", lambda run: None)
-    monkeypatch.setattr(Run, "metrics", lambda run: [{"val_accuracy": 0.5}])
+    monkeypatch.setattr(RunDirectory, "metrics", lambda run: [{"val_accuracy": 0.5}])
     pretraining.pretrain(dataclasses.replace(arguments(tmp_path / "run"), **changed), "tiny")
     return models[0]
 
@@ -427,7 +427,7 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
     assert_same_end(run, finished)
 
 
-def assert_same_end(run: Run, other: Run) -> None:
+def assert_same_end(run: RunDirectory, other: RunDirectory) -> None:
     ends = [checkpoints.load_latest(each.checkpoints_folder)[2] for each in (run, other)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
@@ -644,7 +644,7 @@ def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, ca
     pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     said = "The warm-up of 100 steps is not shorter than the run of 14; it takes 1 instead."
     assert said in capsys.readouterr().out
-    assert Run(tmp_path / "run").metrics()[0]["learning_rate"] > 0.5 * recipe.learning_rate  # not in a warm-up
+    assert RunDirectory(tmp_path / "run").metrics()[0]["learning_rate"] > 0.5 * recipe.learning_rate  # not in a warm-up
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -14,7 +14,7 @@ import pytest
 from keras_vit import UserError
 from tests.loop import jax_steps
 from training import pretrain
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.jax import check_jax
 from training.options.train import PretrainOptions
@@ -149,7 +149,7 @@ except Interrupted:
 
 def check_resumed(folder: pathlib.Path, *more: str, devices: int) -> None:
     assert "Continuing after step 8, in epoch 1." in on_jax("-c", _RUNS, str(folder), *more, devices=devices)
-    undisturbed, resumed = Run(folder / "undisturbed"), Run(folder / "resumed")
+    undisturbed, resumed = RunDirectory(folder / "undisturbed"), RunDirectory(folder / "resumed")
     for one, other in zip(undisturbed.metrics(), resumed.metrics(), strict=True):
         timed = {"seconds": 0, "images_per_second": 0}
         assert one | timed == other | timed

@@ -20,7 +20,7 @@ from tests.support import replaced
 from training import pretrain
 from training.devices.strategies import CONTINUE_LATER
 from training.loop import checkpoints, train
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 
 # The smallest run that has everything in it that could go wrong: dropout, shifts, an average, momenta, several epochs
 # with several states in each.
@@ -49,7 +49,7 @@ def finish(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> 
 
 def final_state(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """Everything that training changes, at the end; without the clock."""
-    return checkpoints.load_latest(Run(folder).checkpoints_folder)[2]
+    return checkpoints.load_latest(RunDirectory(folder).checkpoints_folder)[2]
 
 
 def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
@@ -58,7 +58,7 @@ def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
     for name in here:
         np.testing.assert_array_equal(here[name], there[name], err_msg=name)
     timed = {"seconds": 0, "images_per_second": 0}
-    here, there = ([record | timed for record in Run(path).metrics()] for path in (folder, undisturbed))
+    here, there = ([record | timed for record in RunDirectory(path).metrics()] for path in (folder, undisturbed))
     assert here == there
     assert [record["epoch"] for record in here] == [*range(1, len(here) + 1)]
 

@@ -15,7 +15,7 @@ from training import finetune, pretrain
 from training.input.sources import DataOptions
 from training.loop import pretrain as pretraining
 from training.loop.objectives import MaskedPatches
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -33,7 +33,7 @@ RECIPE = dataclasses.replace(
 
 
 @pytest.fixture(name="finished", scope="module")
-def _finished(tmp_path_factory) -> Run:
+def _finished(tmp_path_factory) -> RunDirectory:
     folder = tmp_path_factory.mktemp("runs") / "masked"
     return pretraining.pretrain(
         PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=RECIPE), "tiny-masked"

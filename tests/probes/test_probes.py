@@ -20,8 +20,8 @@ from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
-from training.input.sources import DataOptions, Source, array_split, digits
-from training.loop.run import Run
+from training.input.sources import DataOptions, DataSet, array_split, digits
+from training.loop.run import RunDirectory
 from training.options.common import FeatureOptions
 from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
 from training.probes import features, least_squares, logistic_regression, nearest_neighbors
@@ -158,16 +158,16 @@ def test_the_linear_probe_is_logistic_regression_on_standardised_features(cluste
 
 
 @pytest.fixture(name="run")
-def _run(tmp_path) -> Run:
+def _run(tmp_path) -> RunDirectory:
     """A run directory with an untrained model for the digits."""
-    run = Run(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
     run.start({"command": "test"}, tuple("0123456789"))
     model = keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10)
     run.save_model(randomize(model))
     return run
 
 
-def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: Source | None = None, **fields) -> tuple:
+def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: DataSet | None = None, **fields) -> tuple:
     """A run, the digits or other data, and the options of a command."""
     options = kind(run=str(run), **{"source": DataOptions("digits"), "cache": str(tmp_path / "cache"), **fields})
     return options.open_run(), data or digits(), options

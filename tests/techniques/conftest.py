@@ -11,7 +11,7 @@ import keras_vit
 from keras_vit import run_directory
 from training.loop import checkpoints
 from training.loop import pretrain as pretraining
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
@@ -23,7 +23,7 @@ class Interrupted(Exception):
 
 
 @pytest.fixture(name="upstream", scope="package")
-def _upstream(tmp_path_factory) -> Run:
+def _upstream(tmp_path_factory) -> RunDirectory:
     """A finished run of a tiny model on the digits."""
     model = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
     recipe = dataclasses.replace(

@@ -13,12 +13,12 @@ from training.evaluation.multi_label import write_multi_label_report
 from training.evaluation.predictors import Predictor
 from training.evaluation.report import Subject, calibration_sentence, write_report
 from training.input.known_images import check_evaluation_images, may_know_images
-from training.input.sources import Source
+from training.input.sources import DataSet
 from training.options.checks import check_classes, report_directory
 from training.options.evaluate import EvaluateOptions
 
 
-def evaluate(predictor: Predictor, source: Source, options: EvaluateOptions) -> dict:
+def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict:
     """Evaluate a model on the evaluation images, write the report, and return its metrics.
 
     Raises UserError where model, data and options do not belong together.
@@ -62,7 +62,7 @@ def evaluate(predictor: Predictor, source: Source, options: EvaluateOptions) -> 
     return metrics
 
 
-def _check_kind(predictor: Predictor, source: Source, options: EvaluateOptions) -> None:
+def _check_kind(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> None:
     """Raise UserError unless model, data and options agree on whether an image may have several classes.
 
     A model that does not say it is taken for one of the data's kind.
@@ -81,7 +81,7 @@ def _check_kind(predictor: Predictor, source: Source, options: EvaluateOptions) 
         raise UserError(f"{option} is for images of one class each, but these have several; leave it out.")
 
 
-def check_same_classes(predictor: Predictor, source: Source) -> None:
+def check_same_classes(predictor: Predictor, source: DataSet) -> None:
     """Raise UserError unless the classes of the data are the model's, or as many where it does not name them."""
     if predictor.labels:
         check_classes(predictor.labels, source.labels)

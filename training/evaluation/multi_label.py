@@ -20,7 +20,7 @@ from keras_vit.scores import sigmoid
 from training.evaluation.metrics import DRAWS, interval
 from training.evaluation.plots import save_figure
 from training.evaluation.report import Subject
-from training.input.sources import Source, Split
+from training.input.sources import DataSet, Split
 
 _MEASURES = {
     "mean_average_precision": "mean average precision",
@@ -128,7 +128,7 @@ def _losses(logits: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return np.logaddexp(0.0, np.where(truth, -logits, logits).astype(np.float64))
 
 
-def write_multi_label_report(subject: Subject, source: Source, logits: np.ndarray, targets: np.ndarray) -> dict:
+def write_multi_label_report(subject: Subject, source: DataSet, logits: np.ndarray, targets: np.ndarray) -> dict:
     """Measure, write evaluation.json, evaluation.md and the curves, print a sentence, and return the metrics.
 
     Args:

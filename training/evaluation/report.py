@@ -15,7 +15,7 @@ from keras_vit.scores import softmax
 from training.evaluation.calibration import HIGHEST_TEMPERATURE
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
 from training.evaluation.predictors import Predictor
-from training.input.sources import Source
+from training.input.sources import DataSet
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
 _MEASURES = {
@@ -60,7 +60,7 @@ class Subject:
 
 
 def write_report(
-    subject: Subject, predictor: Predictor, source: Source, logits: np.ndarray, labels: np.ndarray, metrics: dict
+    subject: Subject, predictor: Predictor, source: DataSet, logits: np.ndarray, labels: np.ndarray, metrics: dict
 ) -> dict:
     """Write evaluation.json, evaluation.md and the plots, print a sentence, and return the metrics with the mistakes.
 

@@ -19,7 +19,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
 from training.evaluation.predictors import outputs
 from training.input.known_images import check_held_out
-from training.input.sources import Source, open_source
+from training.input.sources import DataSet, open_source
 from training.lock import locked
 from training.loop import run as run_to_write
 from training.options.common import DataOptions
@@ -30,7 +30,7 @@ _BATCH = 500
 _COPIED = (run_directory.SAMPLES, run_directory.CALIBRATION)
 
 
-def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.Run:
+def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.RunDirectory:
     """Average finished runs and return the run directory of the average.
 
     Raises UserError if the runs differ in architecture, preprocessing or classes; if greedy, also in their data.
@@ -52,7 +52,7 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.Run:
     model = _read(runs[0])
     for run in runs[1:]:
         _check_model(run, model)
-    target = run_to_write.Run(to_path(options.output))
+    target = run_to_write.RunDirectory(to_path(options.output))
     source = _source_of(runs) if options.greedy and not target.model_file.is_file() else None
     fingerprints = {run.config.get(run_directory.IMAGES) for run in runs}
     settings = {"command": "soup", "runs": list(options.runs), "greedy": options.greedy, **_common_data(runs)}
@@ -128,7 +128,7 @@ def _uniform(model: keras.Model, runs: Sequence[Run]) -> list[dict]:
     return []
 
 
-def _source_of(runs: Sequence[Run]) -> Source:
+def _source_of(runs: Sequence[Run]) -> DataSet:
     """The data of the runs. Raises UserError if a rule now keeps other images for evaluation than when they trained."""
     options = DataOptions(**runs[0].settings["source"])
     source = open_source(options)
@@ -137,7 +137,7 @@ def _source_of(runs: Sequence[Run]) -> Source:
     return source
 
 
-def _greedy(model: keras.Model, runs: Sequence[Run], source: Source) -> list[dict]:
+def _greedy(model: keras.Model, runs: Sequence[Run], source: DataSet) -> list[dict]:
     """Leave the greedy average in the model, and return one record for each run that was tried."""
     preprocessing = preprocessing_of(model)
 

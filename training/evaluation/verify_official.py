@@ -14,7 +14,7 @@ from keras_vit.runs import open_run
 from training.evaluation.evaluate import check_finite, check_same_classes
 from training.evaluation.predictors import open_predictor
 from training.input.dataset import Split
-from training.input.sources import Source, open_source
+from training.input.sources import DataSet, open_source
 from training.options.checks import split_folders
 from training.options.common import DataOptions, InputOptions
 from training.options.evaluate import VerifyOfficialOptions
@@ -88,7 +88,7 @@ def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     return center - half, center + half
 
 
-def _splits(source: DataOptions, dataset: Source) -> tuple[Split, ...]:
+def _splits(source: DataOptions, dataset: DataSet) -> tuple[Split, ...]:
     """The splits to measure: of a folder without splits of its own both, since one is a tenth of the images."""
     if source.kind == "folder" and split_folders(source.path) is None:
         return dataset.train, dataset.evaluation

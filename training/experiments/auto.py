@@ -14,7 +14,7 @@ from keras_vit.images.geometry import Resize
 from keras_vit.runs import Run
 from training.evaluation.predictors import outputs
 from training.input.dataset import Split, random_subset, typical_image
-from training.input.sources import Source
+from training.input.sources import DataSet
 from training.probes.features import feature_extractor
 from training.probes.logistic_regression import new_probe
 from training.recipes.auto import auto_finetune_recipe
@@ -56,7 +56,7 @@ def original_image_size(checkpoint: str) -> tuple[int, int] | None:
     return None if description.original_size == description.image_size else description.original_size
 
 
-def finetuning_epochs(run: Run, source: Source, minutes: float | None) -> int:
+def finetuning_epochs(run: Run, source: DataSet, minutes: float | None) -> int:
     """Epochs for which to train all weights; 0 if the backbone should stay frozen. Prints the reason.
 
     With `minutes`, times a training step on this machine.
@@ -98,7 +98,7 @@ def _step_seconds(model: keras.Model, batch_size: int) -> float:
     return time.perf_counter() - begin
 
 
-def resize_for(run: Run, source: Source) -> Resize | None:
+def resize_for(run: Run, source: DataSet) -> Resize | None:
     """Return "pad" if whole images are classified better than the model's own crops; None keeps the model's own.
 
     Compares both by cross-validation of a linear classifier on the frozen features of some training images.

@@ -8,7 +8,7 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import open_predictor
 from training.input.sources import digits
 from training.loop.pretrain import pretrain
-from training.loop.run import Run, write_text
+from training.loop.run import RunDirectory, write_text
 from training.options.common import DataOptions, Execution
 from training.options.evaluate import EvaluateOptions
 from training.options.train import PretrainOptions
@@ -30,7 +30,7 @@ class Artifact:
     """On all test images."""
 
 
-def train_and_evaluate(workdir: str, seed: int) -> tuple[Run, float]:
+def train_and_evaluate(workdir: str, seed: int) -> tuple[RunDirectory, float]:
     """Train on the digits, evaluate, and return the run and its test accuracy."""
     data = DataOptions("digits")
     run = pretrain(
@@ -49,7 +49,7 @@ def train_and_evaluate(workdir: str, seed: int) -> tuple[Run, float]:
 
 
 def write_summary(
-    run: Run, parameters: int, test_accuracy: float, saved_model: Artifact, tflite: dict[str, Artifact]
+    run: RunDirectory, parameters: int, test_accuracy: float, saved_model: Artifact, tflite: dict[str, Artifact]
 ) -> dict:
     """Write summary.json into the run directory and return it. Its paths are relative to the file."""
 
@@ -69,7 +69,7 @@ def write_summary(
 
 
 def summary_rows(
-    run: Run, test_accuracy: float, saved_model: Artifact, tflite: dict[str, Artifact]
+    run: RunDirectory, test_accuracy: float, saved_model: Artifact, tflite: dict[str, Artifact]
 ) -> list[tuple[str, ...]]:
     """Return the table of the demo: a header, the Keras model, and its exports."""
     size = run.model_file.stat().st_size

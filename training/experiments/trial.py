@@ -19,7 +19,7 @@ from keras_vit.runs import open_run_directory
 from training.devices.strategies import open_strategy
 from training.evaluation.predictors import outputs
 from training.experiments.grids import Point
-from training.input.dataset import Source, Split, random_subset
+from training.input.dataset import DataSet, Split, random_subset
 from training.input.sources import open_source
 from training.loop.pretrain import pretrain
 from training.loop.setup import Setup
@@ -111,7 +111,7 @@ def _trained(trial: Trial) -> dict:
     return {"accuracy": curve[-1][1], "curve": curve, "few_shot": few_shot}
 
 
-def few_shot_accuracy(model: keras.Model, source: Source, shots: int) -> float:
+def few_shot_accuracy(model: keras.Model, source: DataSet, shots: int) -> float:
     """Mean over three choices of `shots` training images of each class; features of no other image are computed."""
     labels = labels_of(source.train)
     classes = len(source.labels)

@@ -17,7 +17,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from training.devices.strategies import open_strategy
 from training.experiments.vtab_sources import open_builder, task_source
-from training.input.sources import Source, Split
+from training.input.sources import DataSet, Split
 from training.loop.finetune import finetune
 from training.loop.setup import Setup
 from training.options.common import DataOptions
@@ -54,7 +54,7 @@ def vtab(options: VtabOptions) -> dict:
         )
     folder, strategy = to_path(options.workdir), open_strategy(options.devices)
 
-    def train(task: Task, source: Source, rate: float, num_steps: int, name: str) -> float:
+    def train(task: Task, source: DataSet, rate: float, num_steps: int, name: str) -> float:
         """Return the accuracy on the evaluation images of a run, trained now or before."""
         print(f"\n{task.name}, {name}: learning rate {rate:g}, {num_steps} steps")
         own = task_recipe(task, recipe, rate, num_steps)
@@ -104,7 +104,7 @@ def _measured(
     task: Task,
     builder,
     settings: Sequence[tuple[float, int]],
-    train: Callable[[Source, float, int, str], float],
+    train: Callable[[DataSet, float, int, str], float],
 ) -> dict:
     """The accuracy on the test split of the setting that is best on val200, and that of every setting there."""
     tried: list[dict] = []

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.input.dataset import Source, Split
+from training.input.dataset import DataSet, Split
 from training.input.tfrecord import TFRecords
 from training.recipes.vtab_tasks import NUM_TRAIN, NUM_VAL, Part, Task
 
@@ -79,11 +79,11 @@ def open_builder(task: Task, data_dir: str | None):
     return tfds.builder(task.dataset, data_dir=data_dir)
 
 
-def task_source(task: Task, builder, train: Part, evaluation: Part) -> Source:
+def task_source(task: Task, builder, train: Part, evaluation: Part) -> DataSet:
     """Two parts of a prepared task, to train and to evaluate on."""
     rule = RULES.get(task.name)
     names = rule.names if rule else tuple(builder.info.features["label"].names)
-    return Source(names, _part(task, builder, train), _part(task, builder, evaluation))
+    return DataSet(names, _part(task, builder, train), _part(task, builder, evaluation))
 
 
 def _part(task: Task, builder, part: Part) -> Split:

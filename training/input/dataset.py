@@ -86,7 +86,7 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class DataSet:
     """A data set: the names of its classes and its two splits."""
 
     labels: tuple[str, ...]

@@ -18,8 +18,8 @@ from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
 from training.input.dataset import (
+    DataSet,
     ImageWarnings,
-    Source,
     Split,
     decoding_problem,
     error_reason,
@@ -33,7 +33,7 @@ from training.options.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
 
 
-def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
+def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> DataSet:
     """Class folders of image files (keras_vit/images/formats.py), whatever they are called; classes in name order.
 
     Files that neither are called like a picture nor hold one are counted in a line.
@@ -67,10 +67,10 @@ class _FileCheck:
 
 def _source_of_classes(
     train: dict[str, list[str]], test: dict[str, list[str]], contents: FileContents, *, held_out: bool
-) -> Source:
+) -> DataSet:
     """The files of each class to train on, and to evaluate on, as a source."""
     contents.warn(*({file: name for name, files in split.items() for file in files} for split in (train, test)))
-    return Source(tuple(train), _file_split(train, contents), _file_split(test, contents), held_out=held_out)
+    return DataSet(tuple(train), _file_split(train, contents), _file_split(test, contents), held_out=held_out)
 
 
 def _held_out(
@@ -107,7 +107,7 @@ def _refuse_seed(split_seed: int | None, path: pathlib.Path) -> None:
         raise UserError(f"--split-seed draws a split, but {path} has splits of its own; leave it out.")
 
 
-def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> Source:
+def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> DataSet:
     """Image files with their classes from a CSV file with the columns path and label; classes in name order.
 
     What the file holds says `training.options.csv_file`. Without a column split a tenth of each class is kept for
@@ -159,7 +159,7 @@ def _with_targets(
     value_of: dict[str, dict[str, str]],
     check: _FileCheck,
     split_seed: int | None,
-) -> Source:
+) -> DataSet:
     """A source of images with several classes each, or with a share of each class."""
     shares = {file: class_shares(text, column) for files in value_of.values() for file, text in files.items()}
     names = tuple(sorted({name for found in shares.values() for name in found}))
@@ -182,7 +182,7 @@ def _with_targets(
     known = [{file: shares[file] for file in parts[split]} for split in ("train", "test")]
     check.contents.warn(*known)
     train, test = (_target_split(split, names, column == SEVERAL_CLASSES, check.contents) for split in known)
-    return Source(names, train, test, held_out=set(value_of) == {""})
+    return DataSet(names, train, test, held_out=set(value_of) == {""})
 
 
 def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed: int | None) -> dict[str, list[str]]:

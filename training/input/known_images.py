@@ -15,10 +15,10 @@ from training.options.common import DataOptions
 from training.options.csv_file import listed_files
 
 if TYPE_CHECKING:
-    from training.input.dataset import Source
+    from training.input.dataset import DataSet
 
 
-def training_data(options: DataOptions, source: "Source | None" = None) -> TrainingData:
+def training_data(options: DataOptions, source: "DataSet | None" = None) -> TrainingData:
     """What a run on these data would say that it was trained on; without the opened data, what the options tell."""
     if source is None:
         return TrainingData(options.data, options.split_seed)
@@ -38,7 +38,7 @@ def check_split(run: Run, options: DataOptions) -> None:
     )
 
 
-def check_evaluation_images(run: Run, options: DataOptions, source: "Source") -> bool:
+def check_evaluation_images(run: Run, options: DataOptions, source: "DataSet") -> bool:
     """Raise UserError where a rule keeps other images of the same data for evaluation than when a run was trained.
 
     Warns of evaluation images that are training images of the run, wherever their files are now. Returns whether that
@@ -48,7 +48,7 @@ def check_evaluation_images(run: Run, options: DataOptions, source: "Source") ->
     return warn_of_training_images(run, source)
 
 
-def check_held_out(run: Run, options: DataOptions, source: "Source") -> None:
+def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
     """Raise UserError if a rule keeps other images for evaluation now than when a run was trained on the same data."""
     known, now = run.data, training_data(options, source)
     if not source.held_out or known is None or known.counts is None:
@@ -68,7 +68,7 @@ def check_held_out(run: Run, options: DataOptions, source: "Source") -> None:
     )
 
 
-def warn_of_training_images(run: Run, source: "Source") -> bool:
+def warn_of_training_images(run: Run, source: "DataSet") -> bool:
     """Print a sentence if a run was trained on some of the evaluation images. Returns whether that is known."""
     digests, known = source.evaluation.digests, run.training_images
     if digests is None or known is None:
@@ -83,7 +83,7 @@ def warn_of_training_images(run: Run, source: "Source") -> bool:
     return True
 
 
-def may_know_images(run: Run, source: "Source", *, is_export: bool) -> bool:
+def may_know_images(run: Run, source: "DataSet", *, is_export: bool) -> bool:
     """Whether images to evaluate on may be training images of a model: a rule made the split, or they are records.
 
     Of published checkpoints nothing is asked, and the splits of a run on the same data are those of the run.
@@ -96,7 +96,7 @@ def may_know_images(run: Run, source: "Source", *, is_export: bool) -> bool:
     return source.evaluation.digests is None and not records and run.training_images is not None
 
 
-def warn_of_known_images(run: Run, options: DataOptions, source: "Source") -> None:
+def warn_of_known_images(run: Run, options: DataOptions, source: "DataSet") -> None:
     """Print a sentence if the run to start from was trained on another split of the same data, which a rule made."""
     known, now = run.data, training_data(options, source)
     if known is not None and known.place == now.place and (known.is_other_split(now) or known.has_other_images(now)):

@@ -17,7 +17,7 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.images import graph
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
-from training.input.dataset import Source, Split, decoded, without_autograph
+from training.input.dataset import DataSet, Split, decoded, without_autograph
 from training.options.checks import check_batch_size
 from training.recipes.recipe import PretrainRecipe, Recipe
 
@@ -248,8 +248,8 @@ def _stretched(image: tf.Tensor, side: int, preprocessing: Preprocessing) -> tf.
 
 
 def resized_once(
-    source: Source, recipe: Recipe, preprocessing: Preprocessing, *, epochs: float, evaluations: int
-) -> Source:
+    source: DataSet, recipe: Recipe, preprocessing: Preprocessing, *, epochs: float, evaluations: int
+) -> DataSet:
     """A source with the same batches, of which files are decoded and resized once instead of in every epoch.
 
     Each split stays as it is where that saves nothing or needs more than 512 MB, and that of training where each epoch

@@ -16,13 +16,13 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import nearest
 from keras_vit.files.transfer import TransferError, opened
-from training.input.dataset import Source, Split, bad_examples_reported, checked_label, warn_about_images
+from training.input.dataset import DataSet, Split, bad_examples_reported, checked_label, warn_about_images
 from training.input.image_folder import csv_list, folder
 from training.input.tfrecord import TFRecords, tfrecord
 from training.options.checks import check_data
 from training.options.common import EVALUATION_NAMES, DataOptions
 
-__all__ = ["DataOptions", "Source", "Split", "array_split", "bad_examples_reported", "digits", "open_source"]
+__all__ = ["DataOptions", "DataSet", "Split", "array_split", "bad_examples_reported", "digits", "open_source"]
 
 # Errors of a system without a network.
 _NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -30,7 +30,7 @@ _NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 _IN_MEMORY_BYTES = 2**30
 
 
-def open_source(options: DataOptions, *, multi_label: bool = False) -> Source:
+def open_source(options: DataOptions, *, multi_label: bool = False) -> DataSet:
     """Open what `--data` names. Raises UserError when there is no such thing or it cannot be used.
 
     multi_label: whether the caller can use images of several classes each.
@@ -57,7 +57,7 @@ def _warn_of_similar_names(labels: tuple[str, ...]) -> None:
             print(f"Warning: {shown} are different classes, because {reason} count.")
 
 
-def _open(options: DataOptions) -> Source:
+def _open(options: DataOptions) -> DataSet:
     check_data(options)
     kind, _, rest = options.data.partition(":")
     if kind in ("tfds", "tfrecord"):
@@ -74,7 +74,7 @@ def _open(options: DataOptions) -> Source:
     return digits()
 
 
-def digits() -> Source:
+def digits() -> DataSet:
     """The 1,797 handwritten digits that scikit-learn ships, 8x8 gray: four fifths to train on, the rest to test."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -83,7 +83,7 @@ def digits() -> Source:
     images = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)  # 0..16 as stored
     train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
     names = tuple(str(digit) for digit in range(10))
-    return Source(names, array_split(train_x, train_y, names), array_split(test_x, test_y, names))
+    return DataSet(names, array_split(train_x, train_y, names), array_split(test_x, test_y, names))
 
 
 def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
@@ -177,7 +177,7 @@ def tfds_eval_split(builder) -> str:
     raise UserError(f"{builder.name} has only the splits {', '.join(builder.info.splits)}; give --eval-split.")
 
 
-def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: str | None) -> Source:
+def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: str | None) -> DataSet:
     """A data set of TensorFlow Datasets with images and labels, prepared (downloading) if it is not yet."""
     import tensorflow_datasets as tfds
 
@@ -188,7 +188,7 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
     labels = tuple(builder.info.features[keys[1]].names)
     splits = (train_split, eval_split or tfds_eval_split(builder))
     train, evaluation = (_tfds_split(builder, split, labels) for split in splits)
-    return Source(labels, train, evaluation)
+    return DataSet(labels, train, evaluation)
 
 
 def _split_info(builder, split: str):

@@ -18,7 +18,7 @@ from keras_vit import UserError
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.run_directory import LABELS
-from training.input.dataset import Source, Split, bad_examples_reported, checked_label, skip_undecodable
+from training.input.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.input.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
 from training.options.checks import record_files
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
@@ -111,7 +111,7 @@ class TFRecords:
         return None
 
 
-def tfrecord(pattern: str, on_bad_image: OnBadImage) -> Source:
+def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     """TFRecord files as `training.shard` writes them: train-*, eval-* (or test, val) and, beside them, labels.txt.
 
     Each record is a tf.train.Example with image/encoded, the bytes of a file, and image/class/label, a line of
@@ -135,7 +135,7 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> Source:
         )
     names = _class_names(names_file)
     train, evaluation = (_record_split(split, names, on_bad_image) for split in splits)
-    return Source(names, train, evaluation)
+    return DataSet(names, train, evaluation)
 
 
 def _class_names(file: str) -> tuple[str, ...]:

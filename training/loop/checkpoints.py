@@ -140,5 +140,5 @@ def _run_id(folder: pathlib.Path) -> str | None:
         return None
     except RemoteError:
         raise
-    except (OSError, ValueError, AttributeError):  # `Run.start` reports it
+    except (OSError, ValueError, AttributeError):  # `RunDirectory.start` reports it
         return None

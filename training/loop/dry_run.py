@@ -14,11 +14,11 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.files.remote import to_path
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
-from training.input.sources import Source
+from training.input.sources import DataSet
 from training.loop.build import checked_model
 from training.loop.objectives import Classification, MaskedPatches, Objective, make_objective
 from training.loop.optimizers import LearningRate
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.loop.setup import Setup, checked, settings_of
 from training.options.common import Execution, TrainingOptions
 from training.recipes.recipe import PretrainRecipe, Recipe
@@ -63,7 +63,7 @@ def dry_run_report(
     settings = settings_of(options, command, recipe_name, setup.source)
     options, source, num_steps = checked(options, setup)
     workdir, recipe, replicas = to_path(options.workdir), options.recipe, setup.strategy.num_replicas_in_sync
-    Run(workdir).check(settings, source.labels, images=setup.source.fingerprint)
+    RunDirectory(workdir).check(settings, source.labels, images=setup.source.fingerprint)
     network = checked_model(
         lambda: make_model(len(source.labels)),
         recipe,
@@ -87,7 +87,7 @@ def dry_run_report(
     print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
 
 
-def describe_run(workload: Workload, source: Source, settings: dict) -> str:
+def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
     """Return the report as text.
 
     Args:
@@ -121,7 +121,7 @@ def describe_run(workload: Workload, source: Source, settings: dict) -> str:
     ]
     rows += [("" if number else "not counted", text) for number, text in enumerate(_not_counted(recipe, objective))]
     width = max(len(name) for name, _ in rows) + 2
-    lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
+    lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "RunDirectory"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]
     return "\n".join([*lines, "", "Learning rate", *_curve(recipe, num_steps)])
 

@@ -21,7 +21,7 @@ from training.input.dataset import typical_image
 from training.input.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import model_with_config
 from training.loop.dry_run import dry_run_report
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.loop.setup import Setup, with_loss_for
 from training.loop.train import run_training
 from training.options.checks import check_model, check_start
@@ -35,7 +35,7 @@ def finetune(
     recipe_name: str,
     setup: Setup,
     callbacks: Sequence[keras.callbacks.Callback] = (),
-) -> Run:
+) -> RunDirectory:
     """Fine-tune a checkpoint and return the run; with `options.dry_run` only print the report.
 
     Args:
@@ -79,7 +79,7 @@ def finetune(
 
     if options.dry_run:
         dry_run_report(options, setup, make_model, command="finetune", recipe_name=recipe_name)
-        return Run(to_path(options.workdir))
+        return RunDirectory(to_path(options.workdir))
     weights = {"checkpoint": checkpoint, "license": license_of(checkpoint)}
     return run_training(
         options,

@@ -3,13 +3,13 @@
 import tensorflow as tf
 
 from keras_vit.files.remote import remove_folder
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 
 
 class MetricsLog:
     """Writes the metrics of every evaluation. Each process rewrites all files, so they have no gaps or duplicates."""
 
-    def __init__(self, run: Run, records: list[dict]):
+    def __init__(self, run: RunDirectory, records: list[dict]):
         """Write the records of earlier processes."""
         self._run = run
         folder = run.path / "tensorboard"

@@ -6,7 +6,7 @@ import keras
 
 from keras_vit.files.remote import to_path
 from training.loop.dry_run import dry_run_report
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.loop.setup import Setup, open_setup, with_loss_for
 from training.loop.train import run_training
 from training.options.train import PretrainOptions
@@ -17,7 +17,7 @@ def pretrain(
     recipe_name: str,
     setup: Setup | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
-) -> Run:
+) -> RunDirectory:
     """Train a model and return its run; with `options.dry_run` only print the report.
 
     Args:
@@ -31,5 +31,5 @@ def pretrain(
     build = options.recipe.build
     if options.dry_run:
         dry_run_report(options, setup, build, command="pretrain", recipe_name=recipe_name)
-        return Run(to_path(options.workdir))
+        return RunDirectory(to_path(options.workdir))
     return run_training(options, setup, build, command="pretrain", recipe_name=recipe_name, callbacks=callbacks)

@@ -29,7 +29,7 @@ from training.workdir import check_settings, check_workdir
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunDirectory:
     """A run directory by its path."""
 
     path: pathlib.Path
@@ -63,7 +63,7 @@ class Run:
             settings: everything that changes the result of the run, as JSON values.
             labels: names of the classes.
             weights: name and license of the checkpoint at the start, for config.json; None if there is none.
-            images: `Source.fingerprint` of the data; None where it has none.
+            images: `DataSet.fingerprint` of the data; None where it has none.
         """
         self.check(settings, labels, images=images)
         for file in self._unfinished():
@@ -147,7 +147,7 @@ class Run:
         write_text(self.metrics_file.with_suffix(".csv"), text.getvalue())
 
 
-def write_curves(run: Run) -> None:
+def write_curves(run: RunDirectory) -> None:
     """Plot the loss and the accuracy over the epochs to curves.png."""
     records = run.metrics()
     epochs = [record["epoch"] for record in records]

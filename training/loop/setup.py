@@ -17,9 +17,9 @@ from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from training.devices.strategies import open_strategy
 from training.input.dataset import balanced
 from training.input.pipeline import save_samples, steps_per_epoch
-from training.input.sources import Source, open_source
+from training.input.sources import DataSet, open_source
 from training.loop.objectives import Classification, make_objective
-from training.loop.run import Run
+from training.loop.run import RunDirectory
 from training.options.common import Execution, TrainingOptions
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
@@ -42,7 +42,7 @@ AnyOptions = TypeVar("AnyOptions", bound=TrainingOptions)
 class Setup:
     """The data and devices of a run."""
 
-    source: Source
+    source: DataSet
     strategy: tf.distribute.Strategy
 
 
@@ -61,7 +61,7 @@ def open_setup(options: TrainingOptions) -> Setup:
     )
 
 
-def with_loss_for(options: AnyOptions, source: Source) -> AnyOptions:
+def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     """Return the options with the loss for images of several classes each, where the data have such.
 
     Raises UserError if recipe and data exclude each other.
@@ -86,7 +86,7 @@ def _uses_labels(recipe: Recipe) -> bool:
     return isinstance(make_objective(recipe), Classification)
 
 
-def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, Source, int]:
+def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int]:
     """Return the options with a warm-up that fits into the run, the data as the recipe takes them, and the steps.
 
     Raises UserError if options, data and devices do not fit.
@@ -105,7 +105,9 @@ def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, Source, int]
     return dataclasses.replace(options, recipe=recipe), source, num_steps
 
 
-def save_input(run: Run, network: keras.Model, source: Source, options: TrainingOptions, settings: dict) -> None:
+def save_input(
+    run: RunDirectory, network: keras.Model, source: DataSet, options: TrainingOptions, settings: dict
+) -> None:
     """Print what will be trained on what, and save what a run directory keeps of its images."""
     recipe, num_steps = options.recipe, options.recipe.num_steps(source.train.num_examples)
     if source.train.digests is not None:
@@ -168,7 +170,7 @@ def _check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
         )
 
 
-def _check_reached(execution: Execution, recipe: Recipe, source: Source, num_steps: int) -> None:
+def _check_reached(execution: Execution, recipe: Recipe, source: DataSet, num_steps: int) -> None:
     """Raise UserError if the run ends before the steps to profile, or before its first inspection."""
     if execution.profile_steps is not None and execution.profile_steps[1] > num_steps:
         raise UserError(
@@ -189,13 +191,13 @@ def _some(labels: Sequence[str]) -> str:
     return shown if len(labels) <= _SHOWN_CLASSES else f"{shown} and {len(labels) - _SHOWN_CLASSES:,} more"
 
 
-def settings_of(options: TrainingOptions, command: str, recipe_name: str, source: Source) -> dict:
+def settings_of(options: TrainingOptions, command: str, recipe_name: str, source: DataSet) -> dict:
     """Everything that changes the result of the run."""
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     return {**run_settings(options, command, recipe_name), "images": images}
 
 
-def fingerprint(settings: dict, source: Source) -> int:
+def fingerprint(settings: dict, source: DataSet) -> int:
     """A number that tells settings and classes apart."""
     text = json.dumps([settings, source.labels], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -17,7 +17,7 @@ from keras_vit import UserError, preprocessing_of
 from keras_vit.files.remote import to_path
 from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
-from training.input.sources import Source, bad_examples_reported
+from training.input.sources import DataSet, bad_examples_reported
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
@@ -25,7 +25,7 @@ from training.loop.inspect_callback import InspectEpochs
 from training.loop.metrics_log import MetricsLog
 from training.loop.profile import ProfileSteps
 from training.loop.progress import Progress, display
-from training.loop.run import Run, write_curves
+from training.loop.run import RunDirectory, write_curves
 from training.loop.setup import Setup, checked, fingerprint, save_input, settings_of
 from training.loop.signals import StopSignals, TrainingInterrupted
 from training.loop.trainer import Trainer
@@ -44,7 +44,7 @@ def run_training(
     recipe_name: str,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     weights: dict | None = None,
-) -> Run:
+) -> RunDirectory:
     """Train, or resume, or do nothing if the run is finished; return the finished run.
 
     Args:
@@ -57,14 +57,14 @@ def run_training(
             with an evaluation, and may set `model.stop_training`, which ends the run and saves the model as it is.
             Their own state is not saved: when an interrupted run continues, they start fresh. With several workers,
             the callbacks of each worker must make the same decisions.
-        weights: see `Run.start`.
+        weights: see `RunDirectory.start`.
 
     Raises:
         TrainingInterrupted: after SIGTERM or Ctrl-C, with a checkpoint saved.
         UserError: if options, data, devices and directory do not fit, the loss is not finite or the disk is full; the
             last checkpoint remains.
     """
-    run, strategy = Run(to_path(options.workdir)), setup.strategy
+    run, strategy = RunDirectory(to_path(options.workdir)), setup.strategy
     settings = settings_of(options, command, recipe_name, setup.source)
     writes = is_chief(strategy)
     with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
@@ -132,8 +132,8 @@ class Training:
     def __init__(
         self,
         trainer: Trainer,
-        source: Source,
-        run: Run,
+        source: DataSet,
+        run: RunDirectory,
         options: TrainingOptions,
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ):

@@ -18,9 +18,9 @@ from keras_vit.files.remote import to_path
 from keras_vit.models.config import ModelConfig
 from keras_vit.runs import Run
 from training.input.pipeline import save_samples
-from training.input.sources import Source
+from training.input.sources import DataSet
 from training.lock import locked
-from training.loop.run import Run as RunDirectory
+from training.loop.run import RunDirectory
 from training.options.common import FeatureKind
 from training.options.probes import LinearProbeOptions
 
@@ -80,7 +80,7 @@ def _with_head_for(config: ModelConfig, kind: FeatureKind) -> ModelConfig:
 
 
 def save_probe(
-    run: Run, model: keras.Model, source: Source, options: LinearProbeOptions, metrics: dict[str, float]
+    run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions, metrics: dict[str, float]
 ) -> pathlib.Path:
     """Write the run directory `options.workdir` of a probe and return its path.
 

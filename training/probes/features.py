@@ -22,7 +22,7 @@ from keras_vit.models.layers import PoolTokens
 from keras_vit.runs import Run
 from training.evaluation.predictors import outputs
 from training.input.known_images import check_evaluation_images
-from training.input.sources import Source, Split, bad_examples_reported
+from training.input.sources import DataSet, Split, bad_examples_reported
 from training.options.checks import report_directory
 from training.options.common import FeatureKind, FeatureOptions
 
@@ -60,7 +60,7 @@ class FeatureSet:
     """Directory for the report."""
 
 
-def open_features(run: Run, source: Source, options: FeatureOptions, output: pathlib.Path | None = None) -> FeatureSet:
+def open_features(run: Run, source: DataSet, options: FeatureOptions, output: pathlib.Path | None = None) -> FeatureSet:
     """The features of a model for the images of a data set, from the cache or computed.
 
     output: directory of the report. Default: that of the options, else the run directory.
@@ -80,7 +80,7 @@ def open_features(run: Run, source: Source, options: FeatureOptions, output: pat
     return FeatureSet(source.labels, train, evaluation, output)
 
 
-def check_several_classes(source: Source) -> None:
+def check_several_classes(source: DataSet) -> None:
     """Raise UserError for data that leave nothing to tell apart."""
     if len(source.labels) < 2:
         raise UserError(f"The data have one class, {source.labels[0]!r}; at least two are needed to tell apart.")
@@ -88,7 +88,7 @@ def check_several_classes(source: Source) -> None:
 
 def features_of(
     model: keras.Model,
-    source: Source,
+    source: DataSet,
     *,
     preprocessing: Preprocessing,
     batch_size: int,

@@ -6,7 +6,7 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.runs import Run
-from training.input.sources import Source
+from training.input.sources import DataSet
 from training.options.probes import FewshotOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
@@ -140,7 +140,7 @@ def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
     return Features(train.values[rest], train.labels[rest])
 
 
-def fewshot(run: Run, source: Source, options: FewshotOptions) -> list[dict]:
+def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
     """Evaluate, write fewshot.json and fewshot.md, and return the rows."""
     features = open_features(run, source, options)
     rows = few_shot(

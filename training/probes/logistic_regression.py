@@ -13,7 +13,7 @@ import sklearn.preprocessing
 from keras_vit import UserError
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
-from training.input.sources import Source
+from training.input.sources import DataSet
 from training.options.probes import LinearProbeOptions
 from training.probes.classifier import linear_head, save_probe, with_linear_head
 from training.probes.features import Features, FeatureSet, open_features, preprocessing_for
@@ -100,7 +100,7 @@ def _fitted(
     return probe, not any(issubclass(warning.category, sklearn.exceptions.ConvergenceWarning) for warning in caught)
 
 
-def probe(run: Run, source: Source, options: LinearProbeOptions) -> dict:
+def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     """Evaluate, write linear_probe.json and linear_probe.md, with a workdir also the run, and return the results."""
     new_run = to_path(options.workdir) if options.workdir is not None and options.output is None else None
     features = open_features(run, source, options, new_run)
@@ -122,14 +122,14 @@ def probe(run: Run, source: Source, options: LinearProbeOptions) -> dict:
     return found
 
 
-def _copies(source: Source) -> np.ndarray:
+def _copies(source: DataSet) -> np.ndarray:
     """Numbers (n,) of the images of both splits, the same for copies of one file."""
     numbers = np.arange(source.train.num_examples + source.evaluation.num_examples)
     digests = [split.digests for split in (source.train, source.evaluation) if split.digests is not None]
     return np.concatenate(digests) if len(digests) == 2 else numbers
 
 
-def _check_all_classes(train: Features, source: Source) -> None:
+def _check_all_classes(train: Features, source: DataSet) -> None:
     """Raise UserError if a class has no training image: the probe would have no logit for it."""
     counts = np.bincount(train.labels, minlength=len(source.labels))
     if not counts.all():

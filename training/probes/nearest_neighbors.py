@@ -6,7 +6,7 @@ import numpy as np
 import sklearn.neighbors
 
 from keras_vit.runs import Run
-from training.input.sources import Source
+from training.input.sources import DataSet
 from training.options.probes import KnnOptions
 from training.probes.features import Features, open_features
 from training.probes.report import write_report
@@ -45,7 +45,7 @@ def _neighbors_that_fit(neighbors: Sequence[int], num_examples: int) -> list[int
     return [number for number in neighbors if number <= num_examples] or [num_examples]
 
 
-def knn(run: Run, source: Source, options: KnnOptions) -> list[dict]:
+def knn(run: Run, source: DataSet, options: KnnOptions) -> list[dict]:
     """Evaluate, write knn.json and knn.md, and return the rows."""
     features = open_features(run, source, options)
     rows = nearest_neighbors(

@@ -45,7 +45,7 @@ def segment(backbone: Run, data: SegmentationData, options: SegmentOptions) -> d
     """
     labels, train, evaluation = data
     check_batch_size(options.batch_size, train.num_examples)
-    run = run_to_write.Run(to_path(options.workdir))
+    run = run_to_write.RunDirectory(to_path(options.workdir))
     settings = {"command": "segment", **options.settings()}
     if evaluation.held_out:  # of a folder with other images, other pairs would be, which a finished run may know
         settings["images"] = {"train": train.num_examples, "evaluation": evaluation.num_examples}
