@@ -186,7 +186,7 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
             raise
         if error.filename is None and error.errno in _FULL_DISK:
             _end_on_full_disk()
-        print(f"{error.filename or 'The disk'}: {error.strerror}; use another path or fix this one.", file=sys.stderr)
+        print(f"{error.filename or 'The disk'}: {error.strerror}; choose another path.", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         # TensorFlow's error of a full disk, and also of a full memory, is no OSError.

@@ -366,7 +366,7 @@ def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_pa
     (tmp_path / "file").touch()
     printed = stopped(lambda _: (tmp_path / path).mkdir(), capsys)
     assert printed.startswith(f"{tmp_path / path}: {words}")
-    assert printed.endswith("; use another path or fix this one.\n")
+    assert printed.endswith("; choose another path.\n")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

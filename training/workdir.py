@@ -108,13 +108,13 @@ def check_settings(path: pathlib.Path, saved: dict, now: dict) -> None:
     there, here = _command_of(saved), _command_of(now)
     if there != here:  # then most of the other settings differ too
         raise UserError(
-            f"{path} already holds a run of {there}, but this one is of {here}; give another --workdir, or remove "
-            "that one."
+            f"{path} already holds a run of {there}, but this one is of {here}; choose another --workdir, or "
+            f"delete {path}."
         )
     if saved != now:
         raise UserError(
-            f"{path} already holds another run, which differs in {differences(saved, now)}; give another --workdir, "
-            "or remove that one."
+            f"{path} already holds another run, which differs in {differences(saved, now)}; choose another "
+            f"--workdir, or delete {path}."
         )
 
 

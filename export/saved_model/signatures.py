@@ -29,9 +29,8 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 
 from export.saved_model.image_decoding import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
+from keras_vit.scores import TOP_K
 
-# Number of top classes.
-_TOP = 5
 _MOST_CONSTANT_BYTES = 2**28
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
 ENCODED = "image/encoded"
@@ -122,7 +121,7 @@ def signatures(
     @tf.function(autograph=False, input_signature=[any_files])
     def serving_default(image_bytes):
         probabilities = image_tensor(decoded(image_bytes))["probabilities"]
-        scores, classes = tf.math.top_k(probabilities, min(_TOP, labels.shape[0]))
+        scores, classes = tf.math.top_k(probabilities, min(TOP_K, labels.shape[0]))
         names = tf.gather(labels, classes)
         accepted = {} if threshold is None else {"accepted": scores[:, 0] >= threshold}
         return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores, **accepted}

@@ -65,7 +65,7 @@ class Trial:
         if settings != self.settings:
             raise UserError(
                 f"{self.folder} is a run of another study, which differs in "
-                f"{differences(settings, self.settings)}; give another --workdir, or remove it."
+                f"{differences(settings, self.settings)}; choose another --workdir, or delete it."
             )
         return found
 

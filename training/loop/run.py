@@ -97,7 +97,7 @@ class RunDirectory:
             saved, saved_images = config["settings"], config.get(run_directory.IMAGES, images)
         except (ValueError, KeyError, TypeError):
             raise UserError(
-                f"{self.config_file} is damaged or not written by this program; give another --workdir, or remove it."
+                f"{self.config_file} is damaged or not written by this program; choose another --workdir, or delete it."
             ) from None
         if self.labels_file.is_file():
             saved_labels = run_directory.load_labels(self.path)

@@ -41,8 +41,8 @@ class PredictOptions:
     output: str | None = None
     """File for the results, which ends in .csv, .json or .html."""
     threshold: float | None = None
-    """Reject a picture whose most likely class has a lower probability than this, 0 to 1. Of a model for images of
-    several classes, show the classes that reach it; default 0.5."""
+    """Reject a picture whose most likely class has a lower probability than this, 0 to 1. For a
+    multi-label model, show every class at or above it; default 0.5."""
     explain: Explanation | None = None
     """Show beside each picture, in the page, which parts count: attention rollout, or relevance (Grad-CAM)."""
     serve: bool = False
