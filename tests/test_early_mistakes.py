@@ -224,7 +224,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{digits}/few": "A batch of 32 is larger than the training set of 2 images; give --batch-size 2 or less.",
         f"{digits}/split --batch-size 3": "larger than the training set of 2 images",
         f"training.pretrain digits --workdir never --data csv:{tmp_path}/list.csv": "A batch of 32 is larger than the",
-        f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); give",
+        f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); choose",
         f"{again} --epochs 7": "which differs in recipe.epochs (there",
         f"{again} --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",  # the settings are the same
         f"{again.replace('digits', 'auto', 1)} --seed 3": "holds a run of training.pretrain with the "

@@ -121,7 +121,7 @@ def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
     ]
     rows += [("" if number else "not counted", text) for number, text in enumerate(_not_counted(recipe, objective))]
     width = max(len(name) for name, _ in rows) + 2
-    lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "RunDirectory"]
+    lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]
     return "\n".join([*lines, "", "Learning rate", *_curve(recipe, num_steps)])
 
