@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
     from keras_vit.checkpoints.load import LoadReport, load_checkpoint
     from keras_vit.checkpoints.save import save_checkpoint
+    from keras_vit.checkpoints.task_models import detection_model, segmentation_model
     from keras_vit.images.preprocessing import Preprocessing
     from keras_vit.models.attention import chunk_attention
     from keras_vit.models.build import (
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from keras_vit.models.complexity import summary
     from keras_vit.models.detection import query_embeddings, with_classes, with_queries
     from keras_vit.models.resizing import resize_position_embedding
-    from keras_vit.models.tasks import detection_model, segmentation_model, task_of
+    from keras_vit.models.tasks import task_of
     from keras_vit.published import list_models
     from keras_vit.text.tokenizer import tokenizer
     from keras_vit.text.tower import text_tower
@@ -81,7 +82,8 @@ else:
             "models.resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
             "models.detection": ["query_embeddings", "with_classes", "with_queries"],
-            "models.tasks": ["detection_model", "segmentation_model", "task_of"],
+            "checkpoints.task_models": ["detection_model", "segmentation_model"],
+            "models.tasks": ["task_of"],
             "images.preprocessing": ["Preprocessing"],
             "checkpoints.save": ["save_checkpoint"],
             "text.tokenizer": ["tokenizer"],

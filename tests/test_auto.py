@@ -92,6 +92,20 @@ def test_without_any_checkpoint_it_says_so(monkeypatch, capsys):
     assert choices.usable_checkpoint("runs/mine") == "runs/mine"
 
 
+def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(pictures, backbone, tmp_path, monkeypatch):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    settings = {"command": "finetune", "recipe": {"epochs": 7, "resize": "pad"}}
+    (workdir / "config.json").write_text(json.dumps({"settings": settings}))
+    calls = []
+    monkeypatch.setattr(auto.finetune, "main", calls.append)
+    monkeypatch.setattr(auto.evaluate, "main", calls.append)
+    auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", str(workdir)])
+    assert calls[0][4:8] == ["--epochs", "7", "--resize", "pad"]
+    (workdir / "config.json").write_text("{")
+    assert choices.unfinished_recipe(str(workdir)) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["checkpoint", "scratch"])
 def test_the_other_ways_end_with_an_evaluated_run(start, pictures, backbone, tmp_path, monkeypatch, capsys):

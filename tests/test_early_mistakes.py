@@ -228,7 +228,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{again} --epochs 7": "which differs in recipe.epochs (there",
         f"{again} --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",  # the settings are the same
         f"{again.replace('digits', 'auto', 1)} --seed 3": "holds a run of training.pretrain with the "
-        "recipe digits, but this one is of training.pretrain with the recipe auto; give another",
+        "recipe digits, but this one is of training.pretrain with the recipe auto; choose another",
         f"training.pretrain digits --workdir never --data csv:{tmp_path}/lost.csv": lost,
         f"training.pretrain digits --workdir never --data csv:{tmp_path}/gone.csv --on-bad-image skip": gone,
         f"{digits}/fevv": f"There is no folder '{tmp_path}/fevv'; --data folder:PATH takes",

@@ -10,11 +10,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
+from keras_vit.images.geometry import Resize
 from keras_vit.runs import open_run
 from training import evaluate, finetune, pretrain
 from training.options.auto import AutoOptions
 from training.options.checks import check_data
 from training.options.common import DataOptions
+from training.options.evaluate import EvaluateOptions
 from training.options.probes import LinearProbeOptions
 from training.workdir import check_new_workdir, check_outside
 
@@ -29,36 +31,45 @@ def main(arguments: Sequence[str]) -> None:
         open_run(options.checkpoint)
     cli.require_tensorflow()
 
+    from training.evaluation.evaluate import evaluate as evaluate_data
+    from training.evaluation.predictors import open_predictor
     from training.experiments.auto import (
         FEW_IMAGES,
         finetuning_epochs,
         original_image_size,
         resize_for,
+        unfinished_recipe,
         usable_checkpoint,
     )
     from training.input.sources import open_source
+    from training.probes.logistic_regression import probe
 
     data = _as_arguments(options.source)
     training = [*data, "--workdir", options.workdir, "--seed", str(options.seed)]
-    training += [] if options.resize is None else ["--resize", options.resize]
     checkpoint = usable_checkpoint(options.checkpoint)
     if checkpoint is None:
-        pretrain.main(["auto", *training])
+        pretrain.main(["auto", *training, *_resize(options.resize)])
+        evaluate.main(["--run", options.workdir, *data])
+    elif recipe := unfinished_recipe(options.workdir):  # another timing might choose other epochs
+        choice = ["--epochs", str(recipe["epochs"]), *_resize(recipe["resize"])]
+        finetune.main(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
+        evaluate.main(["--run", options.workdir, *data])
     else:
         size = original_image_size(checkpoint)
         run, source = open_run(checkpoint, image_size=size), open_source(options.source)
         epochs = finetuning_epochs(run, source, options.minutes)
         resize = options.resize or resize_for(run, source)
         if epochs:
-            training += [] if resize is None or options.resize else ["--resize", resize]
-            finetune.main(["--checkpoint", checkpoint, "--recipe", "auto", "--epochs", str(epochs), *training])
+            choice = ["--epochs", str(epochs), *_resize(resize)]
+            finetune.main(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
+            evaluate.main(["--run", options.workdir, *data])
         else:
-            from training.probes.logistic_regression import probe
-
             named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir)
             folds = 5 if source.train.num_examples < FEW_IMAGES else None
             probe(run, source, dataclasses.replace(named, image_size=size, resize=resize, folds=folds))
-    evaluate.main(["--run", options.workdir, *data])
+            measured = EvaluateOptions(run=options.workdir, source=options.source)
+            predictor = open_predictor(measured.open_run(), measured.input, measured.devices)
+            evaluate_data(predictor, source, measured)
     pictures = options.source.data.removeprefix("folder:")
     model = ("--run", options.workdir)
     cli.print_next(
@@ -68,6 +79,10 @@ def main(arguments: Sequence[str]) -> None:
             ("saved-model", *model, "--output", f"{options.workdir}/saved_model"),
         ]
     )
+
+
+def _resize(resize: Resize | None) -> list[str]:
+    return [] if resize is None else ["--resize", resize]
 
 
 def _as_arguments(source: DataOptions) -> list[str]:

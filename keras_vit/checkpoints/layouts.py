@@ -32,17 +32,25 @@ HEADS = ("head/", "head_distillation/", "resnet/head/")
 
 
 class Format(Protocol):
-    """A module of `keras_vit/checkpoints/formats/`, such as timm.py: all that is known of one kind of files."""
+    """A module of `keras_vit/checkpoints/formats/`, such as meta.py: how one kind of files is read."""
 
     LAYOUT: str
-    """Name in `save_checkpoint`; several formats may share it."""
-    SUFFIXES: tuple[str, ...]
-    """Of its files; "" is a folder with configs."""
+    """Name in `save_checkpoint` and in messages; several formats may share it."""
     CONFIG_FILES: tuple[str, ...]
     """Names of the configs beside the weights."""
 
     def identify(self, arrays: Mapping[str, LazyArray], /) -> Layout | None:
         """Is a file with these arrays of this format? Then the rules of its keys, and the numerics of its code."""
+
+    def read_config(self, files: Mapping[str, dict], layout: Layout, /) -> FileConfig:
+        """What its configs say, by name of the file. Raises UserError for unsupported settings."""
+
+
+class WrittenFormat(Format, Protocol):
+    """A module such as timm.py, of files that are written, too."""
+
+    SUFFIXES: tuple[str, ...]
+    """Of its files; "" is a folder with configs."""
 
     def expressible(self, model: WrittenModel, /) -> dict[str, tuple | None] | None:
         """The values that it can express, by field of ViTConfig; None if it is for other kinds of models."""
@@ -50,23 +58,20 @@ class Format(Protocol):
     def layout_for(self, model: WrittenModel, /) -> Layout:
         """The rules and numerics for writing a model that it can express."""
 
-    def read_config(self, files: Mapping[str, dict], layout: Layout, /) -> FileConfig:
-        """What its configs say, by name of the file. Raises UserError for unsupported settings."""
-
     def write_config(self, model: WrittenModel, /) -> dict[str, dict]:
         """Its configs, by name of the file. Raises UserError for what they cannot express."""
 
 
 # A new format is a module and its name here. Of those with one name, the first that is for a kind of model writes it.
-FORMATS: tuple[Format, ...] = (
+_WRITTEN: tuple[WrittenFormat, ...] = (
     *(vit_jax, big_transfer, vit_jax_linen, big_vision),
     *(eomt, owl, dinov3, dinov2, clip, vit, bit),  # transformers
-    *(meta, timm_eva, timm, torchvision, open_clip),
+    *(timm_eva, timm, torchvision),
 )
+FORMATS: tuple[Format, ...] = (meta, open_clip, *_WRITTEN)
 # Those of models with a further task, which no other format can write.
 _OF_TASKS = (eomt, owl)
-_READ_ONLY = (meta, open_clip)
-LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in FORMATS if module not in _READ_ONLY))
+LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in _WRITTEN))
 
 
 def identify_format(arrays: Mapping[str, LazyArray]) -> tuple[Format, Layout]:
@@ -80,10 +85,10 @@ def identify_format(arrays: Mapping[str, LazyArray]) -> tuple[Format, Layout]:
     )
 
 
-def format_for(model: WrittenModel, layout_name: str) -> tuple[Format, Layout]:
+def format_for(model: WrittenModel, layout_name: str) -> tuple[WrittenFormat, Layout]:
     """The format that a model is written in. Raises UserError for settings that it cannot express."""
-    able: dict[str, tuple[Format, dict]] = {}
-    for module in FORMATS:
+    able: dict[str, tuple[WrittenFormat, dict]] = {}
+    for module in _WRITTEN:
         if (module in _OF_TASKS) != (model.task is not None):
             continue
         if (fields := module.expressible(model)) is not None:
@@ -139,7 +144,7 @@ def check_new(path: pathlib.Path, layout: str) -> None:
 
 
 def _suffixes(layout: str) -> tuple[str, ...]:
-    return next(module.SUFFIXES for module in FORMATS if layout == module.LAYOUT)
+    return next(module.SUFFIXES for module in _WRITTEN if layout == module.LAYOUT)
 
 
 def is_folder(path: pathlib.Path, layout: str) -> bool:

@@ -23,8 +23,9 @@ _IMAGES, _STEP = 32, 4
 class ImageModel(keras.Model):
     """A functional keras.Model from images to logits, probabilities or features; see `keras_vit.build`.
 
-    `fit` warns of a loss that expects probabilities if the model ends with logits, and of a first batch whose pixels
-    are not in the range of the model's preprocessing. Neither changes what is computed.
+    `fit` warns of a loss that expects probabilities if the model ends with logits, and of arrays or a tf.data.Dataset
+    whose first images are not in the range of the model's preprocessing. Neither changes what is computed: a PyDataset
+    is not read, since that may draw random numbers, nor the data of several replicas, which are divided by their graph.
     """
 
     def fit(self, x=None, *args, **kwargs):
@@ -36,9 +37,13 @@ class ImageModel(keras.Model):
                 stacklevel=2,
             )
         spec = next((layer for layer in self.layers if isinstance(layer, ModelSpec)), None)
-        if spec is not None:
+        if spec is not None and not _has_replicas(self):
             x = _with_checked_range(x, Preprocessing.saved(spec.preprocessing))
         return super().fit(x, *args, **kwargs)
+
+
+def _has_replicas(model: keras.Model) -> bool:
+    return keras.backend.backend() == "tensorflow" and model.distribute_strategy.num_replicas_in_sync > 1
 
 
 def _name(loss) -> str:
@@ -67,9 +72,7 @@ def _with_checked_range(data: Any, preprocessing: Preprocessing) -> Any:
     The first batch of a tf.data.Dataset is looked at when training reads it, since to read it twice could take as long
     as filling its shuffle buffer.
     """
-    if isinstance(data, keras.utils.PyDataset):
-        _check_range(data[0], preprocessing)
-    elif isinstance(data, np.ndarray) or keras.ops.is_tensor(data):
+    if isinstance(data, np.ndarray) or keras.ops.is_tensor(data):
         _check_range(data[:_IMAGES], preprocessing)
     elif "tensorflow" in sys.modules and isinstance(data, (tf := sys.modules["tensorflow"]).data.Dataset):
         return _with_checked_first_batch(data, preprocessing, tf)

@@ -1,6 +1,7 @@
 """What users of Keras expect from a model: arguments of `build`, dtypes, one intermediate, preprocessing as a layer."""
 
 import dataclasses
+import types
 import warnings
 
 import keras
@@ -10,6 +11,7 @@ import pytest
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
+from keras_vit.models import image_model
 from keras_vit.models.build import logits_model
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 from training.recipes.pretrain import RECIPES
@@ -264,22 +266,6 @@ def as_dataset(images, labels, batch_size):
     return (tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size).prefetch(1),)
 
 
-class Batches(keras.utils.PyDataset):
-    def __init__(self, images, labels, batch_size):
-        super().__init__()
-        self.parts = [images, labels]
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return tuple(self.parts)
-
-
-def as_batches(images, labels, batch_size):
-    return (Batches(images, labels, batch_size),)
-
-
 @pytest.fixture(scope="module")
 def compiled() -> keras.Model:
     model = tiny()
@@ -291,11 +277,11 @@ PIXELS = np.random.default_rng(0).uniform(0, 255, (4, *TINY_IMAGE, 3)).astype(np
 LABELS = np.array([0, 1, 2, 0])
 
 
-@pytest.mark.parametrize("form", [in_memory, as_dataset, as_batches])
+@pytest.mark.parametrize("form", [in_memory, as_dataset])
 def test_fit_warns_once_of_pixels_in_another_range(compiled, form):
-    told = warnings_of_fit(compiled, *form(PIXELS, LABELS, 2), epochs=2)
-    assert len(told) == 1
-    assert "but this model was made for -1 to 1" in told[0]
+    shown = warnings_of_fit(compiled, *form(PIXELS, LABELS, 2), epochs=2)
+    assert len(shown) == 1
+    assert "but this model was made for -1 to 1" in shown[0]
     assert len(warnings_of_fit(compiled, *form(PIXELS / 255, LABELS, 2))) == 1
     assert warnings_of_fit(compiled, *form(PIXELS / 127.5 - 1, LABELS, 2)) == []
 
@@ -336,8 +322,8 @@ def test_fit_warns_of_a_loss_of_probabilities_on_logits(loss, activation, warns)
     model = tiny(classifier_activation=activation)
     model.compile("sgd", loss)
     labels = LABELS if loss != "mse" else np.zeros((4, 3))
-    told = warnings_of_fit(model, PIXELS / 127.5 - 1, labels)
-    assert ["expects probabilities, but this model ends with logits" in each for each in told] == [True] * warns
+    shown = warnings_of_fit(model, PIXELS / 127.5 - 1, labels)
+    assert ["expects probabilities, but this model ends with logits" in each for each in shown] == [True] * warns
 
 
 def test_a_compiled_model_is_loaded_with_its_loss(compiled, tmp_path):
@@ -346,3 +332,11 @@ def test_a_compiled_model_is_loaded_with_its_loss(compiled, tmp_path):
         warnings.simplefilter("error", UserWarning)
         loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.loss.get_config()["from_logits"] is True
+
+
+def test_the_data_of_several_replicas_are_not_read_before_training(compiled, monkeypatch):
+    replicas = types.SimpleNamespace(distribute_strategy=types.SimpleNamespace(num_replicas_in_sync=2))
+    assert image_model._has_replicas(replicas)
+    assert not image_model._has_replicas(compiled)
+    monkeypatch.setattr(image_model, "_has_replicas", lambda model: True)
+    assert warnings_of_fit(compiled, PIXELS, LABELS) == []

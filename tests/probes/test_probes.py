@@ -6,6 +6,7 @@ import pathlib
 import shlex
 import shutil
 
+import keras
 import numpy as np
 import pytest
 import sklearn.linear_model
@@ -24,7 +25,7 @@ from training.input.sources import DataOptions, DataSet, array_split, digits
 from training.loop.run import RunDirectory
 from training.options.common import FeatureOptions
 from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
-from training.probes import features, least_squares, logistic_regression, nearest_neighbors
+from training.probes import classifier, features, least_squares, logistic_regression, nearest_neighbors
 from training.probes.features import Features
 from training.probes.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
 
@@ -377,3 +378,10 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
     assert logistic_regression.cross_validated(twice, 1.0, 5, np.arange(120))["mean"] > 0.8
     with pytest.raises(UserError, match="No class has 99 images, as --folds 99 needs; give --folds 90 or fewer"):
         logistic_regression.cross_validated(known, 0.1, 99, np.arange(count))
+
+
+def test_a_probe_of_a_changed_model_is_not_saved(run):
+    model = run_directory.load_model(run.path)
+    changed = keras.Model(model.input, model.get_layer("head")(2.0 * model.get_layer("head").input))
+    with pytest.raises(UserError, match="was changed after keras_vit built it.*leave --workdir out"):
+        classifier.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))

@@ -7,9 +7,10 @@ import numpy as np
 import sklearn.model_selection
 import tensorflow as tf
 
-from keras_vit import Preprocessing, UserError
+from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.checkpoints.describe import describe
 from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
 from keras_vit.runs import Run
 from training.evaluation.predictors import outputs
@@ -45,6 +46,16 @@ def usable_checkpoint(name: str | None) -> str | None:
         )
         return None
     return DEFAULT_CHECKPOINT
+
+
+def unfinished_recipe(workdir: str) -> dict | None:
+    """The settings of the recipe of a fine-tuning that was interrupted in this directory; None if there is none."""
+    file = to_path(workdir) / run_directory.CONFIG
+    settings = run_directory.read_config(file).get("settings") if file.is_file() else None
+    if not isinstance(settings, dict) or settings.get("command") != "finetune":
+        return None
+    recipe = settings.get("recipe")
+    return recipe if isinstance(recipe, dict) and {"epochs", "resize"} <= recipe.keys() else None
 
 
 def original_image_size(checkpoint: str) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, preprocessing_of
+from keras_vit import Preprocessing, UserError, preprocessing_of
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from training.devices.strategies import open_strategy
@@ -110,8 +110,6 @@ def save_input(
 ) -> None:
     """Print what will be trained on what, and save what a run directory keeps of its images."""
     recipe, num_steps = options.recipe, options.recipe.num_steps(source.train.num_examples)
-    if source.train.digests is not None:
-        save_training_images(run.path, source.train.digests)
     print(
         f"{settings['recipe_name']}: {network.count_params():,} parameters, "
         f"{source.train.num_examples:,} training images of {len(source.labels)} classes, "
@@ -125,8 +123,13 @@ def save_input(
         counts = np.bincount(source.train.labels)
         for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
             print(sentence)
-    # Before the training: model.keras, which the training writes, marks the run as finished.
-    preprocessing = preprocessing_of(network)
+    save_images(run, source, preprocessing_of(network))
+
+
+def save_images(run: RunDirectory, source: DataSet, preprocessing: Preprocessing) -> None:
+    """Save what a run keeps of its images: before the model, which marks the run as finished."""
+    if source.train.digests is not None:
+        save_training_images(run.path, source.train.digests)
     save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
     save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
 

@@ -11,21 +11,18 @@ import numpy as np
 import sklearn.pipeline
 
 import keras_vit
-from keras_vit import Preprocessing, ViTConfig, run_directory
+from keras_vit import Preprocessing, ViTConfig
 from keras_vit.checkpoints.layouts import HEADS
-from keras_vit.checkpoints.load import values_by_key, weights_by_key
-from keras_vit.files.remote import to_path
+from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.models.config import ModelConfig
 from keras_vit.runs import Run
-from training.input.pipeline import save_samples
 from training.input.sources import DataSet
 from training.lock import locked
 from training.loop.run import RunDirectory
+from training.loop.setup import save_images
 from training.options.common import FeatureKind
 from training.options.probes import LinearProbeOptions
 
-# Training images kept for the calibration of exports.
-_CALIBRATION_IMAGES = 512
 _POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
 
 
@@ -54,7 +51,10 @@ def with_linear_head(
         preprocessing: of the images that the features were computed of.
         kernel: (D, K), of the head.
         bias: (K,).
+
+    Raises UserError for a model whose graph was changed.
     """
+    check_unchanged(model, "leave --workdir out, which saves such a model")
     config = _with_head_for(keras_vit.config_of(model), kind)
     new = keras_vit.build(config, preprocessing=preprocessing, num_classes=len(bias), name=model.name)
     values = values_by_key(model)
@@ -80,35 +80,33 @@ def _with_head_for(config: ModelConfig, kind: FeatureKind) -> ModelConfig:
 
 
 def save_probe(
-    run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions, metrics: dict[str, float]
-) -> pathlib.Path:
-    """Write the run directory `options.workdir` of a probe and return its path.
+    workdir: pathlib.Path, run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions, accuracy: float
+) -> None:
+    """Write the run directory of a probe.
 
     Args:
+        workdir: of the new run.
         run: the backbone.
         model: with the head of the probe.
         source: the data that it was fitted to.
         options: of the command.
-        metrics: for metrics.jsonl.
+        accuracy: on the evaluation images.
     """
-    directory = RunDirectory(to_path(options.workdir or ""))
-    images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
+    directory = RunDirectory(workdir)
     settings = {
         "command": "linear_probe",
         "checkpoint": run.name,
         "source": options.source.settings(),
-        "images": images,
+        "images": {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples},
         "features": options.features,
+        "image_size": options.image_size,
+        "resize": options.resize,
+        "crop_from": options.crop_from,
         "c": list(options.c),
     }
-    preprocessing = keras_vit.preprocessing_of(model)
-    with locked(directory.path):
+    with locked(workdir):
         weights = {"checkpoint": run.name, "license": run.license}
         directory.start(settings, source.labels, weights, images=source.fingerprint)
-        if source.train.digests is not None:
-            run_directory.save_training_images(directory.path, source.train.digests)
-        save_samples(source.evaluation, preprocessing, directory.path / run_directory.SAMPLES)
-        save_samples(source.train, preprocessing, directory.path / run_directory.CALIBRATION, most=_CALIBRATION_IMAGES)
-        directory.write_metrics([{"epoch": 1, **metrics}])
+        save_images(directory, source, keras_vit.preprocessing_of(model))
+        directory.write_metrics([{"epoch": 1, "val_accuracy": accuracy}])
         directory.save_model(model)
-    return directory.path

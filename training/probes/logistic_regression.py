@@ -102,15 +102,15 @@ def _fitted(
 
 def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     """Evaluate, write linear_probe.json and linear_probe.md, with a workdir also the run, and return the results."""
-    new_run = to_path(options.workdir) if options.workdir is not None and options.output is None else None
-    features = open_features(run, source, options, new_run)
+    workdir = None if options.workdir is None else to_path(options.workdir)
+    features = open_features(run, source, options, workdir if options.output is None else None)
     fitted, how = fit_probe(features.train, options.c, options.max_iterations)
     found = {"accuracy": float(fitted.score(features.evaluation.values, features.evaluation.labels)), **how}
-    if options.workdir is not None:
+    if workdir is not None:
         _check_all_classes(features.train, source)
         preprocessing = preprocessing_for(run.preprocessing, options)
         model = with_linear_head(run.model, options.features, preprocessing, *linear_head(fitted))
-        save_probe(run, model, source, options, {"val_accuracy": found["accuracy"]})
+        save_probe(workdir, run, model, source, options, found["accuracy"])
     if options.folds is not None:
         found["cross_validation"] = cross_validated(features, how["c"], options.folds, _copies(source))
     header = ("accuracy", "C", "iterations", "converged")

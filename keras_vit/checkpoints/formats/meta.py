@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.images import IMAGENET_MEAN, IMAGENET_STD, ImageProcessing, value_range_of
-from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.key_mapping import (
     ATTENTION,
     BLOCK,
@@ -25,7 +25,6 @@ from keras_vit.checkpoints.key_mapping import (
 from keras_vit.files.lazy_array import LazyArray
 
 LAYOUT = "meta"
-SUFFIXES: tuple[str, ...] = (".safetensors",)
 CONFIG_FILES: tuple[str, ...] = ()
 _MLP = f"{BLOCK}MlpBlock_3/"
 # make_classification_eval_transform.
@@ -90,21 +89,6 @@ def _num_heads(arrays: Mapping[str, LazyArray]) -> int | None:
     return None if rest else heads
 
 
-def expressible(model: WrittenModel) -> None:
-    """None: these files are not written."""
-    return
-
-
-def layout_for(model: WrittenModel) -> Layout:
-    """Not called, because no model is expressible."""
-    raise NotImplementedError
-
-
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     """What the arrays say of the heads; there are no configs."""
     return FileConfig(num_heads=layout.settings.get("num_heads"))
-
-
-def write_config(model: WrittenModel) -> dict[str, dict]:
-    """Its configs; not called, because no model is expressible."""
-    return {}

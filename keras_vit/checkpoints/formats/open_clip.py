@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, number, pair
 from keras_vit.checkpoints.formats.images import ImageProcessing, value_range_of
-from keras_vit.checkpoints.formats.layout import QUERY_BIAS, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import QUERY_BIAS, Layout
 from keras_vit.checkpoints.key_mapping import (
     ATTENTION,
     BLOCK,
@@ -28,7 +28,6 @@ from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 
 LAYOUT = "open_clip"
-SUFFIXES: tuple[str, ...] = ("",)
 CONFIG = "open_clip_config.json"
 CONFIG_FILES: tuple[str, ...] = (CONFIG,)
 # Defaults of PreprocessCfg.
@@ -46,21 +45,6 @@ _DEFAULTS |= {"block_type": ("default",)}
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format."""
     return _LAYOUT if "visual.conv1.weight" in arrays and "visual.class_embedding" in arrays else None
-
-
-def expressible(model: WrittenModel) -> None:
-    """None: these files are not written."""
-    return
-
-
-def layout_for(model: WrittenModel) -> Layout:
-    """The layout to write a model in; not called, because none is expressible."""
-    return _LAYOUT
-
-
-def write_config(model: WrittenModel) -> dict[str, dict]:
-    """Its configs; not called, because no model is expressible."""
-    return {}
 
 
 def _rules() -> tuple[Rule, ...]:
