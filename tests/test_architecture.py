@@ -47,6 +47,7 @@ FLOORS = (
     "training.techniques",
     "training.loop",
     "training.evaluation",
+    "training.features",
     "training.probes",
     "training.segmentation",
     "training.prediction",

@@ -17,6 +17,7 @@ from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from keras_vit.runs import Run
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
+from training.options.decisions import read_decisions
 from training.recipes.recipe import Recipe
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
@@ -34,8 +35,8 @@ _NOUNS = {"folder": "folder", "csv": "file"}
 _TAKEN = {
     "digits": (),
     "tfds": ("data_dir", "train_split", "eval_split"),
-    "folder": ("on_bad_image", "split_seed"),
-    "csv": ("on_bad_image", "split_seed"),
+    "folder": ("on_bad_image", "split_seed", "exclude"),
+    "csv": ("on_bad_image", "split_seed", "exclude"),
     "tfrecord": ("on_bad_image",),
 }
 
@@ -57,6 +58,8 @@ def check_data(source: DataOptions) -> None:
             f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data "
             f"{shlex.quote(f'{given}:{rest}')}."
         )
+    if source.exclude is not None:
+        read_decisions(source.exclude)
     if kind == "folder":
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
