@@ -10,37 +10,19 @@ import pyarrow.parquet
 import pytest
 
 import keras_vit
-from keras_vit import UserError, ViTConfig
-from tests.support import randomize
+from keras_vit import UserError
+from tests.features.places import picture_place
 from training import embed, knn
 from training.features import embed as embedding
 from training.features import store
 from training.features.store import open_index
 
-CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-PART = 8
+PART = 16
 
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    """Two models, and a folder of 24 pictures in two classes with one file that is no picture beside them."""
-    place = tmp_path_factory.mktemp("features")
-    for name in ("model", "other"):
-        model = randomize(keras_vit.build(CONFIG, image_size=8, num_classes=2))
-        if name == "other":
-            model.set_weights([2.0 * weight for weight in model.get_weights()])
-        model.save(place / f"{name}.keras")
-    rng = np.random.default_rng(0)
-    for label in ("ant", "bee"):
-        (place / "data" / label).mkdir(parents=True)
-        for number in range(12):
-            pixels = rng.integers(0, 256, (9, 9, 3), np.uint8)
-            PIL.Image.fromarray(pixels).save(place / "data" / label / f"{number:02d}.png")
-    (place / "loose").mkdir()
-    for number, file in enumerate(sorted((place / "data").rglob("*.png"))):
-        (place / "loose" / f"{number:02d}.png").write_bytes(file.read_bytes())
-    (place / "loose" / "05.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    return place
+    return picture_place(tmp_path_factory.mktemp("features"))
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +72,7 @@ def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(tmp_path
 
     def killed(*arguments):
         if next(count) == 2:
-            (tmp_path / "f" / "train-00002.parquet.7.tmp").write_bytes(b"half")
+            (tmp_path / "f" / "test-00000.parquet.7.tmp").write_bytes(b"half")
             raise KeyboardInterrupt
         write(*arguments)
 
@@ -98,7 +80,7 @@ def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(tmp_path
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "f")
     with pytest.raises(
-        UserError, match=r"is not complete, train-00002.parquet is missing; run the same keras-vit embed"
+        UserError, match=r"is not complete, test-00000.parquet is missing; run the same keras-vit embed"
     ):
         open_index(str(tmp_path / "f"))
     before = {

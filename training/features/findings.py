@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 
@@ -18,10 +19,10 @@ from training.features.store import FeatureIndex
 _NEIGHBORS = 10
 # Pictures whose neighbors are looked for at a time.
 _BLOCK = 4096
-# How far below the quartiles a picture is odd, in their distance: far out in John Tukey's sense.
-_FAR_OUT = 3.0
+# Odd are the pictures this far below the quartiles, in their distance (John Tukey's fence), and at least this share.
+_FENCE, _LEAST_ODD = 1.5, 0.01
 # Inverse strength of the penalty of the linear head; strong, because some labels are wrong.
-HEAD_C = 0.01
+HEAD_C = 0.03
 # Pictures of a class up to which all are compared.
 _MOST_COMPARED = 2000
 
@@ -148,10 +149,10 @@ def _same(copies: Sequence[Sequence[int]], count: int) -> np.ndarray:
 
 
 def _odd(similarity: np.ndarray) -> np.ndarray:
-    """Rows whose similarity is far below that of the others, the least first."""
+    """Rows whose similarity is below that of the others, the least first."""
     low, high = np.quantile(similarity, [0.25, 0.75])
-    rows = np.flatnonzero(similarity < low - _FAR_OUT * (high - low))
-    return rows[np.argsort(similarity[rows], kind="stable")]
+    count = max(int(np.sum(similarity < low - _FENCE * (high - low))), math.ceil(_LEAST_ODD * len(similarity)))
+    return np.argsort(similarity, kind="stable")[:count]
 
 
 def _overlaps(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> list[Overlap]:

@@ -10,8 +10,9 @@ import numpy as np
 def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """How many pictures with the label of the row are truly of the class of the column: (K, K) float64.
 
-    A picture counts for the class with the largest probability among those that reach the mean probability which
-    pictures with this label have for it. Each row is scaled to the number of pictures with its label.
+    A picture counts for the class whose probability for it reaches the threshold of the class: the mean over the
+    pictures with its label. If several reach theirs, it counts for the likeliest class, as in the authors' code. Each
+    row is scaled to the number of pictures with its label.
 
     Args:
         labels: (n,), 0 to K - 1, as they are stored.
@@ -22,9 +23,10 @@ def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
     own = probabilities[np.arange(len(labels)), labels]
     thresholds = np.bincount(labels, own, num_classes) / np.maximum(counts, 1)
     thresholds[counts == 0] = np.inf  # a class without pictures
-    confident = np.where(probabilities >= thresholds - 1e-6, probabilities, -1.0)
-    classes = confident.argmax(axis=1)
-    kept = confident.max(axis=1) >= 0.0
+    confident = probabilities >= thresholds - 1e-6
+    number = confident.sum(axis=1)
+    classes = np.where(number > 1, probabilities.argmax(axis=1), confident.argmax(axis=1))
+    kept = number > 0
     joint = np.zeros((num_classes, num_classes))
     np.add.at(joint, (labels[kept], classes[kept]), 1.0)
     np.fill_diagonal(joint, np.maximum(joint.diagonal(), 1.0))
@@ -32,13 +34,13 @@ def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
 
 
 def suspicious_labels(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """The rows whose label is probably wrong, the most suspicious first.
+    """The rows whose label is probably wrong, those with the least probability beside the likeliest class first.
 
     Of each pair of classes as many pictures are taken as the confident joint says, those with the largest margin
     between the probability of the other class and of their own; none whose own class is the likeliest. A class with
     one picture is left out, since nothing is known of it out of fold.
     """
-    joint = np.rint(confident_joint(labels, probabilities)).astype(np.int64)
+    joint = _rounded(confident_joint(labels, probabilities))
     own = probabilities[np.arange(len(labels)), labels]
     chosen = np.zeros(len(labels), bool)
     for label, other in zip(*np.nonzero(joint), strict=True):
@@ -49,4 +51,14 @@ def suspicious_labels(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarr
         chosen[rows[np.argsort(-margins, kind="stable")[: joint[label, other]]]] = True
     chosen &= probabilities.argmax(axis=1) != labels
     found = np.flatnonzero(chosen)
-    return found[np.argsort((own - probabilities.max(axis=1))[found], kind="stable")]
+    ratio = own / probabilities.max(axis=1)
+    return found[np.argsort(ratio[found], kind="stable")]
+
+
+def _rounded(joint: np.ndarray) -> np.ndarray:
+    """Whole numbers (K, K) near these, with the same sums of rows: the largest remainders are rounded up."""
+    whole = np.floor(joint).astype(np.int64)
+    missing = np.rint(joint.sum(axis=1)).astype(np.int64) - whole.sum(axis=1)
+    order = np.argsort(whole - joint, axis=1, kind="stable")
+    ranks = np.argsort(order, axis=1, kind="stable")
+    return whole + (ranks < missing[:, None])
