@@ -101,8 +101,12 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
         data=None if options.source is None else options.source.settings(),
         settings=options.settings,
     )
-    extractor = Extractor(model, preprocessing, options.batch_size)
-    index = write_features(to_path(options.output), description, listing, extractor)
+    extractor, folder = Extractor(model, preprocessing, options.batch_size), to_path(options.output)
+    with locked(folder):
+        for file in folder.iterdir():
+            if is_temporary(file):
+                file.unlink()  # of a process that was killed
+        index = write_features(folder, description, listing, extractor)
     for number, (path, why) in enumerate(index.problems.items()):
         print(f"Not embedded: {path}: {why}" if number < _NAMED else f"… and {len(index.problems) - _NAMED} more.")
         if number == _NAMED:
@@ -119,27 +123,21 @@ def write_features(
 ) -> FeatureIndex:
     """Write the files of features that are not there yet."""
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        _check_same(folder, description)
-        for file in folder.iterdir():
-            if is_temporary(file):
-                file.unlink()  # of a process that was killed
-        if not (folder / DESCRIPTION).is_file():
-            write_description(folder, description)
-        missing = [
-            (name, number)
-            for name, count in description.splits.items()
-            for number in range(-(-count // PART))
-            if not part_file(folder, name, number).is_file()
-        ]
-        total = sum(description.splits.values())
-        left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
-        progress = tqdm.tqdm(total=total, initial=total - left, unit="picture", disable=None, file=sys.stdout)
-        with progress:
-            for name, number in missing:
-                rows = _rows(listing.splits[name], number)
-                part = embed_rows(listing, name, rows, extractor, progress)
-                write_part(folder, description, name, number, _stored(part, description))
+    _check_same(folder, description)
+    if not (folder / DESCRIPTION).is_file():
+        write_description(folder, description)
+    missing = [
+        (name, number)
+        for name, count in description.splits.items()
+        for number in range(-(-count // PART))
+        if not part_file(folder, name, number).is_file()
+    ]
+    total = sum(description.splits.values())
+    left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
+    with tqdm.tqdm(total=total, initial=total - left, unit="picture", disable=None, file=sys.stdout) as progress:
+        for name, number in missing:
+            part = embed_rows(listing, name, _rows(listing.splits[name], number), extractor, progress)
+            write_part(folder, description, name, number, _stored(part, description))
     return FeatureIndex(folder, description)
 
 
@@ -186,7 +184,7 @@ def embed_rows(
     return Part(
         [split.name(int(row)) for row in rows],
         digests,
-        [listing.labels[label] if label >= 0 else None for label in labels],
+        [listing.labels[label] if listing.labels else None for label in labels],
         np.zeros((0, extractor.model.output_shape[-1]), np.float32) if values is None else values,
         problems,
     )

@@ -59,7 +59,7 @@ class Findings:
     """Rows of the index in all of them."""
 
     copies: list[list[int]]
-    """Groups of equal or nearly equal pictures; those in two splits and with two labels first."""
+    """Groups of equal pictures and of nearly equal ones; those in two splits and with two labels first."""
     wrong_labels: np.ndarray
     """The most suspicious first."""
     suggested: np.ndarray
@@ -81,15 +81,17 @@ def findings_of(index: FeatureIndex, duplicate_similarity: float) -> Findings:
     centered = unit_length(values - values.mean(axis=0))
     cosines, rows = _neighbors(centered)
     similarity = cosines.mean(axis=1) if cosines.shape[1] else np.ones(len(values), np.float32)
-    copies = _copies(pictures.digests, cosines, rows, duplicate_similarity)
+    first: dict[str, int] = {}
+    same = np.array([first.setdefault(digest, row) for row, digest in enumerate(pictures.digests)])
+    linked = _linked(same, cosines, rows, duplicate_similarity)
     number_of = {name: number for number, name in enumerate(index.description.labels)}
     labels = np.array([-1 if label is None else number_of[label] for label in pictures.labels], np.int64)
-    groups = sorted(copies, key=lambda group: _rank(group, pictures.splits, labels))
+    groups = sorted(_copies(same, linked), key=lambda group: _rank(group, pictures.splits, labels))
     nothing = np.zeros(0, np.int64)
     odd = _odd(similarity)
     if len(np.unique(labels)) < 2:
         return Findings(groups, nothing, nothing, np.zeros(0), odd, similarity, [], [])
-    probabilities = out_of_fold_probabilities(values, labels, _same(copies, len(labels)), len(number_of), HEAD_C)
+    probabilities = out_of_fold_probabilities(values, labels, linked, len(number_of), HEAD_C)
     likeliest = probabilities.argmax(axis=1)
     names = index.description.labels
     return Findings(
@@ -121,31 +123,28 @@ def _neighbors(centered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(cosines), np.concatenate(rows)
 
 
-def _copies(digests: Sequence[str], cosines: np.ndarray, rows: np.ndarray, least: float) -> list[list[int]]:
-    """Groups of pictures of equal content, or that are linked by this similarity."""
-    first: dict[str, int] = {}
-    same = np.array([first.setdefault(digest, row) for row, digest in enumerate(digests)])
+def _linked(same: np.ndarray, cosines: np.ndarray, rows: np.ndarray, least: float) -> np.ndarray:
+    """(n,) numbers, the same for pictures of equal content and for those that similarity links."""
     begins, places = np.nonzero(cosines >= least)
     begins, ends = np.concatenate([begins, np.arange(len(same))]), np.concatenate([rows[begins, places], same])
     graph = scipy.sparse.coo_array((np.ones(len(begins), bool), (begins, ends)), shape=(len(same), len(same)))
-    _, numbers = scipy.sparse.csgraph.connected_components(graph, directed=False)
-    groups: dict[int, list[int]] = collections.defaultdict(list)
-    for row, number in enumerate(numbers.tolist()):
-        groups[number].append(row)
-    return [group for group in groups.values() if len(group) > 1]
+    return scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
+
+
+def _copies(same: np.ndarray, linked: np.ndarray) -> list[list[int]]:
+    """Groups of equal pictures, and groups of nearly equal ones, in which equal ones have one row."""
+    equal: dict[int, list[int]] = collections.defaultdict(list)
+    near: dict[int, list[int]] = collections.defaultdict(list)
+    for row, (first, number) in enumerate(zip(same.tolist(), linked.tolist(), strict=True)):
+        equal[first].append(row)
+        if first == row:
+            near[number].append(row)
+    return [group for groups in (equal, near) for group in groups.values() if len(group) > 1]
 
 
 def _rank(group: Sequence[int], splits: Sequence[str], labels: np.ndarray) -> tuple:
     """What is worse comes first: copies in two splits, then those with two labels."""
     return len({splits[row] for row in group}) == 1, len({*labels[list(group)].tolist()}) == 1, group[0]
-
-
-def _same(copies: Sequence[Sequence[int]], count: int) -> np.ndarray:
-    """(n,) numbers, the same for the pictures of a group of copies."""
-    numbers = np.arange(count)
-    for group in copies:
-        numbers[list(group)] = group[0]
-    return numbers
 
 
 def _odd(similarity: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from training.features.extractors import (
     preprocessing_for,
     token_extractor,
 )
-from training.features.store import FeatureDescription, FeatureIndex, check_same_model, open_index
+from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
 from training.input.dataset import DataSet, Split
 from training.input.known_images import check_evaluation_images
 from training.options.checks import report_directory
@@ -118,7 +118,7 @@ def features_of(
     extractor = feature_extractor(model) if kind == "pre_logits" else token_extractor(model, kind)
     fingerprint = fingerprint_of(model, preprocessing, kind)
     found = []
-    for name, split in (("train", source.train), ("test", source.evaluation)):
+    for split in (source.train, source.evaluation):
         key, labels = _data_key(split)
         description = FeatureDescription(
             model=model.name,
@@ -126,13 +126,13 @@ def features_of(
             features=kind,
             width=int(extractor.output_shape[-1]),
             dtype="float32",
-            labels=source.labels,
-            splits={name: split.num_examples},
+            labels=(),
+            splits={NO_SPLIT: split.num_examples},
             checksum=int(key, 16),
             data=None,
             settings={},
         )
-        listing = Listing(source.labels, {name: split}, description.checksum)
+        listing = Listing((), {NO_SPLIT: split}, description.checksum)
         computed = Extractor(extractor, preprocessing, min(batch_size, split.num_examples))
         folder = cache / f"{fingerprint}-{key}"
         try:
