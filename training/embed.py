@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
 
     listing = listing_of_files(files) if source is None else listing_of_data(open_source(source))
     index = embed(run, listing, options)
-    first = index.pictures.paths[0]
+    [first] = index.some([0]).paths
     following: list[tuple[str, ...]] = [("review", "--index", options.output)]
     if source is None or source.kind in ("folder", "csv"):
         following.insert(0, ("similar", "--index", options.output, first))

@@ -1,8 +1,8 @@
 """The index of features: what it holds, that it continues, and what it refuses."""
 
-import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -22,7 +22,16 @@ PART = 16
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    return picture_place(tmp_path_factory.mktemp("features"))
+    """Two models and their pictures, with indexes: of the first in both types, and of the other."""
+    place = picture_place(tmp_path_factory.mktemp("features"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for module in (store, embedding):
+            patch.setattr(module, "PART", PART)
+        run("full", "--dtype", "float32")
+        run("half")
+        run("of_other", model="other.keras")
+    return place
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +49,14 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".parquet", ".json")}
 
 
-def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split(tmp_path):
-    run(tmp_path / "f", "--dtype", "float32")
-    index = open_index(str(tmp_path / "f"))
+@pytest.fixture(name="half")
+def _half(tmp_path) -> pathlib.Path:
+    """A copy of the index of the first model."""
+    return pathlib.Path(shutil.copytree("half", tmp_path / "half"))
+
+
+def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split():
+    index = open_index("full")
     table = index.pictures
     assert table.splits == ["train"] * 20 + ["test"] * 4
     assert {pathlib.Path(path).parent.name for path in table.paths} == {"ant", "bee"}
@@ -53,43 +67,31 @@ def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split
     preprocess = keras_vit.preprocessing_of(model)
     images = np.stack([np.asarray(preprocess(PIL.Image.open(path))) for path in table.paths])
     np.testing.assert_allclose(index.embeddings(), np.asarray(features(images)), rtol=0, atol=1e-5)
-    raw = pyarrow.parquet.read_table(tmp_path / "f" / "train-00000.parquet")
+    raw = pyarrow.parquet.read_table("full/train-00000.parquet")
     assert raw.column_names == ["path", "digest", "label", "split", "embedding"]
     assert raw.schema.metadata[b"fingerprint"].decode() == index.description.fingerprint
+    assert index.description.labels == ("ant", "bee")
+    assert index.description.splits == {"train": 20, "test": 4}
 
 
-def test_half_the_space_is_half_the_precision(tmp_path):
-    run(tmp_path / "full", "--dtype", "float32")
-    run(tmp_path / "half")
-    full, half = (open_index(str(tmp_path / name)) for name in ("full", "half"))
+def test_half_the_space_is_half_the_precision():
+    full, half = open_index("full"), open_index("half")
     assert next(half.parts()).dtype == np.float16
     np.testing.assert_allclose(half.embeddings(), full.embeddings(), rtol=1e-3, atol=1e-3)
 
 
-def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(tmp_path, monkeypatch):
-    run(tmp_path / "whole")
-    write, count = embedding.write_part, iter(range(100))
-
-    def killed(*arguments):
-        if next(count) == 2:
-            (tmp_path / "f" / "test-00000.parquet.7.tmp").write_bytes(b"half")
-            raise KeyboardInterrupt
-        write(*arguments)
-
-    monkeypatch.setattr(embedding, "write_part", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "f")
+def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(half):
+    whole, kept = files_of(half), half / "train-00000.parquet"
+    (half / "train-00001.parquet").unlink()
+    (half / "test-00000.parquet").rename(half / "test-00000.parquet.7.tmp.parquet")
+    before = kept.stat().st_mtime_ns
     with pytest.raises(
-        UserError, match=r"is not complete, test-00000.parquet is missing; run the same keras-vit embed"
+        UserError, match=r"is not complete, train-00001.parquet is missing; run the same keras-vit embed"
     ):
-        open_index(str(tmp_path / "f"))
-    before = {
-        name: (tmp_path / "f" / name).stat().st_mtime_ns for name in ("train-00000.parquet", "train-00001.parquet")
-    }
-    run(tmp_path / "f")
-    assert {name: (tmp_path / "f" / name).stat().st_mtime_ns for name in before} == before
-    assert files_of(tmp_path / "f") == files_of(tmp_path / "whole")
-    assert not list((tmp_path / "f").glob("*.tmp"))
+        open_index(str(half))
+    run(half)
+    assert kept.stat().st_mtime_ns == before
+    assert files_of(half) == whole
 
 
 def test_single_pictures_have_no_label_and_a_broken_one_is_named(tmp_path, capsys):
@@ -101,31 +103,26 @@ def test_single_pictures_have_no_label_and_a_broken_one_is_named(tmp_path, capsy
     assert "Not embedded: loose/05.png" in capsys.readouterr().out
 
 
-def test_features_of_two_models_never_mix(tmp_path):
-    run(tmp_path / "f")
+def test_features_of_two_models_never_mix(half):
     with pytest.raises(UserError, match="has features of another model .* are never mixed; choose another --output"):
-        run(tmp_path / "f", model="other.keras")
-    with pytest.raises(UserError, match="has features of another model"):
-        run(tmp_path / "f", "--features", "mean")
+        run(half, model="other.keras")
     with pytest.raises(UserError, match="has the features of other pictures"):
-        run(tmp_path / "f", pictures=("loose",))
+        run(half, pictures=("loose",))
     with pytest.raises(UserError, match="has features in float16; give --dtype float16"):
-        run(tmp_path / "f", "--dtype", "float32")
-    run(tmp_path / "g", model="other.keras")
-    (tmp_path / "f" / "train-00001.parquet").write_bytes((tmp_path / "g" / "train-00001.parquet").read_bytes())
+        run(half, "--dtype", "float32")
+    shutil.copy("of_other/train-00001.parquet", half)
     with pytest.raises(UserError, match="has features of another model than .*features.json says"):
-        open_index(str(tmp_path / "f")).embeddings()
+        open_index(str(half)).embeddings()
 
 
-def test_damaged_files_are_one_sentence(tmp_path):
-    run(tmp_path / "f")
-    part = tmp_path / "f" / "test-00000.parquet"
+def test_damaged_files_are_one_sentence(half):
+    part = half / "test-00000.parquet"
     part.write_bytes(part.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"test-00000.parquet cannot be read .*; run keras-vit embed again"):
-        open_index(str(tmp_path / "f")).embeddings()
-    (tmp_path / "f" / "features.json").write_text("{}")
+    with pytest.raises(UserError, match=r"test-00000.parquet cannot be read .*; remove it and run keras-vit"):
+        open_index(str(half)).embeddings()
+    (half / "features.json").write_text("{}")
     with pytest.raises(UserError, match=r"features.json cannot be read"):
-        open_index(str(tmp_path / "f"))
+        open_index(str(half))
 
 
 def knn_of(output, *options: str, model: str = "model.keras") -> list:
@@ -134,24 +131,15 @@ def knn_of(output, *options: str, model: str = "model.keras") -> list:
 
 
 def test_a_probe_reads_the_index_instead_of_computing(tmp_path, monkeypatch):
-    run(tmp_path / "f", "--dtype", "float32")
     expected = knn_of(tmp_path / "computed", "--cache", str(tmp_path / "cache"))
     monkeypatch.setattr(embedding, "_computed", None)
-    assert knn_of(tmp_path / "read", "--index", str(tmp_path / "f")) == expected
-    assert knn_of(tmp_path / "cached", "--cache", str(tmp_path / "cache")) == expected
+    assert knn_of(tmp_path / "read", "--index", "full") == expected
     with pytest.raises(UserError, match=r"has features of model.keras, but other.keras has other weights"):
-        knn_of(tmp_path / "no", "--index", str(tmp_path / "f"), model="other.keras")
+        knn_of(tmp_path / "no", "--index", "full", model="other.keras")
     with pytest.raises(UserError, match="has the features pre_logits, not token; give --features pre_logits"):
-        knn_of(tmp_path / "no", "--index", str(tmp_path / "f"), "--features", "token")
+        knn_of(tmp_path / "no", "--index", "full", "--features", "token")
     with pytest.raises(UserError, match="has the features of other pictures, labels or splits than --data"):
-        knn_of(tmp_path / "no", "--index", str(tmp_path / "f"), "--split-seed", "3")
-
-
-def test_a_damaged_file_of_the_cache_is_computed_again(tmp_path):
-    expected = knn_of(tmp_path / "one", "--cache", str(tmp_path / "cache"))
-    for file in (tmp_path / "cache").rglob("*.parquet"):
-        file.write_bytes(file.read_bytes()[:50])
-    assert knn_of(tmp_path / "two", "--cache", str(tmp_path / "cache")) == expected
+        knn_of(tmp_path / "no", "--index", "full", "--split-seed", "3")
 
 
 @pytest.mark.parametrize(
@@ -160,15 +148,10 @@ def test_a_damaged_file_of_the_cache_is_computed_again(tmp_path):
         ([], "Give --data, such as folder:pictures, or pictures"),
         (["--data", "folder:data", "loose"], "Give --data, such as folder:pictures, or pictures"),
         (["nowhere"], "There is no picture 'nowhere'"),
-        (["loose", "--features", "token", "--image-size", "8"], None),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, message, tmp_path):
     command = ["--run", "model.keras", "--output", str(tmp_path / "f"), *arguments]
-    if message is None:
-        embed.main(command)
-        assert open_index(str(tmp_path / "f")).description.features == "token"
-        return
     with pytest.raises(UserError, match=message):
         embed.main(command)
 
@@ -183,13 +166,8 @@ def test_features_that_are_no_numbers_are_refused(tmp_path):
         run(tmp_path / "f", model=str(tmp_path / "broken.keras"))
 
 
-def test_a_description_says_what_the_features_are_of(tmp_path):
-    run(tmp_path / "f", "--image-size", "12")
+def test_kind_and_size_of_the_features_are_those_of_the_options(tmp_path):
+    run(tmp_path / "f", "--features", "both", "--image-size", "12")
     description = open_index(str(tmp_path / "f")).description
-    assert dataclasses.asdict(description)["settings"] == {
-        "image_size": (12, 12),
-        "num_heads": None,
-        "resize": None,
-    } or (description.settings["image_size"] == [12, 12])
-    assert description.labels == ("ant", "bee")
-    assert description.splits == {"train": 20, "test": 4}
+    assert (description.features, description.width) == ("both", 24)
+    assert description.settings == {"image_size": [12, 12], "num_heads": None, "resize": None}

@@ -13,8 +13,8 @@ from keras_vit import UserError
 from tests.features.places import picture_place
 from tests.text.towers import CLIP, SIGLIP, with_tokenizer
 from training import embed, search, similar
-from training.features.neighbors import nearest, unit_length
-from training.features.store import open_index
+from training.features.neighbors import NeighborGraph, nearest, unit_chunks, unit_length
+from training.features.store import FeatureDescription, FeatureIndex, Part, open_index, write_description, write_part
 
 
 @pytest.mark.parametrize("chunks", [(500,), (3, 200, 297)])
@@ -94,14 +94,36 @@ def test_without_faiss_an_approximate_search_says_what_to_install(monkeypatch):
         similar.main(["--index", "features", "data/ant/03.png", "--approximate"])
 
 
-def test_a_graph_finds_what_the_products_find(tmp_path, capsys):
+def random_index(folder: pathlib.Path, count: int) -> FeatureIndex:
+    """An index of random features without pictures, in files of up to 2,048."""
+    description = FeatureDescription("none", "0", "pre_logits", 8, "float32", (), {"pictures": count}, 0, None, {})
+    write_description(folder, description)
+    rng = np.random.default_rng(0)
+    for number, begin in enumerate(range(0, count, 2048)):
+        rows = range(begin, min(begin + 2048, count))
+        digests, values = np.array(rows, np.uint64), rng.normal(size=(len(rows), 8)).astype(np.float32)
+        part = Part([f"{row}.png" for row in rows], digests, [None] * len(rows), values, {})
+        write_part(folder, description, "pictures", number, part)
+    return open_index(str(folder))
+
+
+def test_some_rows_of_an_index_are_those_of_the_whole_table(tmp_path):
+    index = random_index(tmp_path, 5000)
+    rows = [4999, 0, 2048, 2047, 4096]
+    assert index.some(rows).paths == [f"{row}.png" for row in rows] == [index.pictures.paths[row] for row in rows]
+    assert index.some(rows).digests == [f"{row:016x}" for row in rows]
+
+
+def test_a_graph_finds_nearly_what_the_products_find(tmp_path, capsys):
     pytest.importorskip("faiss", reason="faiss is not installed")
-    found = []
-    for options in ((), ("--approximate",), ("--approximate",)):
-        similar.main(["--index", "features", "data/ant/03.png", "--output", str(tmp_path / "out.csv"), *options])
-        found.append([row["path"] for row in rows_of(tmp_path / "out.csv")])
-    assert found[0] == found[1] == found[2]
-    assert "finds 100.0% of the 10 nearest" in capsys.readouterr().out
+    index = random_index(tmp_path, 5000)
+    queries = unit_length(index.embeddings()[:20])
+    exact = nearest(unit_chunks(index), queries, 5)[1]
+    for _ in range(2):  # made, and read
+        graph = NeighborGraph(index)
+        assert graph.recall > 0.9
+        assert np.mean(graph.nearest(queries, 5)[1] == exact) > 0.9
+    assert capsys.readouterr().out.count("of the 10 nearest pictures (100 compared)") == 2
 
 
 @pytest.mark.parametrize("name", [CLIP, SIGLIP])

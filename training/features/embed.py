@@ -111,7 +111,7 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
         print(f"Not embedded: {path}: {why}" if number < _NAMED else f"… and {len(index.problems) - _NAMED} more.")
         if number == _NAMED:
             break
-    count = len(index.pictures.paths)
+    count = sum(index.counts.values())
     if not count:
         raise UserError("None of the pictures could be read; convert them, or give others.")
     print(f"{options.output} has {description.width} features ({kind}, {description.dtype}) of {count:,} pictures.")

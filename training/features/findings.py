@@ -142,9 +142,9 @@ def _copies(same: np.ndarray, linked: np.ndarray) -> list[list[int]]:
     return [group for groups in (equal, near) for group in groups.values() if len(group) > 1]
 
 
-def _rank(group: Sequence[int], splits: Sequence[str], labels: np.ndarray) -> tuple:
+def _rank(group: list[int], splits: Sequence[str], labels: np.ndarray) -> tuple:
     """What is worse comes first: copies in two splits, then those with two labels."""
-    return len({splits[row] for row in group}) == 1, len({*labels[list(group)].tolist()}) == 1, group[0]
+    return len({splits[row] for row in group}) == 1, len({*labels[group].tolist()}) == 1, group[0]
 
 
 def _odd(similarity: np.ndarray) -> np.ndarray:

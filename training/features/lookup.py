@@ -17,7 +17,7 @@ from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of
 from training.features.neighbors import NeighborGraph, nearest, unit_chunks, unit_length
 from training.features.pages import Thumbnails, document, file_address, picture
-from training.features.store import NO_SPLIT, FeatureIndex, check_same_model, open_index
+from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
@@ -32,6 +32,8 @@ class Found:
     """(k,), the largest first."""
     rows: np.ndarray
     """(k,), of the index."""
+    pictures: Pictures
+    """Of these rows."""
 
 
 def similar(files: Sequence[str], options: SimilarOptions) -> None:
@@ -61,7 +63,7 @@ def search(options: SearchOptions) -> str:
     embeddings = np.asarray(keras_vit.text_tower(run.name)(ids))
     found = _found(index, [options.text], embeddings, options)
     _write(index, found, options)
-    return index.pictures.paths[found[0].rows[0]]
+    return found[0].pictures.paths[0]
 
 
 def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
@@ -82,54 +84,52 @@ def _extractor(index: FeatureIndex, run: Run) -> Extractor:
 
 
 def _found(index: FeatureIndex, names: Sequence[str], embeddings: np.ndarray, options: LookupOptions) -> list[Found]:
-    queries, count = unit_length(embeddings), min(options.neighbors, len(index.pictures.paths))
+    queries, count = unit_length(embeddings), min(options.neighbors, sum(index.counts.values()))
     if options.approximate:
         cosines, rows = NeighborGraph(index).nearest(queries, count)
     else:
         cosines, rows = nearest(unit_chunks(index), queries, count)
-    return [
-        Found(name, one[places >= 0], places[places >= 0])
-        for name, one, places in zip(names, cosines, rows, strict=True)
-    ]
+    found = []
+    for name, one, places in zip(names, cosines, rows, strict=True):
+        kept = places >= 0  # a graph may find fewer
+        found.append(Found(name, one[kept], places[kept], index.some(places[kept].tolist())))
+    return found
 
 
 def _write(index: FeatureIndex, found: Sequence[Found], options: LookupOptions) -> None:
-    pictures = index.pictures
     for one in found:
         print(f"{one.query}:")
-        rows = [
-            [pictures.paths[row], pictures.labels[row] or "", f"{cosine:.4f}"]
-            for cosine, row in zip(one.cosines, one.rows, strict=True)
-        ]
+        table = zip(one.pictures.paths, one.pictures.labels, one.cosines, strict=True)
+        rows = [[path, label or "", f"{cosine:.4f}"] for path, label, cosine in table]
         print(markdown_table(("picture", "label", "similarity"), rows, num_text_columns=2))
     if options.output is None:
         return
     with atomic_write(pathlib.Path(options.output)) as temporary:
         if options.output.endswith(".csv"):
-            _write_csv(temporary, index, found)
+            _write_csv(temporary, found)
         else:
             temporary.write_text(_page(index, found), encoding="utf-8")
     print(f"Results are in {options.output}.")
 
 
-def _write_csv(path: pathlib.Path, index: FeatureIndex, found: Sequence[Found]) -> None:
-    pictures = index.pictures
+def _write_csv(path: pathlib.Path, found: Sequence[Found]) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(["query", "rank", "path", "label", "split", "digest", "similarity"])
         for one in found:
-            for rank, (cosine, row) in enumerate(zip(one.cosines, one.rows, strict=True), 1):
-                known = pictures.paths[row], pictures.labels[row] or "", pictures.splits[row], pictures.digests[row]
-                writer.writerow([one.query, rank, *known, f"{cosine:.6f}"])
+            known = one.pictures.paths, one.pictures.labels, one.pictures.splits, one.pictures.digests
+            for rank, (cosine, *of_picture) in enumerate(zip(one.cosines, *known, strict=True), 1):
+                writer.writerow([one.query, rank, *of_picture, f"{cosine:.6f}"])
 
 
 def _page(index: FeatureIndex, found: Sequence[Found]) -> str:
-    thumbnails, pictures, sections = Thumbnails(index), index.pictures, ["<h1>Most similar pictures</h1>"]
+    thumbnails, sections = Thumbnails(index), ["<h1>Most similar pictures</h1>"]
     for one in found:
+        known = one.pictures.paths, one.pictures.labels, one.pictures.splits
         cards = [
-            f'<div class="card">{picture(thumbnails.address(row), pictures.paths[row])}<b>{cosine:.3f}</b>'
-            f"{html.escape(pictures.labels[row] or '')} <small>{html.escape(pictures.paths[row])}</small></div>"
-            for cosine, row in zip(one.cosines, one.rows, strict=True)
+            f'<div class="card">{picture(thumbnails.address(int(row), path, split), path)}<b>{cosine:.3f}</b>'
+            f"{html.escape(label or '')} <small>{html.escape(path)}</small></div>"
+            for row, cosine, path, label, split in zip(one.rows, one.cosines, *known, strict=True)
         ]
         asked = file_address(one.query) if pathlib.Path(one.query).is_file() else ""
         shown = f'<div class="cards"><div class="card done">{picture(asked, one.query)}</div></div>' if asked else ""

@@ -28,19 +28,15 @@ class Thumbnails:
     def __init__(self, index: FeatureIndex) -> None:
         self._index = index
 
-    def address(self, row: int) -> str:
-        """The address of the picture of a row; "" where it cannot be read any more."""
-        path = self._index.pictures.paths[row]
-        if pathlib.Path(path).is_file():
-            return file_address(path)
-        return self._of_data(row)
+    def address(self, row: int, path: str, split: str) -> str:
+        """The address of the picture of a row, with its path and split; "" where it cannot be read any more."""
+        return file_address(path) if pathlib.Path(path).is_file() else self._of_data(row, split)
 
-    def _of_data(self, row: int) -> str:
+    def _of_data(self, row: int, name: str) -> str:
         """The picture of a data set that is no folder, by its place in the split."""
         if self._source is None:
             return ""
         splits = self._index.description.splits
-        name = self._index.pictures.splits[row]
         split = self._source.train if name == "train" else self._source.evaluation
         index = row - (splits["train"] if name == "test" else 0)
         if split.num_examples != splits[name]:

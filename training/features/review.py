@@ -64,11 +64,11 @@ def _reasons(index: FeatureIndex, found: Findings, shown: int) -> dict[int, str]
 
 
 def _earlier(file: pathlib.Path) -> dict[tuple[str, str], Decision]:
-    """The decisions that were made before, by path and digest."""
+    """What was decided before, by path and digest; without keep, which stands for every picture from the beginning."""
     if not file.is_file():
         return {}
-    found = read_decisions(str(file)).by_digest.values()
-    return {(one.path, one.digest): one for decisions in found for one in decisions}
+    found = [one for decisions in read_decisions(str(file)).by_digest.values() for one in decisions]
+    return {(one.path, one.digest): one for one in found if one.decision != "keep"}
 
 
 def _suggestion(index: FeatureIndex, found: Findings, row: int) -> str:
@@ -115,6 +115,7 @@ class _Cards:
     def _card(self, row: int, note: str) -> str:
         pictures, number = self._index.pictures, self._count
         self._count += 1
+        address = self._thumbnails.address(row, pictures.paths[row], pictures.splits[row])
         radios = "".join(
             f'<label><input type="radio" name="d{number}" value="{name}"> {name}</label>'
             for name in ("keep", "relabel", "drop")
@@ -129,7 +130,7 @@ class _Cards:
         label = html.escape(pictures.labels[row] or "")
         split = f" ({pictures.splits[row]})" if len(self._index.description.splits) > 1 else ""
         return (
-            f'<div class="card" data-row="{row}">{picture(self._thumbnails.address(row), pictures.paths[row])}'
+            f'<div class="card" data-row="{row}">{picture(address, pictures.paths[row])}'
             f"<b>{label}{split}</b>{note} <small>{html.escape(pictures.paths[row])}</small>"
             f'<div class="choice">{radios}{relabel}</div></div>'
         )

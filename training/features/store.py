@@ -102,13 +102,32 @@ class FeatureIndex:
         return Pictures(columns["path"], columns["digest"], columns["label"], columns["split"])
 
     @functools.cached_property
+    def counts(self) -> dict[pathlib.Path, int]:
+        """File -> its pictures, without those that cannot be read; reads the ends of the files."""
+        files = [file for split in self.description.splits for file in self.files(split)]
+        return {file: self._opened(file).metadata.num_rows for file in files}
+
+    def some(self, rows: Sequence[int]) -> Pictures:
+        """The table of some rows, in their order; reads only the files that have them."""
+        files, ends = list(self.counts), np.cumsum([*self.counts.values()])
+        columns: dict[str, list] = {name: [None] * len(rows) for name in _COLUMNS[:-1]}
+        numbers = np.searchsorted(ends, rows, side="right")
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number).tolist()
+            begin = int(ends[number]) - self.counts[files[number]]
+            table = self._table(files[number], _COLUMNS[:-1]).take([int(rows[place]) - begin for place in places])
+            for name, values in columns.items():
+                for place, value in zip(places, table[name].to_pylist(), strict=True):
+                    values[place] = value
+        return Pictures(columns["path"], columns["digest"], columns["label"], columns["split"])
+
+    @functools.cached_property
     def problems(self) -> dict[str, str]:
         """Path -> why it cannot be read."""
         found: dict[str, str] = {}
         for split in self.description.splits:
             for file in self.files(split):
-                metadata = pyarrow.parquet.read_schema(local_copy(file)).metadata
-                found |= json.loads(metadata[_PROBLEMS])
+                found |= json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
         return found
 
     def files(self, split: str) -> list[pathlib.Path]:
@@ -130,6 +149,14 @@ class FeatureIndex:
 
     def _table(self, file: pathlib.Path, columns: Sequence[str]) -> pyarrow.Table:
         """Columns of a file. Raises UserError for one that is damaged, or of another model."""
+        opened = self._opened(file)
+        try:
+            return opened.read(columns=list(columns))
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _unreadable(file, error) from error
+
+    def _opened(self, file: pathlib.Path) -> pyarrow.parquet.ParquetFile:
+        """A file whose end was read. Raises UserError for one that is damaged, or of another model."""
         try:
             opened = pyarrow.parquet.ParquetFile(local_copy(file))
             schema = opened.schema_arrow
@@ -142,12 +169,16 @@ class FeatureIndex:
                 raise UserError(
                     f"{file} is not as keras-vit embed writes it; remove it, and run keras-vit embed again."
                 )
-            return opened.read(columns=list(columns))
+            return opened
         except (pyarrow.ArrowException, OSError, KeyError) as error:
-            raise UserError(
-                f"{file} cannot be read ({' '.join(str(error).split())[:100]}); run keras-vit embed again, which makes "
-                "what is missing."
-            ) from error
+            raise _unreadable(file, error) from error
+
+
+def _unreadable(file: pathlib.Path, error: Exception) -> UserError:
+    return UserError(
+        f"{file} cannot be read ({' '.join(str(error).split())[:100]}); remove it and run keras-vit embed again, which "
+        "makes what is missing."
+    )
 
 
 def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:
