@@ -85,9 +85,7 @@ def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(half):
     (half / "train-00001.parquet").unlink()
     (half / "test-00000.parquet").rename(half / "test-00000.parquet.7.tmp.parquet")
     before = kept.stat().st_mtime_ns
-    with pytest.raises(
-        UserError, match=r"is not complete, train-00001.parquet is missing; run the same keras-vit embed"
-    ):
+    with pytest.raises(UserError, match=r"is not complete, train-00001.parquet is missing; run the same keras-vit"):
         open_index(str(half))
     run(half)
     assert kept.stat().st_mtime_ns == before
