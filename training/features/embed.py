@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from keras_vit import Preprocessing, UserError
+from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import to_path
@@ -85,10 +85,11 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
 
     Raises UserError for a folder with features of another model or of other pictures.
     """
-    kind = options.features or ("joint" if has_text_tower(run.name) else "pre_logits")
+    has_texts = not run_directory.is_ours(run.checkpoint) and has_text_tower(run.checkpoint)
+    kind = options.features or ("joint" if has_texts else "pre_logits")
     own = run.preprocessing
     preprocessing = own if options.resize is None else own.with_resize(options.resize, None)
-    model = extractor_of(run, run.model, kind)
+    model = extractor_of(run, kind)
     description = FeatureDescription(
         model=run.name,
         fingerprint=fingerprint_of(run.model, preprocessing, kind),

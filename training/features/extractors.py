@@ -16,11 +16,11 @@ from training.options.common import FeatureKind, FeatureOptions
 from training.options.features import IndexKind
 
 
-def extractor_of(run: Run, model: keras.Model, kind: IndexKind) -> keras.Model:
+def extractor_of(run: Run, kind: IndexKind) -> keras.Model:
     """The model up to the features of a kind: images (B, h, w, C) -> (B, D)."""
     if kind == "joint":
         return _joint_extractor(run)
-    return feature_extractor(model) if kind == "pre_logits" else token_extractor(model, kind)
+    return feature_extractor(run.model) if kind == "pre_logits" else token_extractor(run.model, kind)
 
 
 def _joint_extractor(run: Run) -> keras.Model:

@@ -80,7 +80,7 @@ def _extractor(index: FeatureIndex, run: Run) -> Extractor:
         preprocessing = preprocessing.with_resize(resize, None)
     kind = description.features
     check_same_model(index, fingerprint_of(run.model, preprocessing, kind), kind, run.name)
-    return Extractor(extractor_of(run, run.model, kind), preprocessing, _BATCH)
+    return Extractor(extractor_of(run, kind), preprocessing, _BATCH)
 
 
 def _found(index: FeatureIndex, names: Sequence[str], embeddings: np.ndarray, options: LookupOptions) -> list[Found]:
