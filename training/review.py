@@ -24,11 +24,15 @@ def main(arguments: Sequence[str]) -> None:
 
     index = open_index(options.index)
     decisions = review(index, options)
+    following: tuple[str, ...]
     data = (index.description.data or {}).get("data", "")
     if data.startswith(("folder:", "csv:")):
-        cli.print_next(
-            [("pretrain", "auto", "--data", data, "--exclude", str(decisions), "--workdir", "runs/reviewed")]
-        )
+        following = ("pretrain", "auto", "--data", data, "--exclude", str(decisions), "--workdir", "runs/reviewed")
+    elif not data:
+        following = ("similar", "--index", options.index, *index.some([0]).paths)
+    else:
+        following = ("review", "--index", options.index, "--shown", "500")
+    cli.print_next([following])
 
 
 if __name__ == "__main__":
