@@ -43,6 +43,8 @@ COMMANDS = {
     "linear-probe": "training.linear_probe",
     "knn": "training.knn",
     "soup": "training.soup",
+    "unknown": "training.unknown",
+    "anomaly": "training.anomaly",
     "segment": "training.segment",
     "study": "training.study",
     "vtab": "training.vtab",
