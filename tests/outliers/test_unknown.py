@@ -22,7 +22,7 @@ from keras_vit.run_directory import Samples
 from keras_vit.runs import open_run
 from keras_vit.unknown import KINDS, UNKNOWN, threshold_of
 from tests.support import randomize
-from training import predict, unknown
+from training import evaluate, predict, unknown
 from training.outliers.unknown import Outputs, auroc_of_left_out_classes, fit
 
 SHARED = pathlib.Path(os.environ.get("SHARED_DATA", pathlib.Path(__file__).parents[3] / "shared")) / "data" / "tfds"
@@ -100,6 +100,13 @@ def test_a_share_of_known_images_is_unknown_and_prediction_says_so(run, tmp_path
     assert found["checks"]["unknown"]
     assert not found["digit"]["unknown"]
     assert "checks.png (unknown)" in capsys.readouterr().out
+
+
+def test_an_evaluation_reports_the_auroc_of_left_out_classes(run, tmp_path):
+    evaluate.main(["--run", str(run), "--data", "digits", "--output", str(tmp_path)])
+    expected = json.loads((run / "unknown.json").read_text())["auroc_of_left_out_classes"]
+    assert json.loads((tmp_path / "evaluation.json").read_text())["unknown"] == {"score": "knn", **expected}
+    assert f"AUROC of {expected['knn']:.4f}" in (tmp_path / "evaluation.md").read_text()
 
 
 def test_exports_compute_the_same_score(run, tmp_path):

@@ -55,8 +55,9 @@ class AnomalyFitOptions:
     """Folder of pictures of good parts, searched recursively; folder:PATH is the same."""
     workdir: str
     """New directory: model.keras, anomaly.json, and saved_model/1."""
-    blocks: tuple[int, ...] = (-1,)
-    """Blocks whose patch tokens are compared, concatenated; negative numbers count from the last."""
+    blocks: tuple[int, ...] | None = None
+    """Blocks whose patch tokens are compared, concatenated; negative numbers count from the last. Default: the middle
+    one, whose patches know most of textures."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to which pictures are stretched; default the model's own."""
     coreset: Annotated[float, Range("(0, 1]")] = 0.1

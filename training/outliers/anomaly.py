@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tqdm
 
-from keras_vit import Preprocessing, UserError, inspection, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig, config_of, inspection, preprocessing_of, run_directory
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.tables import markdown_table
 from keras_vit.inspection.compute import model_inputs
@@ -63,19 +63,20 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     order = np.random.default_rng(options.seed).permutation(len(files))
     held_out = [files[index] for index in sorted(order[: len(files) // _HELD_OUT])]
     good = [files[index] for index in sorted(order[len(files) // _HELD_OUT :])]
-    extractor = local_features(run.model, options.blocks)
+    blocks = options.blocks or _middle_block(run.model)
+    extractor = local_features(run.model, blocks)
     most = max(1, _MOST_NUMBERS // int(np.prod(extractor.output_shape[1:])))
     if len(good) > most:
         print(f"The patches of {most:,} of the {len(good):,} pictures are used; more exceed 2 GiB of memory.")
         good = good[:most]
     patches = _patches(extractor, good, stretched(run.model), options.batch_size)
     count = min(max(1, round(options.coreset * len(patches))), _MOST_PATCHES)
-    model = anomaly_model(run.model, options.blocks, patches[k_center(patches, count, options.seed)])
+    model = anomaly_model(run.model, blocks, patches[k_center(patches, count, options.seed)])
     scores, seconds = _scores(Detector(model, np.inf), held_out)
     detector = Detector(model, threshold_of(scores, options.false_alarms))
     facts = {
         "checkpoint": options.checkpoint,
-        "blocks": list(options.blocks),
+        "blocks": list(blocks),
         "threshold": detector.threshold,
         "false_alarms": options.false_alarms,
         "good_pictures": len(good),
@@ -101,6 +102,12 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
             "their largest score; add pictures of good parts."
         )
     return detector
+
+
+def _middle_block(model: keras.Model) -> tuple[int]:
+    """The block in the middle of a Vision Transformer; of another model the last, which `local_features` refuses."""
+    config = config_of(model)
+    return ((config.num_layers - 1) // 2,) if isinstance(config, ViTConfig) else (-1,)
 
 
 def open_detector(directory: str) -> Detector:
