@@ -53,7 +53,7 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
         outputs_of(run, split, len(source.labels), options.batch_size) for split in (train, source.evaluation)
     )
     auroc = auroc_of_left_out_classes(fitted, held_out, len(source.labels), options.seed)
-    kind = options.kind or max(KINDS, key=lambda each: auroc[each])
+    kind: UnknownKind = max(KINDS, key=lambda each: auroc[each]) if options.kind is None else options.kind
     scorer = fit(kind, fitted, options.seed)
     scores = np.asarray(scorer.score(held_out.features, held_out.logits))
     scorer = dataclasses.replace(
