@@ -16,7 +16,7 @@ from keras_vit.files.npz import read_npz, write_npz
 if TYPE_CHECKING:
     import keras
 
-UnknownKind = Literal["max-logit", "energy", "knn", "mahalanobis"]
+UnknownKind = Literal["max-logit", "energy", "knn", "mahalanobis", "combined"]
 KINDS: tuple[UnknownKind, ...] = get_args(UnknownKind)
 UNKNOWN = "unknown.npz"
 # The cosine of an image and its nearest training images counts at the last of these.
@@ -27,6 +27,7 @@ _ARRAYS: dict[UnknownKind, tuple[str, ...]] = {
     "energy": (),
     "knn": ("bank",),
     "mahalanobis": ("mean", "whitening", "centers"),
+    "combined": ("mean", "whitening", "centers", "scales"),
 }
 
 
@@ -37,10 +38,12 @@ class UnknownScorer:
     kind: UnknownKind
     """max-logit: minus the largest logit (arXiv 1911.11132). energy: minus log sum exp of the logits (2010.03759). knn:
     1 minus the cosine of the features with the 5th nearest training image (2204.06507). mahalanobis: distance of the
-    features to the nearest class center under one shrunk covariance (1807.03888)."""
+    features to the nearest class center under one shrunk covariance (1807.03888).
+    combined: the sum of energy and mahalanobis, each in standard deviations of training images."""
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """knn: "bank" (n, D), features of training images of length 1. mahalanobis: "mean" (D,), "whitening" (D, D) and
-    "centers" (K, D), the class centers after both. float32."""
+    "centers" (K, D), the class centers after both. combined: the same, and "scales" (4,): mean and standard deviation
+    of energy and of distance. float32."""
     threshold: float = np.inf
     """An image with a larger score is unknown."""
     false_alarms: float = 0.05
@@ -55,13 +58,23 @@ class UnknownScorer:
         features, logits = ops.cast(features, "float32"), ops.cast(logits, "float32")
         if self.kind == "max-logit":
             return -ops.max(logits, axis=-1)
+        energy = -ops.logsumexp(logits, axis=-1)
         if self.kind == "energy":
-            return -ops.logsumexp(logits, axis=-1)
+            return energy
         if self.kind == "knn":
             lengths = ops.sqrt(ops.sum(ops.square(features), axis=-1, keepdims=True))
             cosines = ops.matmul(features / ops.maximum(lengths, 1e-12), np.ascontiguousarray(self.arrays["bank"].T))
             nearest = ops.top_k(cosines, min(NEIGHBORS, len(self.arrays["bank"])))[0]  # (B, 5)
             return 1.0 - ops.min(nearest, axis=-1)
+        distance = self._distance(features)
+        if self.kind == "mahalanobis":
+            return distance
+        means, deviations = self.arrays["scales"].reshape(2, 2).T.tolist()
+        return (energy - means[0]) / deviations[0] + (distance - means[1]) / deviations[1]
+
+    def _distance(self, features):
+        from keras import ops
+
         mean, whitening, centers = (self.arrays[name] for name in _ARRAYS["mahalanobis"])
         white = ops.matmul(features - mean, whitening)  # (B, D)
         products = ops.matmul(white, np.ascontiguousarray(centers.T))  # (B, K)

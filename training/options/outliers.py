@@ -23,7 +23,7 @@ class UnknownOptions:
     false_alarms: FalseAlarms = 0.05
     """Share of evaluation images, which are of the classes, that the threshold calls unknown."""
     kind: UnknownKind | None = None
-    """The score; default the one that tells left-out classes best."""
+    """The score; default the one that tells left-out classes best, or combined where that is hardly worse."""
     images: Count = 10_000
     """Most training images to fit it to, drawn at random."""
     batch_size: Count = 256
