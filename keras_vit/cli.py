@@ -47,6 +47,8 @@ COMMANDS = {
     "search": "training.search",
     "review": "training.review",
     "soup": "training.soup",
+    "unknown": "training.unknown",
+    "anomaly": "training.anomaly",
     "segment": "training.segment",
     "study": "training.study",
     "vtab": "training.vtab",
