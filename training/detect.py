@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from keras_vit import UserError, cli, parser, run_directory
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
-from training.detection.annotations import open_boxes
 from training.options.detect import DetectEvaluateOptions, DetectPredictOptions
 from training.options.predict import with_pictures
 
@@ -44,7 +43,7 @@ def _predict(arguments: Sequence[str]) -> None:
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
-    from training.detection.detector import detector_like, open_detector
+    from training.detection.detector import detector_like, open_detector, save_detector
     from training.detection.predict import detect
 
     if options.like is not None:
@@ -52,12 +51,22 @@ def _predict(arguments: Sequence[str]) -> None:
     else:
         detector = open_detector(run, texts)
     detect(detector, files, options)
+    if options.save is not None:
+        save_detector(detector, pathlib.Path(options.save))
+    output, rest = parser.named(arguments, "--output", "")
+    _, rest = parser.named(rest, "--save", "")
+    other = "objects.csv" if output.endswith(".html") else "objects.html"
+    exports = [("saved-model", "--run", options.save, "--output", "served")] if options.save else []
+    cli.print_next([("detect", "predict", *rest, "--output", other), *exports])
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
     run = open_run(options.run, image_size=options.image_size)
     output = run_directory.check_output(options.output)
+
+    from training.detection.annotations import open_boxes
+
     data = open_boxes(options.source)
     cli.require_tensorflow()
 
@@ -65,7 +74,10 @@ def _evaluate(arguments: Sequence[str]) -> None:
     from training.detection.evaluation import evaluate, write_report
 
     detector = open_detector_of(run, data.labels, options.templates)
-    write_report(evaluate(detector, data.evaluation if data.has_split else data.all), detector, output)
+    pictures = data.evaluation if data.has_split else data.all
+    write_report(evaluate(detector, pictures), detector, output)
+    folder = str(pictures[0].file.parent)
+    cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])
 
 
 if __name__ == "__main__":

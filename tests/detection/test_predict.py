@@ -158,3 +158,12 @@ def test_a_classifier_is_no_detector(tmp_path):
     keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=2).save(tmp_path / "x.keras")
     with pytest.raises(UserError, match="is no detector"):
         command.main(["predict", "--run", str(tmp_path / "x.keras"), "pictures"])
+
+
+def test_a_detector_of_words_is_saved_as_a_run(tmp_path, capsys):
+    words = ["--checkpoint", "owl", "--threshold", "0", "--save", str(tmp_path / "new"), "--classes", *WORDS]
+    document = found_by(*words)
+    assert "export.saved_model --run" in capsys.readouterr().out
+    assert found_by("--run", str(tmp_path / "new"), "--threshold", "0") == document
+    with pytest.raises(UserError, match="--save takes a new directory"):
+        found_by(*words)

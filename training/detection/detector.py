@@ -9,8 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, inspection, preprocessing_of, query_embeddings, with_classes
+from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.models.config import Classes, DetectionConfig
 from keras_vit.models.tasks import task_of
+from keras_vit.run_directory import MODEL
 from keras_vit.runs import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
@@ -71,6 +74,14 @@ class Detector:
             order = order[kept.numpy()]
         order = order[:top]
         return Objects(corners[order], scores[order], logits[order].argmax(axis=-1))
+
+
+def save_detector(detector: Detector, folder: pathlib.Path) -> None:
+    """Write model.keras and labels.txt to a new folder, which is a run for prediction and exports."""
+    with atomic_folder(folder) as temporary:
+        detector.model.save(temporary / MODEL)
+        (temporary / LABELS).write_text(labels_text(detector.labels), encoding="utf-8")
+    print(f"The detector is in {folder}.")
 
 
 def open_detector(run: Run, texts: Classes | None = None) -> Detector:

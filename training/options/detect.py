@@ -36,6 +36,9 @@ class DetectPredictOptions:
     picture, of OWLv2 the likeliest object on it."""
     output: str | None = None
     """File for the results, which ends in .csv, .json (COCO) or .html (a page with the boxes)."""
+    save: str | None = None
+    """New directory for the detector with these classes, model.keras and labels.txt: to use it again as --run, or to
+    export it."""
     threshold: Share = 0.1
     """Least score of an object, 0 to 1."""
     top: Count = 100
@@ -54,11 +57,14 @@ class DetectPredictOptions:
             [
                 (("templates",), self.classes is not None, "--classes"),
                 (("box",), self.like is not None, "--like FILE"),
+                (("save",), (self.classes or self.like) is not None, "--classes or --like"),
             ],
         )
         if self.like is not None and not pathlib.Path(self.like).is_file():
             advice = near_path(self.like) or "; give a picture of the example."
             raise UserError(f"There is no file {self.like!r} for --like{advice}")
+        if self.save is not None and pathlib.Path(self.save).exists():
+            raise UserError(f"{self.save} exists, but --save takes a new directory; choose another.")
         if self.box is not None and min(self.box[2:]) <= 0:
             raise UserError(f"--box takes left, top, width and height in pixels, but has the size {self.box[2:]}.")
         if self.output is not None and pathlib.Path(self.output).suffix not in OUTPUTS:
