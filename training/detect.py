@@ -7,6 +7,7 @@
 `predict` and `evaluate` with --help list their options.
 """
 
+import contextlib
 import pathlib
 from collections.abc import Sequence
 
@@ -44,12 +45,19 @@ def _predict(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.detection.detector import detector_like, open_detector, save_detector
-    from training.detection.predict import detect
+    from training.detection.predict import DetectionPage, detect
+    from training.prediction.page import open_page
 
     if options.like is not None:
         detector = detector_like(run, pathlib.Path(options.like), options.box)
     else:
         detector = open_detector(run, texts)
+    if options.serve:
+        with open_page(DetectionPage(detector, options.top, options.threshold), options.port, "Find objects") as server:
+            print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
+        return
     detect(detector, files, options)
     if options.save is not None:
         save_detector(detector, pathlib.Path(options.save))

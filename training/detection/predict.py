@@ -1,6 +1,7 @@
 """Find objects on image files, and write them as a table, CSV, COCO JSON or a page."""
 
 import csv
+import dataclasses
 import html
 import json
 import pathlib
@@ -19,6 +20,21 @@ from training.prediction.predict import as_utf8, read_picture
 
 Found = list[tuple[str, inspection.Image, Objects]]
 """Path, picture and objects."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DetectionPage:
+    """What the page in the browser shows of a picture."""
+
+    detector: Detector
+    top: int
+    threshold: float
+
+    def answer(self, data: bytes, name: str) -> str:
+        """A page with the boxes on one picture. Raises UserError for bytes that are none."""
+        image = inspection.decode(data, name, preprocessing=self.detector.preprocessing)
+        (objects,) = self.detector.detect([image], self.top, self.threshold)
+        return _page(self.detector, [(image.name, image, objects)], {})
 
 
 def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPredictOptions) -> None:

@@ -36,6 +36,10 @@ class DetectPredictOptions:
     picture, of OWLv2 the likeliest object on it."""
     output: str | None = None
     """File for the results, which ends in .csv, .json (COCO) or .html (a page with the boxes)."""
+    serve: bool = False
+    """Serve a page on 127.0.0.1 that shows the objects on one picture after the other."""
+    port: int = 8000
+    """Port of the page."""
     save: str | None = None
     """New directory for the detector with these classes, model.keras and labels.txt: to use it again as --run, or to
     export it."""
@@ -48,14 +52,19 @@ class DetectPredictOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if not self.pictures:
-            raise UserError("Give the pictures to look at, such as pictures/ or stamps.jpg, behind the options.")
+        if self.serve == bool(self.pictures):
+            raise UserError("Give the pictures to look at, such as pictures/ or a.jpg, or --serve, but not both.")
+        if self.serve and self.output is not None:
+            raise UserError("--serve shows its results in the browser; leave --output out.")
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
         if self.classes is not None and self.like is not None:
             raise UserError("Give either --classes, words to look for, or --like, an example, but not both.")
         refuse_without_effect(
             self,
             [
                 (("templates",), self.classes is not None, "--classes"),
+                (("port",), self.serve, "--serve"),
                 (("box",), self.like is not None, "--like FILE"),
                 (("save",), (self.classes or self.like) is not None, "--classes or --like"),
             ],
@@ -109,6 +118,23 @@ class BoxesOptions:
     def path(self) -> pathlib.Path:
         """What is behind it."""
         return pathlib.Path(self.data.partition(":")[2])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What training does to pictures and their boxes."""
+
+    flip: bool = True
+    """Flip pictures left to right with probability 0.5."""
+    scale: tuple[float, float] = (0.6, 2.0)
+    """Pictures are shown between these factors of their size: smaller on gray, or a random part of them larger."""
+    mosaic: Share = 0.3
+    """Probability to show four pictures, each in a quarter."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not 0.1 <= self.scale[0] <= self.scale[1] <= 10.0:
+            raise UserError(f"--scale takes two factors from 0.1 to 10, the smaller one first, but is {self.scale}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,11 @@ class Classifier:
         names = (image.name for image in images)
         return [Card(*each) for each in zip(names, pixels, maps, ranked, strict=True)]
 
+    def answer(self, data: bytes, name: str) -> str:
+        """A page with the classes of one picture. Raises UserError for bytes that are none."""
+        image = inspection.decode(data, name, preprocessing=self.run.preprocessing)
+        return self.page(self.classify([image]), {})
+
     def page(self, cards: Sequence[Card], problems: dict[str, str]) -> str:
         """Return a page with the images as HTML text; `problems` says of other files why they are not among them."""
         model = f"{short_name(self.run.name)}, a {model_name(self.run.model)}"
