@@ -121,23 +121,6 @@ class BoxesOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """What training does to pictures and their boxes."""
-
-    flip: bool = True
-    """Flip pictures left to right with probability 0.5."""
-    scale: tuple[float, float] = (0.6, 2.0)
-    """Pictures are shown between these factors of their size: smaller on gray, or a random part of them larger."""
-    mosaic: Share = 0.3
-    """Probability to show four pictures, each in a quarter."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not 0.1 <= self.scale[0] <= self.scale[1] <= 10.0:
-            raise UserError(f"--scale takes two factors from 0.1 to 10, the smaller one first, but is {self.scale}.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class DetectEvaluateOptions:
     """Measure a detector on pictures with boxes: COCO's average precision, and a page of its worst mistakes."""
 
