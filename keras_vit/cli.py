@@ -50,6 +50,7 @@ COMMANDS = {
     "unknown": "training.unknown",
     "anomaly": "training.anomaly",
     "segment": "training.segment",
+    "detect": "training.detect",
     "study": "training.study",
     "vtab": "training.vtab",
     "shard": "training.shard",

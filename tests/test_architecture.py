@@ -52,6 +52,7 @@ FLOORS = (
     "training.probes",
     "training.segmentation",
     "training.prediction",
+    "training.detection",
     "training.outliers",
     "training.experiments",
     "export.options",
