@@ -21,6 +21,7 @@ from training.loop.optimizers import LearningRate
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, checked, settings_of
 from training.options.common import Execution, TrainingOptions
+from training.recipes.dense import DenseRecipe
 from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Variables of the optimizer for each weight. Those few that Muon leaves to Adam have two.
@@ -135,6 +136,8 @@ def _not_counted(recipe: Recipe, objective: Objective) -> Iterator[str]:
     if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
         crops = f"2 crops and {recipe.local_crops} small ones of each image"
         yield f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}"
+    if isinstance(recipe, DenseRecipe):
+        yield "the queries, and the heads of masks or boxes"
     if recipe.teacher is not None:
         yield f"the weights and the forward pass of the teacher {recipe.teacher}"
     if recipe.patch_dropout:

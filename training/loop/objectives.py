@@ -6,6 +6,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import Preprocessing, ViTConfig
+from training.recipes.dense import SegmentRecipe
 from training.recipes.recipe import (
     COLOR_LEVELS,
     PATCH_CELLS,
@@ -17,6 +18,7 @@ from training.recipes.recipe import (
     num_patch_outputs,
 )
 from training.techniques.distillation import HardDistillation, SoftDistillation, check_student, open_teacher
+from training.techniques.segmentation import MaskSetPrediction, PixelClasses
 from training.techniques.self_distillation import SelfDistillation
 
 
@@ -126,11 +128,16 @@ def _standardized(pixels: tf.Tensor) -> tf.Tensor:
     return centered / tf.sqrt(variance + 1e-6)
 
 
-Objective = Classification | MaskedPatches | SelfDistillation | SoftDistillation | HardDistillation
+OfImages = Classification | MaskedPatches | SelfDistillation | SoftDistillation | HardDistillation
+# Of targets that are masks or boxes.
+Dense = MaskSetPrediction | PixelClasses
+Objective = OfImages | Dense
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """Return the objective of a recipe."""
+    """Return the objective of a recipe; in the scope of the strategy."""
+    if isinstance(recipe, SegmentRecipe):
+        return MaskSetPrediction(recipe.points) if recipe.head == "eomt" else PixelClasses()
     if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
         return SelfDistillation()
     if isinstance(recipe, PretrainRecipe) and recipe.target != "classes":

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import keras
@@ -46,8 +46,11 @@ class Setup:
     strategy: tf.distribute.Strategy
 
 
-def open_setup(options: TrainingOptions) -> Setup:
-    """Check the options and open the devices, then the data: reading images needs devices."""
+def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None = None) -> Setup:
+    """Check the options and open the devices, then the data: reading images needs devices.
+
+    open_data: for data that are no classes of images. Default: `open_source`.
+    """
     if not options.workdir.isprintable():
         raise UserError(
             "--workdir takes a directory or an address such as gs://bucket/run, in printable characters, "
@@ -57,7 +60,7 @@ def open_setup(options: TrainingOptions) -> Setup:
         to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     return Setup(
         strategy=open_strategy(options.devices, options.model_parallel),
-        source=open_source(options.source, multi_label=True),
+        source=open_data() if open_data else open_source(options.source, multi_label=True),
     )
 
 
