@@ -44,6 +44,7 @@ COMMANDS = {
     "knn": "training.knn",
     "soup": "training.soup",
     "segment": "training.segment",
+    "detect": "training.detect",
     "study": "training.study",
     "vtab": "training.vtab",
     "shard": "training.shard",

@@ -50,6 +50,7 @@ FLOORS = (
     "training.probes",
     "training.segmentation",
     "training.prediction",
+    "training.detection",
     "training.experiments",
     "export.options",
     "export",  # parity, report, source, inference_model, fingerprint

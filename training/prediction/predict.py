@@ -49,6 +49,11 @@ class Classifier:
         names = (image.name for image in images)
         return [Card(*each) for each in zip(names, pixels, maps, ranked, strict=True)]
 
+    def answer(self, data: bytes, name: str) -> str:
+        """A page with the classes of one picture. Raises UserError for bytes that are none."""
+        image = inspection.decode(data, name, preprocessing=self.run.preprocessing)
+        return self.page(self.classify([image]), {})
+
     def page(self, cards: Sequence[Card], problems: dict[str, str]) -> str:
         """Return a page with the images as HTML text; `problems` says of other files why they are not among them."""
         model = f"{short_name(self.run.name)}, a {model_name(self.run.model)}"
@@ -117,7 +122,7 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], output: str |
         if output is not None and output.endswith(".html"):
             shown += cards
         for file, _, problem in batch:
-            name = _as_utf8(str(file))
+            name = as_utf8(str(file))
             if problem is None and (classes := next(ranked)) is not None:
                 predictions.append(Prediction(name, classes.chosen, classes.is_rejected))
             else:
@@ -148,22 +153,23 @@ def _batches(
     files: Sequence[pathlib.Path], preprocessing: Preprocessing
 ) -> Iterator[list[tuple[pathlib.Path, inspection.Image | None, str | None]]]:
     for begin in range(0, len(files), _BATCH):
-        yield [(file, *_read(file, preprocessing)) for file in files[begin : begin + _BATCH]]
+        yield [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + _BATCH]]
 
 
-def _read(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[inspection.Image | None, str | None]:
+def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[inspection.Image | None, str | None]:
+    """The picture of a file, or why it cannot be read."""
     if file.is_dir():
         return None, f"{file.name} is a link to a folder, which is not followed; give that folder as well."
     if not file.exists():
         return None, f"{file.name} is no file, or a link to none; repair or remove it."
     try:
         image = inspection.read_images(file, 1, preprocessing=preprocessing)[0]
-        return dataclasses.replace(image, name=_as_utf8(str(file))), None
+        return dataclasses.replace(image, name=as_utf8(str(file))), None
     except (UserError, OSError) as error:
-        return None, _as_utf8(str(error))
+        return None, as_utf8(str(error))
 
 
-def _as_utf8(text: str) -> str:
+def as_utf8(text: str) -> str:
     """The text with "?" for bytes of a path that are not UTF-8, which no text file can hold."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
