@@ -12,15 +12,16 @@ from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.models.layers import no_init_weights
 from training.loop.jax_trainer import JaxTrainer
-from training.loop.objectives import distillation_objective, make_objective
+from training.loop.objectives import distillation_objective, make_objective, uses_labels
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.trainer import StepOptions, Trainer, TrainingForward
 from training.options.common import Execution
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.recipe import PretrainRecipe, PseudoLabelRecipe, Recipe
 from training.techniques.distillation import two_headed
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
 from training.techniques.patch_dropout import PatchDropout
+from training.techniques.pseudo_labels import PseudoLabels
 from training.techniques.self_distillation import MultiCrop, averaging_decay
 
 
@@ -143,7 +144,8 @@ def _make_trainer(
 ) -> Trainer:
     """Return the recipe's trainer of a prepared model, which is not compiled yet."""
     with strategy.scope():
-        objective, training_objective = make_objective(recipe), distillation_objective(recipe, model)
+        objective = make_objective(recipe, preprocessing_of(model))
+        training_objective = distillation_objective(recipe, model)
     return (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
         model,
         StepOptions(
@@ -155,7 +157,7 @@ def _make_trainer(
             remat=execution.remat,
         ),
         objective=training_objective or objective,
-        validation=objective,
+        validation=objective if uses_labels(recipe) else training_objective or objective,
         strategy=strategy,
         training_forward=_training_forward(model, recipe, num_steps, seed, execution),
     )
@@ -179,6 +181,10 @@ def _training_forward(
         if execution.remat:
             raise UserError("--target self-distillation does not support rematerialization; leave --remat out.")
         return lambda network, step, averages: MultiCrop(model, network, averages, step, recipe, num_steps)
+    if isinstance(recipe, PseudoLabelRecipe):
+        if execution.remat:
+            raise UserError("Pictures without labels do not support rematerialization; leave --remat out.")
+        return lambda network, step, averages: PseudoLabels(model, network, averages)
     if recipe.patch_dropout:
         return lambda network, step, averages: PatchDropout(model, network, recipe.patch_dropout)
     if recipe.patch_sizes:

@@ -18,6 +18,7 @@ from keras_vit.files.remote import to_path
 from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.input.sources import DataSet, bad_examples_reported
+from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
@@ -204,8 +205,11 @@ class Training:
         preprocessing, left = preprocessing_of(trainer.network), self.num_steps - self.step
         epochs, evaluations = left / self._data_epoch, left // self._epoch
         source = resized_once(self._source, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
+        make_batches = training_batches
+        if source.unlabelled is not None:
+            make_batches = functools.partial(semi_supervised_batches, source.unlabelled)
         training = functools.partial(
-            training_batches,
+            make_batches,
             source.train,
             recipe,
             preprocessing,
