@@ -77,7 +77,7 @@ def _applies(recipe: Recipe) -> list[Applies]:
     return [
         (("lora_on",), recipe.lora > 0, "--lora"),
         (("mixup_partner",), bool(recipe.mixup or recipe.cutmix), "--mixup or --cutmix"),
-        (("label_smoothing",), by_labels, "labels, which this teacher replaces, or --distillation hard"),
+        (("label_smoothing",), by_labels, "labels, which a soft teacher replaces, or --distillation hard"),
     ]
 
 
