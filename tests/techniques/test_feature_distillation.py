@@ -54,33 +54,10 @@ def test_a_resnet_learns_from_a_transformer(tmp_path):
 
 
 def test_a_run_learns_and_ends_without_head_and_projections(upstream, tmp_path):
-    pretrain.main(
-        [
-            "digits",
-            "--data",
-            "digits",
-            "--epochs",
-            "2",
-            "--batch-size",
-            "200",
-            "--warmup-steps",
-            "2",
-            "--model.patch-size",
-            "2",
-            "--model.num-layers",
-            "1",
-            "--model.hidden-size",
-            "12",
-            "--model.mlp-dim",
-            "20",
-            "--teacher",
-            str(upstream.path),
-            "--distil",
-            "features",
-            "--workdir",
-            str(tmp_path / "run"),
-        ]
-    )
+    command = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]
+    command += ["--model.patch-size", "2", "--model.num-layers", "1", "--model.hidden-size", "12"]
+    command += ["--model.mlp-dim", "20", "--teacher", str(upstream.path), "--distil", "features"]
+    pretrain.main([*command, "--workdir", str(tmp_path / "run")])
     model = run_directory.load_model(tmp_path / "run")
     assert model.output_shape == (None, 12)
     assert not any("projection" in weight.path for weight in model.weights)

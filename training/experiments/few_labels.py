@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import pathlib
 import shutil
+from typing import Any
 
 import keras
 import numpy as np
@@ -84,7 +85,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
 
 
 # The options of a run with the labels alone.
-_WITHOUT = {"unlabelled": None, "learn_by": "noisy-student", "confidence": 0.6, "rounds": 2}
+_WITHOUT: dict[str, Any] = {"unlabelled": None, "learn_by": "noisy-student", "confidence": 0.6, "rounds": 2}
 
 
 def _keep(run: RunDirectory, workdir: pathlib.Path, report: str) -> RunDirectory:
@@ -133,7 +134,8 @@ def _student(
 
 
 def _with_steps(recipe: Recipe, num_steps: int) -> Recipe:
-    return dataclasses.replace(recipe, **{**dict.fromkeys(DURATIONS), "steps": num_steps})
+    durations: dict[str, Any] = {**dict.fromkeys(DURATIONS), "steps": num_steps}
+    return dataclasses.replace(recipe, **durations)
 
 
 def _probabilities(teacher: RunDirectory, setup: Setup, unlabelled: Split) -> np.ndarray:
@@ -183,7 +185,10 @@ def _semi_supervised(
         model = run_directory.load_model(start.path)
         config = keras_vit.config_of(model)
         if isinstance(config, ViTConfig):
-            rates = {"dropout_rate": options.dropout_rate, "stochastic_depth_rate": options.stochastic_depth_rate}
+            rates: dict[str, Any] = {
+                "dropout_rate": options.dropout_rate,
+                "stochastic_depth_rate": options.stochastic_depth_rate,
+            }
             config = dataclasses.replace(config, **rates)
         return model_with_config(model, config, preprocessing_of(model))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import zlib
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +16,7 @@ from training.options.common import OnBadImage
 from training.recipes.recipe import PseudoLabelRecipe, Recipe
 
 # Fields without which only crops, shifts and flips are left.
-_WEAK = {
+_WEAK: dict[str, Any] = {
     "autoaugment": False,
     "randaugment_layers": 0,
     "randaugment_magnitude": 0.0,
@@ -26,7 +27,7 @@ _WEAK = {
     "cutmix": 0.0,
 }
 # Strong changes where a recipe has none: those of Semi-ViT's code (rand-m9, two operations, reprob 0.25).
-_STRONG = {"randaugment_layers": 2, "randaugment_magnitude": 9.0, "random_erasing": 0.25}
+_STRONG: dict[str, Any] = {"randaugment_layers": 2, "randaugment_magnitude": 9.0, "random_erasing": 0.25}
 
 
 def open_unlabelled(name: str, on_bad_image: OnBadImage) -> Split:
@@ -65,7 +66,12 @@ def semi_supervised_batches(
             f"A batch of {recipe.batch_size} takes {size} pictures without labels, but there are "
             f"{unlabelled.num_examples}; give a smaller --batch-size, or --learn-by noisy-student."
         )
-    options = {"num_classes": num_classes, "first_step": first_step, "num_steps": num_steps, "part": part}
+    options: dict[str, Any] = {
+        "num_classes": num_classes,
+        "first_step": first_step,
+        "num_steps": num_steps,
+        "part": part,
+    }
     labeled = training_batches(split, recipe, preprocessing, seed=seed, **options)
     plain = dataclasses.replace(recipe, batch_size=size, accumulation=1, mixup=0.0, cutmix=0.0)
     # Another seed, so that the order is not that of the labeled images; the same for both, so that the crops are equal.
