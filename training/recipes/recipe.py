@@ -232,7 +232,7 @@ class PseudoLabelRecipe(Recipe):
     """How to fine-tune with pictures without labels beside those with labels.
 
     The defaults are those of "Semi-supervised Vision Transformers at Scale" (arXiv 2208.05688) and its code
-    (amazon-science/semi-vit `main_semi.py`, `SEMIVIT.md`): ViT-B with 1 % of the labels of ImageNet.
+    (amazon-science/semi-vit, main_semi.py and SEMIVIT.md): ViT-B with 1 % of the labels of ImageNet.
     """
 
     confidence: Annotated[float, Range("(0, 1)")] = 0.6

@@ -1,7 +1,7 @@
 """Pseudo-labels of a moving average: a model learns from labeled images, and the average's classes of other pictures.
 
 "Semi-supervised Vision Transformers at Scale" (Semi-ViT, arXiv 2208.05688), sections 3.2 and 3.3, and its code
-(amazon-science/semi-vit `engine_semi.py`, `util/mixup.py:ProbPseudoMixup`). With 1 % and 10 % of the labels of
+(amazon-science/semi-vit engine_semi.py, ProbPseudoMixup). With 1 % and 10 % of the labels of
 ImageNet, its ViT-B reaches 71.0 % and 79.7 %. Of the code's two mixtures, MixUp is here and CutMix is not.
 """
 
