@@ -62,6 +62,20 @@ def folder(
     return _source_of_classes(train, test, check.contents, held_out=not splits)
 
 
+def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
+    """All image files in a folder and the folders inside it, whatever they are called; the labels are -1."""
+    check = _FileCheck(on_bad_image)
+    found, others = _entries(path)
+    if others:
+        print(others_line(others, str(path)))
+    files = _good_files(found, str(path), check)
+    if not files:
+        raise UserError(f"{path} should hold pictures without labels, but has none; give another folder.")
+    names = [os.path.relpath(file, path) for file in files]
+    split = _split_of_files(files, np.full(len(files), -1), names, check.contents)
+    return dataclasses.replace(split, labels=None)
+
+
 @dataclasses.dataclass(frozen=True)
 class _FileCheck:
     """Reads every file once: which are readable images, and what they contain."""
