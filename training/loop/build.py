@@ -10,7 +10,8 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.models.config import SegmentationConfig, ViTConfig
+from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
+from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.segmentation import block_predictions
 from keras_vit.models.tasks import build_task, task_of
@@ -267,6 +268,9 @@ def model_with_config(
         if isinstance(task, SegmentationConfig):  # which training has annealed away
             task = dataclasses.replace(task, mask_attention=False)
         new = build_task(config, task, preprocessing, name=model.name)
+        if "class_logits" in model.output and isinstance(task, DetectionConfig):
+            classes = model.get_layer(CLASSES)
+            new = with_classes(new, np.zeros((classes.num_classes, classes.embedding_size)))
     else:
         num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
         new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)

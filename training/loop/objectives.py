@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_vit import Preprocessing, ViTConfig, preprocessing_of
 from training.recipes.dense import DenseRecipe, SegmentRecipe
+from training.recipes.detect import DetectRecipe
 from training.recipes.recipe import (
     COLOR_LEVELS,
     PATCH_CELLS,
@@ -18,6 +19,7 @@ from training.recipes.recipe import (
     Target,
     num_patch_outputs,
 )
+from training.techniques.detection import BoxSetPrediction
 from training.techniques.distillation import HardDistillation, SoftDistillation, check_student, open_teacher
 from training.techniques.feature_distillation import FeatureDistillation, open_feature_teacher
 from training.techniques.pseudo_labels import PseudoLabelLoss
@@ -141,7 +143,7 @@ OfImages = (
     | PseudoLabelLoss
 )
 # Of targets that are masks or boxes.
-Dense = MaskSetPrediction | PixelClasses
+Dense = MaskSetPrediction | PixelClasses | BoxSetPrediction
 Objective = OfImages | Dense
 
 
@@ -157,6 +159,8 @@ def make_objective(recipe: Recipe, preprocessing: Preprocessing | None = None) -
     """
     if isinstance(recipe, SegmentRecipe):
         return MaskSetPrediction(recipe.points) if recipe.head == "eomt" else PixelClasses()
+    if isinstance(recipe, DetectRecipe):
+        return BoxSetPrediction()
     if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
         return SelfDistillation()
     if isinstance(recipe, PseudoLabelRecipe):

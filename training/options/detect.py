@@ -2,12 +2,14 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import near_path, refuse_without_effect
 from keras_vit.parser import Aliases, Count, Positional, Share, check_ranges
+from training.options.common import TrainingOptions
 from training.options.predict import check_output_file
+from training.recipes.detect import DETECT, DetectRecipe
 
 OUTPUTS = (".csv", ".json", ".html")
 BadBoxes = Literal["refuse", "clip"]
@@ -109,6 +111,10 @@ class BoxesOptions:
         if self.images is not None and not pathlib.Path(self.images).is_dir():
             raise UserError(f"There is no folder {self.images!r} for --images{near_path(self.images) or '.'}")
 
+    def settings(self) -> dict[str, Any]:
+        """The fields as config.json stores them."""
+        return dataclasses.asdict(self)
+
     @property
     def kind(self) -> str:
         """What is before the colon."""
@@ -133,3 +139,17 @@ class DetectEvaluateOptions:
     """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to resize the model's input to; default its own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetectFitOptions(TrainingOptions):
+    """Train a detector for the classes of your boxes. The fields of the recipe are options."""
+
+    source: BoxesOptions  # type: ignore[assignment]
+    checkpoint: str
+    """Run directory, checkpoint file or folder, address, or official name, of a Vision Transformer, which gets a new
+    head, or of OWL-ViT or OWLv2, whose head is kept and whose classes begin as their names."""
+    templates: tuple[str, ...] | None = None
+    """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
+    recipe: DetectRecipe = DETECT
+    """How to train."""
