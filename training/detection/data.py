@@ -22,7 +22,8 @@ def box_data_set(data: BoxData) -> DataSet:
     """The data set of pictures with boxes; `DenseBatches` describes their targets."""
     most = max(1, *(len(picture.classes) for picture in data.all))
     train, evaluation = _split(data.train), _split(data.evaluation)
-    return DataSet(data.labels, train, evaluation, not data.has_split, BoxBatches(most * _TILES**2, most))  # type: ignore[arg-type]
+    batches = BoxBatches(most * _TILES**2, most)
+    return DataSet(data.labels, train, evaluation, held_out=not data.has_split, batches=batches)
 
 
 def _split(pictures: Sequence[Picture]) -> Split:

@@ -64,7 +64,7 @@ def folder(
 
 def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
     """All image files in a folder and the folders inside it, whatever they are called; the labels are -1."""
-    check = _FileCheck(on_bad_image)
+    check = _FileCheck(on_bad_image, exclude=None)
     found, others = _entries(path)
     if others:
         print(others_line(others, str(path)))
