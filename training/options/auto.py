@@ -1,4 +1,4 @@
-"""Options of `training.auto`."""
+"""Options of `keras-vit auto`."""
 
 import dataclasses
 

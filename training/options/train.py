@@ -39,7 +39,7 @@ class FinetuneOptions(TrainingOptions):
     spaces for underscores, instead of zeros; its projection and normalization stay."""
     templates: tuple[str, ...] | None = None
     """For --zero-shot-head: sentences in which each name replaces {}, whose embeddings are averaged; clip, siglip or a
-    .txt file, as for training.predict. Default: the names as they are."""
+    .txt file, as for keras-vit predict. Default: the names as they are."""
     wise_ft: Share = 1.0
     """Share of the trained weights in the saved ones; the rest are those before the training (WiSE-FT, where 0.5 is
     usual). The metrics of the run are those of the trained weights."""

@@ -44,7 +44,7 @@ class Features:
         if bad:
             raise UserError(
                 f"The features of {bad:,} of {len(self.values):,} images are not finite numbers; the model's weights "
-                "are broken, or its numbers overflow: inspect it with python -m keras_vit.inspection."
+                "are broken, or its numbers overflow: inspect it with keras-vit inspect."
             )
 
 
