@@ -19,7 +19,10 @@ _GROUPS = {
         "finetune": "train a published model, or a run, on your pictures",
         "pretrain": "train a model from scratch, with or without labels",
         "linear-probe": "fit a linear classifier to frozen features, and save both as a run",
+        "detect": "find objects from words, from an example, or of your own classes",
         "segment": "learn to label every pixel",
+        "unknown": "teach a run to tell pictures of none of its classes",
+        "anomaly": "find defects on parts by a memory of good ones",
         "soup": "average the weights of fine-tuned runs",
         "prepare": "make a clean folder of pictures",
         "shard": "write a data set as TFRecord files",
@@ -30,6 +33,10 @@ _GROUPS = {
         "predict": "classify pictures",
         "evaluate": "measure a model, and show its mistakes",
         "inspect": "draw what a model attends to",
+        "embed": "compute the features of pictures, and keep them in a folder",
+        "similar": "find the pictures that look like one",
+        "search": "find pictures by words",
+        "review": "find wrong labels, duplicates and outliers, and decide on them",
         "samples": "write some pictures of a data set to a file",
         "models": "list the named models, or those with a part of a name or a wildcard",
         "recipes": "list the recipes for training, in the same way",
@@ -55,6 +62,8 @@ _OTHER_NAMES = {
     "export": ("saved-model", "tflite", "onnx"), "serve": ("serving", "saved-model", "predict --serve"),
     "eval": ("evaluate",), "test": ("evaluate",), "validate": ("evaluate",), "classify": ("predict",),
     "infer": ("predict",), "savedmodel": ("saved-model",), "list": ("models", "recipes"), "explain": ("inspect",),
+    "features": ("embed",), "index": ("embed",), "nearest": ("similar", "search"), "duplicates": ("review",),
+    "clean": ("review", "prepare"),
 }  # fmt: skip
 # For bash, and for zsh through its emulation. The options are those that the help of the command names.
 _COMPLETION = """_keras_vit() {

@@ -70,7 +70,7 @@ def test_the_package_runs_commands_without_its_script():
     ("words", "completed"),
     [
         (["fin"], ["finetune"]),
-        (["re"], ["recipes"]),
+        (["rec"], ["recipes"]),
         (["convert", "--lay"], ["--layout"]),
         (["pretrain", "digits", "--batch"], ["--batch-size"]),
         (["convert", "pic"], ["picture.npz"]),

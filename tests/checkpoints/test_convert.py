@@ -1,4 +1,4 @@
-"""`python -m keras_vit.convert`: its report, its errors, and no files after a failure."""
+"""`keras-vit convert`: its report, its errors, and no files after a failure."""
 
 import dataclasses
 import errno

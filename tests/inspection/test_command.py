@@ -1,4 +1,4 @@
-"""`python -m keras_vit.inspection`: untrusted images, the HTML report, user errors, and inspection during training."""
+"""`keras-vit inspect`: untrusted images, the HTML report, user errors, and inspection during training."""
 
 import base64
 import html.parser
