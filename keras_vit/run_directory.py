@@ -230,6 +230,13 @@ class Samples:
     labels: np.ndarray
     """(N,) int64 class indices."""
 
+    def some(self, most: int) -> "Samples":
+        """At most so many of the images, evenly spaced."""
+        if len(self.encoded) <= most:
+            return self
+        rows = np.linspace(0, len(self.encoded) - 1, most).astype(int)
+        return Samples(tuple(self.encoded[row] for row in rows), self.labels[rows])
+
     def save(self, path: str | os.PathLike) -> None:
         """Write an .npz file of numeric arrays."""
         ends = np.cumsum([len(image) for image in self.encoded], dtype=np.int64)
