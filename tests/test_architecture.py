@@ -25,6 +25,7 @@ EXCEPTION = ROOT / "training" / "demo.py"
 FLOORS = (
     "keras_vit.errors",
     "keras_vit.native_stderr",
+    "keras_vit.progress",
     "keras_vit.cli",
     "keras_vit.parser",
     "keras_vit.files",

@@ -28,6 +28,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
+from keras_vit.progress import Progress
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
 from keras_vit.unknown import UnknownScorer, features_and_logits
@@ -86,10 +87,15 @@ def export_tflite(
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, errors, steps, in_eight_bits = {}, {}, {}, list[DenseLayers]()
-    with staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as temporary:
+    with (
+        staged(output) as stage,
+        tempfile.TemporaryDirectory(dir=stage) as temporary,
+        Progress("TFLite") as progress,
+    ):
         float_files: dict[tuple[bool, bool], pathlib.Path] = {}
-        for kind in formats:
+        for number, kind in enumerate(formats, 1):
             started = time.perf_counter()
+            progress.doing = f"{kind} ({number} of {len(formats)})"
             # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
             all_tokens, is_smoothed = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and smoothed is not model
             if (all_tokens, is_smoothed) not in float_files:

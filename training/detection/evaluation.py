@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from keras_vit import UserError, inspection
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table, rounded, short_name
+from keras_vit.progress import Progress
 from training.detection.annotations import Picture
 from training.detection.detector import BATCH, Detector, Objects
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page
@@ -48,7 +48,7 @@ class Evaluation:
 def detected(detector: Detector, pictures: Sequence[Picture]) -> list[Objects]:
     """The likeliest 100 objects of each picture."""
     found: list[Objects] = []
-    with tqdm.tqdm(total=len(pictures), unit="picture", disable=None) as progress:
+    with Progress("Finding objects", len(pictures)) as progress:
         for begin in range(0, len(pictures), BATCH):
             images = [_read(detector, picture) for picture in pictures[begin : begin + BATCH]]
             found += detector.detect(images, TOP)

@@ -1,23 +1,22 @@
 """The index of TFRecord files: the length of every record, found once and kept beside the files as records.npz.
 
 A record is: length (8 bytes, little-endian), CRC of it (4), data, CRC of them (4). So the lengths give every offset.
-`training.shard` writes the index with the files. For other files it is made by reading the 12 bytes before each record.
+`keras-vit shard` writes the index with the files. For others it is made by reading the 12 bytes before each record.
 """
 
 import concurrent.futures
 import json
 import os
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import google_crc32c
 import numpy as np
-import tqdm
 
 from keras_vit import UserError
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, ask_gfile, is_remote, to_path
+from keras_vit.progress import tracked
 from training.options.data import RECORD_INDEX
 
 NAME = RECORD_INDEX
@@ -61,7 +60,7 @@ def _lengths_in(
     if not missing:
         return found
     scanned = pool.map(scan, missing)
-    progress = tqdm.tqdm(scanned, "Indexing records", len(missing), unit="file", disable=None, file=sys.stdout)
+    progress = tracked(scanned, "Indexing records", len(missing), "files")
     found |= dict(zip(missing, progress, strict=True))
     try:
         write(folder, known | {os.path.basename(path): lengths for path, lengths in found.items()})
