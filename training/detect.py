@@ -2,9 +2,10 @@
 
     python -m training.detect predict --checkpoint hf:google/owlv2-base-patch16-ensemble --classes "a red stamp" new/
     python -m training.detect predict --checkpoint hf:google/owlvit-base-patch32 --like a.jpg --box 10 20 80 60 new/
+    python -m training.detect fit --checkpoint augreg:B_16 --data yolo:stamps/data.yaml --workdir runs/stamps
     python -m training.detect evaluate --run runs/stamps --data yolo:stamps/data.yaml --output runs/stamps
 
-`predict` and `evaluate` with --help list their options.
+`predict`, `fit` and `evaluate` with --help list their options.
 """
 
 import contextlib
@@ -12,23 +13,25 @@ import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser, run_directory
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
-from training.options.detect import DetectEvaluateOptions, DetectPredictOptions
+from training.options.detect import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
 from training.options.predict import with_pictures
+from training.workdir import check_workdir_of
 
 _PROG = "python -m training.detect"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`predict | evaluate`, with the options of each"""
-    jobs = {"predict": _predict, "evaluate": _evaluate}
+    """`predict | fit | evaluate`, with the options of each"""
+    jobs = {"predict": _predict, "fit": _fit, "evaluate": _evaluate}
     name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
         print(f"usage: {cli.as_typed(_PROG)} {'|'.join(jobs)} [OPTIONS]\n\n{cli.as_typed(__doc__ or '')}")
         return
     if name not in jobs:
-        raise UserError(f"{_PROG} takes {' or '.join(jobs)} and its options, but was given {name!r} first.")
+        raise UserError(f"{_PROG} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
     jobs[name](rest)
 
 
@@ -66,6 +69,30 @@ def _predict(arguments: Sequence[str]) -> None:
     other = "objects.csv" if output.endswith(".html") else "objects.html"
     exports = [("saved-model", "--run", options.save, "--output", "served")] if options.save else []
     cli.print_next([("detect", "predict", *rest, "--output", other), *exports])
+
+
+def _fit(arguments: Sequence[str]) -> None:
+    options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit")
+    check_name(options.checkpoint)
+    run_directory.check_model_file(options.checkpoint)
+    check_workdir_of(options, "detect", "detect", is_final=True)
+
+    from training.detection.annotations import open_boxes
+
+    data = open_boxes(options.source)
+    cli.require_tensorflow()
+
+    from training.detection.data import box_data_set
+    from training.detection.fit import fit
+    from training.loop.setup import open_setup
+    from training.loop.signals import report_interruption
+
+    with report_interruption():
+        fit(options, data, open_setup(options, lambda: box_data_set(data)))
+    if not options.dry_run:
+        run, folder = options.workdir, str(data.evaluation[0].file.parent)
+        predict = ("detect", "predict", "--run", run, "--output", "objects.html", folder)
+        cli.print_next([predict, ("saved-model", "--run", run, "--output", "served")])
 
 
 def _evaluate(arguments: Sequence[str]) -> None:

@@ -180,6 +180,8 @@ def _classes(ranked: RankedClasses | None, scoring: Scoring) -> str:
         for name, probability in ranked.likeliest
     )
     listed = f'<ol class="guesses">{listed}</ol>'
+    if ranked.is_unknown:
+        return f"<p><b>Unknown</b>: it looks like none of the classes.</p>{listed}"
     if ranked.is_rejected:
         return f"<p><b>Rejected</b>: no class reaches {scoring.least:.1%}.</p>{listed}"
     if scoring.is_multi_label:

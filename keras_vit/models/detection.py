@@ -20,6 +20,8 @@ from keras_vit.models.vit import encoder, layer_norm, patch_tokens
 
 # Added to lengths before a division by them, and to shares of the image before a logarithm, by both originals.
 _LENGTH_EPSILON, _SHARE_EPSILON = 1e-6, 1e-4
+# Name of the layer with the embeddings of a detector's own classes.
+CLASSES = "classes"
 _MASKED_LOGIT = float(np.finfo(np.float32).min)
 
 
@@ -201,7 +203,7 @@ def with_classes(model: keras.Model, embeddings) -> keras.Model:
         raise UserError(
             f"The embeddings of classes must be (classes, {parts[0].shape[-1]}), but are {embeddings.shape}."
         )
-    classes = KnownClasses(*embeddings.shape, name="classes")
+    classes = KnownClasses(*embeddings.shape, name=CLASSES)
     queries = classes(parts[0])
     classes.embeddings.assign(embeddings)
     logits = ClassLogits(dtype="float32", name="class_logits")(*parts, queries)

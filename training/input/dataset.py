@@ -107,6 +107,8 @@ class DataSet:
     labels: tuple[str, ...]
     train: Split
     evaluation: Split
+    unlabelled: Split | None = None
+    """Pictures without labels to train on, beside those of `train`; their labels mean nothing."""
     held_out: bool = False
     """Whether the evaluation images are a part that a rule chose, so that a new image may change which they are."""
     batches: Batches | None = dataclasses.field(default=None, compare=False)
@@ -119,8 +121,9 @@ class DataSet:
 
     @property
     def fingerprint(self) -> int:
-        """The same for the same examples in both splits."""
-        return zlib.crc32(b"%d" % self.train.fingerprint, self.evaluation.fingerprint)
+        """The same for the same examples in all splits."""
+        labeled = zlib.crc32(b"%d" % self.train.fingerprint, self.evaluation.fingerprint)
+        return labeled if self.unlabelled is None else zlib.crc32(b"%d" % self.unlabelled.fingerprint, labeled)
 
 
 # For functions of `tf.data.Dataset.map`. AutoGraph takes longer to rewrite them than TensorFlow to trace them, and they

@@ -283,9 +283,12 @@ def resized_once(
             train = _in_memory(train, preprocessing, preprocessing.resized, preprocessing.image_size)
         else:
             train = _in_memory(train, preprocessing, lambda image: _stretched(image, side, preprocessing), (side, side))
+    unlabelled = source.unlabelled
+    if unlabelled is not None and recipe.crop_from is None and not cropped:
+        unlabelled = _in_memory(unlabelled, preprocessing, preprocessing.resized, preprocessing.image_size)
     if evaluations >= 2:
         evaluation = _in_memory(evaluation, preprocessing, preprocessing.resized, preprocessing.image_size)
-    return dataclasses.replace(source, train=train, evaluation=evaluation)
+    return dataclasses.replace(source, train=train, evaluation=evaluation, unlabelled=unlabelled)
 
 
 def _in_memory(

@@ -10,21 +10,23 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.models.config import SegmentationConfig, ViTConfig
+from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
+from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.segmentation import block_predictions
 from keras_vit.models.tasks import build_task, task_of
 from training.loop.jax_trainer import JaxTrainer
-from training.loop.objectives import distillation_objective, make_objective
+from training.loop.objectives import distillation_objective, make_objective, uses_labels
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.trainer import StepOptions, Trainer, TrainingForward
 from training.options.common import Execution
 from training.recipes.dense import DenseRecipe, SegmentRecipe
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.recipe import PretrainRecipe, PseudoLabelRecipe, Recipe
 from training.techniques.distillation import two_headed
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
 from training.techniques.patch_dropout import PatchDropout
+from training.techniques.pseudo_labels import PseudoLabels
 from training.techniques.segmentation import mask_annealing
 from training.techniques.self_distillation import MultiCrop, averaging_decay
 
@@ -148,7 +150,8 @@ def _make_trainer(
 ) -> Trainer:
     """Return the recipe's trainer of a prepared model, which is not compiled yet."""
     with strategy.scope():
-        objective, training_objective = make_objective(recipe), distillation_objective(recipe, model)
+        objective = make_objective(recipe, preprocessing_of(model))
+        training_objective = distillation_objective(recipe, model)
     return (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
         model,
         StepOptions(
@@ -160,7 +163,7 @@ def _make_trainer(
             remat=execution.remat,
         ),
         objective=training_objective or objective,
-        validation=objective,
+        validation=objective if uses_labels(recipe) else training_objective or objective,
         strategy=strategy,
         training_forward=_training_forward(model, recipe, num_steps, seed, execution),
         after_step=mask_annealing(model, num_steps) if isinstance(recipe, SegmentRecipe) else None,
@@ -189,6 +192,10 @@ def _training_forward(
         raise UserError("Training with masks or boxes does not support rematerialization; leave --remat out.")
     if isinstance(recipe, SegmentRecipe) and recipe.head == "eomt":
         return lambda network, step, averages: block_predictions(network)
+    if isinstance(recipe, PseudoLabelRecipe):
+        if execution.remat:
+            raise UserError("Pictures without labels do not support rematerialization; leave --remat out.")
+        return lambda network, step, averages: PseudoLabels(model, network, averages)
     if recipe.patch_dropout:
         return lambda network, step, averages: PatchDropout(model, network, recipe.patch_dropout)
     if recipe.patch_sizes:
@@ -261,6 +268,9 @@ def model_with_config(
         if isinstance(task, SegmentationConfig):  # which training has annealed away
             task = dataclasses.replace(task, mask_attention=False)
         new = build_task(config, task, preprocessing, name=model.name)
+        if "class_logits" in model.output and isinstance(task, DetectionConfig):
+            classes = model.get_layer(CLASSES)
+            new = with_classes(new, np.zeros((classes.num_classes, classes.embedding_size)))
     else:
         num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
         new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)

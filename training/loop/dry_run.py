@@ -16,7 +16,7 @@ from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
 from training.loop.build import checked_model
-from training.loop.objectives import Classification, MaskedPatches, Objective, make_objective
+from training.loop.objectives import MaskedPatches, Objective, make_objective, uses_labels
 from training.loop.optimizers import LearningRate
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, checked, settings_of
@@ -73,7 +73,7 @@ def dry_run_report(
         execution=options.execution,
         deterministic=options.deterministic,
     )
-    classes = len(source.labels) if isinstance(make_objective(recipe), Classification) else 0
+    classes = len(source.labels) if uses_labels(recipe) else 0
     channels = preprocessing_of(network).channels
     workload = Workload(config_of(network), recipe, classes, channels, options.execution, replicas)
     if recipe.lora or recipe.freeze:

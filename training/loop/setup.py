@@ -18,7 +18,7 @@ from training.devices.strategies import open_strategy
 from training.input.dataset import balanced
 from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import DataSet, open_source
-from training.loop.objectives import Classification, make_objective
+from training.loop.objectives import uses_labels
 from training.loop.run import RunDirectory
 from training.options.common import Execution, TrainingOptions
 from training.recipes.advice import advice
@@ -70,7 +70,7 @@ def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     Raises UserError if recipe and data exclude each other.
     """
     recipe = options.recipe
-    if source.multi_label == (recipe.loss == "multi-label") or not _uses_labels(recipe):
+    if source.multi_label == (recipe.loss == "multi-label") or not uses_labels(recipe):
         return options
     if not source.multi_label:
         raise UserError(
@@ -85,10 +85,6 @@ def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     return dataclasses.replace(options, recipe=dataclasses.replace(recipe, loss="multi-label"))
 
 
-def _uses_labels(recipe: Recipe) -> bool:
-    return isinstance(make_objective(recipe), Classification)
-
-
 def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int]:
     """Return the options with a warm-up that fits into the run, the data as the recipe takes them, and the steps.
 
@@ -98,7 +94,7 @@ def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int
     if recipe.balance:
         source = dataclasses.replace(source, train=balanced(source.train))
     _check_batch(recipe, setup.strategy)
-    if recipe.teacher is not None:
+    if recipe.teacher is not None and recipe.distillation != "features":
         check_teacher_classes(recipe.teacher, source.labels)
     steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
     _check_memory(recipe)
@@ -122,7 +118,7 @@ def save_input(
     if recipe.teacher is not None and recipe.distillation == "soft" and recipe.label_smoothing:
         print(f"The recipe's label smoothing of {recipe.label_smoothing} has no effect with a soft teacher.")
     own_folder = options.source.data.startswith(("folder:", "csv:"))
-    if own_folder and source.train.labels is not None and not recipe.balance and _uses_labels(recipe):
+    if own_folder and source.train.labels is not None and not recipe.balance and uses_labels(recipe):
         counts = np.bincount(source.train.labels)
         for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
             print(sentence)

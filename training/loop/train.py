@@ -18,6 +18,7 @@ from keras_vit.files.remote import to_path
 from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.input.sources import DataSet, bad_examples_reported
+from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
@@ -207,6 +208,8 @@ class Training:
         of_training, of_evaluation, most = training_batches, evaluation_batches, _EVALUATION_BATCH
         if source.batches is not None:  # of large pictures
             of_training, of_evaluation, most = source.batches.training, source.batches.evaluation, recipe.batch_size
+        if source.unlabelled is not None:
+            of_training = functools.partial(semi_supervised_batches, source.unlabelled)
         training = functools.partial(
             of_training,
             source.train,

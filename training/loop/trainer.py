@@ -28,10 +28,11 @@ from training.devices.strategies import several_workers
 from training.loop.objectives import Objective
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.patch_dropout import PatchDropout
+from training.techniques.pseudo_labels import PseudoLabels
 from training.techniques.segmentation import MaskSetPrediction
 from training.techniques.self_distillation import MultiCrop
 
-TrainingForward: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | MultiCrop
+TrainingForward: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | MultiCrop | PseudoLabels
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 

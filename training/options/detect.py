@@ -2,12 +2,14 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import near_path, refuse_without_effect
 from keras_vit.parser import Aliases, Count, Positional, Share, check_ranges
+from training.options.common import TrainingOptions
 from training.options.predict import check_output_file
+from training.recipes.detect import DETECT, DetectRecipe
 
 OUTPUTS = (".csv", ".json", ".html")
 BadBoxes = Literal["refuse", "clip"]
@@ -109,6 +111,10 @@ class BoxesOptions:
         if self.images is not None and not pathlib.Path(self.images).is_dir():
             raise UserError(f"There is no folder {self.images!r} for --images{near_path(self.images) or '.'}")
 
+    def settings(self) -> dict[str, Any]:
+        """The fields as config.json stores them."""
+        return dataclasses.asdict(self)
+
     @property
     def kind(self) -> str:
         """What is before the colon."""
@@ -118,23 +124,6 @@ class BoxesOptions:
     def path(self) -> pathlib.Path:
         """What is behind it."""
         return pathlib.Path(self.data.partition(":")[2])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """What training does to pictures and their boxes."""
-
-    flip: bool = True
-    """Flip pictures left to right with probability 0.5."""
-    scale: tuple[float, float] = (0.6, 2.0)
-    """Pictures are shown between these factors of their size: smaller on gray, or a random part of them larger."""
-    mosaic: Share = 0.3
-    """Probability to show four pictures, each in a quarter."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not 0.1 <= self.scale[0] <= self.scale[1] <= 10.0:
-            raise UserError(f"--scale takes two factors from 0.1 to 10, the smaller one first, but is {self.scale}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,3 +139,17 @@ class DetectEvaluateOptions:
     """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to resize the model's input to; default its own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetectFitOptions(TrainingOptions):
+    """Train a detector for the classes of your boxes. The fields of the recipe are options."""
+
+    source: BoxesOptions  # type: ignore[assignment]
+    checkpoint: str
+    """Run directory, checkpoint file or folder, address, or official name, of a Vision Transformer, which gets a new
+    head, or of OWL-ViT or OWLv2, whose head is kept and whose classes begin as their names."""
+    templates: tuple[str, ...] | None = None
+    """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
+    recipe: DetectRecipe = DETECT
+    """How to train."""

@@ -16,7 +16,7 @@ from keras_vit.inspection.compute import as_uint8, logits_of, model_inputs, mode
 from keras_vit.inspection.html_report import Card, maps_of, prediction_page
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
-from keras_vit.scores import TOP_K, Scoring
+from keras_vit.scores import TOP_K, RankedClasses, Scoring
 from training.options.predict import Explanation, check_names
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
@@ -45,9 +45,20 @@ class Classifier:
                 self.run.model, images, checkpoint=self.run.name, figures=(self.explain,), shown=len(images)
             )
             pixels, logits, maps = result.arrays["images"], result.arrays["logits"], maps_of(result)
-        ranked = self.scoring.rank(logits, self.labels)
+        ranked = self._with_unknown(self.scoring.rank(logits, self.labels), images)
         names = (image.name for image in images)
         return [Card(*each) for each in zip(names, pixels, maps, ranked, strict=True)]
+
+    def _with_unknown(self, ranked: Sequence[RankedClasses], images: Sequence[inspection.Image]) -> list[RankedClasses]:
+        """Add which images are of none of the classes, if the run has a score for it."""
+        scorer = self.run.unknown
+        if scorer is None:
+            return list(ranked)
+        scores = scorer.scores(self.run.model, [model_inputs(images, self.run.preprocessing)[1]]).tolist()
+        return [
+            dataclasses.replace(each, unknown=score, is_unknown=score > scorer.threshold)
+            for each, score in zip(ranked, scores, strict=True)
+        ]
 
     def answer(self, data: bytes, name: str) -> str:
         """A page with the classes of one picture. Raises UserError for bytes that are none."""
@@ -70,6 +81,9 @@ class Prediction:
     """`RankedClasses.chosen`."""
     rejected: bool = False
     """Whether no class reaches the threshold."""
+    unknown: float | None = None
+    """The score of an image of none of the classes; None if the run has none."""
+    is_unknown: bool = False
     problem: str | None = None
 
 
@@ -124,7 +138,9 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], output: str |
         for file, _, problem in batch:
             name = as_utf8(str(file))
             if problem is None and (classes := next(ranked)) is not None:
-                predictions.append(Prediction(name, classes.chosen, classes.is_rejected))
+                predictions.append(
+                    Prediction(name, classes.chosen, classes.is_rejected, classes.unknown, classes.is_unknown)
+                )
             else:
                 predictions.append(Prediction(name, problem=problem))
         progress.update(len(batch))
@@ -178,7 +194,7 @@ def _table(predictions: Sequence[Prediction]) -> str:
     best = min(max((len(prediction.classes) for prediction in predictions), default=0), TOP_K)
     rows = [
         [
-            f"{prediction.file}{' (rejected)' * prediction.rejected}",
+            f"{prediction.file}{' (rejected)' * prediction.rejected}{' (unknown)' * prediction.is_unknown}",
             *(
                 f"{name} {_percent(share)}{' …' * (rank == best and len(prediction.classes) > best)}"
                 for rank, (name, share) in enumerate(prediction.classes[:best], 1)
@@ -197,12 +213,15 @@ def _percent(share: float) -> str:
 
 
 def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
+    scored = any(prediction.unknown is not None for prediction in predictions)
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["picture", "rank", "class", "probability", "problem", "rejected"])
+        header = ["picture", "rank", "class", "probability", "problem", "rejected"]
+        writer.writerow([*header, *(("unknown", "unknown_score") if scored else ())])
         for prediction in predictions:
+            unknown = () if prediction.unknown is None else (prediction.is_unknown, f"{prediction.unknown:.6g}")
             for rank, (name, share) in enumerate(prediction.classes, 1):
-                writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected])
+                writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected, *unknown])
             if not prediction.classes and not prediction.problem:  # of a multi-label model
                 writer.writerow([prediction.file, "", "", "", "", prediction.rejected])
             if prediction.problem:
@@ -210,14 +229,14 @@ def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
 
 
 def _write_json(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
-    document = [
-        {"picture": prediction.file, "problem": prediction.problem}
-        if prediction.problem
-        else {
-            "picture": prediction.file,
-            "rejected": prediction.rejected,
-            "classes": [{"class": name, "probability": share} for name, share in prediction.classes],
-        }
-        for prediction in predictions
-    ]
+    document: list[dict] = []
+    for prediction in predictions:
+        if prediction.problem:
+            document.append({"picture": prediction.file, "problem": prediction.problem})
+            continue
+        fields: dict = {"picture": prediction.file, "rejected": prediction.rejected}
+        if prediction.unknown is not None:
+            fields |= {"unknown": prediction.is_unknown, "unknown_score": prediction.unknown}
+        fields["classes"] = [{"class": name, "probability": share} for name, share in prediction.classes]
+        document.append(fields)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
