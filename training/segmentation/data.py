@@ -93,9 +93,9 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
             f"The masks of {options.path} tell classes, but no objects of their own, which --task {task} needs; save "
             "objects as 16-bit PNGs with 1000 * class + number, or leave --task out."
         )
-    splits = (_split(pictures, task, len(labels)) for pictures in (scenes.train, scenes.evaluation))
+    train, evaluation = (_split(pictures, task, len(labels)) for pictures in (scenes.train, scenes.evaluation))
     most = len(labels) if task == "semantic" else max(check.most, 1)
-    return DataSet(labels, *splits, scenes.held_out, SceneBatches(most, stuff))
+    return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=SceneBatches(most, stuff))
 
 
 def of_task(segments: Segments, task: SegmentationTask, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +114,7 @@ def _split(scenes: Sequence[Scene], task: SegmentationTask, num_classes: int) ->
     files = tf.constant([str(scene.file) for scene in scenes])
 
     def load(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return of_task(scenes[index].segments(), task, num_classes)
+        return of_task(scenes[int(index)].segments(), task, num_classes)
 
     def target(index: tf.Tensor) -> dict[str, tf.Tensor]:
         classes, segments = tf.numpy_function(load, [index], [tf.int32, tf.int32])

@@ -140,7 +140,7 @@ def _panoptic(pairs: Iterator[tuple[Truth, Found]], labels: Sequence[str]) -> di
     sums = np.array(rows)  # (pictures, classes, IoU and true and false positives and false negatives)
     if not sums[..., 1:].any():
         raise UserError("The evaluation masks have no segment, so nothing can be measured; give others.")
-    measures = {name: lambda total, place=n: _quality(total)[place] for n, name in enumerate(("pq", "sq", "rq"))}
+    measures = {"pq": _pq, "sq": lambda total: _quality(total)[1], "rq": lambda total: _quality(total)[2]}
     total = sums.sum(axis=0)
     classes = {}
     for number, name in enumerate(labels):
@@ -187,6 +187,10 @@ def _quality(total: np.ndarray) -> tuple[float, float, float]:
     weight = right + (false + missed) / 2
     sq = np.divide(iou, right, out=np.zeros_like(iou), where=right > 0)
     return float(np.mean(iou / weight)), float(np.mean(sq)), float(np.mean(right / weight))
+
+
+def _pq(total: np.ndarray) -> float:
+    return _quality(total)[0]
 
 
 _MAIN = {"semantic": ("mean_iou", "pixel_accuracy"), "instance": ("ap", "ap50"), "panoptic": ("pq", "sq", "rq")}

@@ -14,7 +14,7 @@ from training.input.coco import NONE
 from training.prediction.predict import as_utf8, read_picture
 from training.segmentation.evaluation import panel_of
 from training.segmentation.masks import OBJECTS
-from training.segmentation.overlay import segments_page
+from training.segmentation.overlay import Panel, segments_page
 from training.segmentation.segmenter import Found, Segmenter, class_map, names_of
 
 # Pictures on the page, the first ones; and names of segments in the table.
@@ -28,7 +28,8 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
     The mask of a semantic model has class numbers; others have 1000 * class + number of the segment in 16 bits, and
     65535 where there is none. A file that cannot be read is named. Raises UserError if none can be read.
     """
-    rows, cards, problems, written = [], [], [], set[str]()
+    rows, problems, written = list[tuple[str, str]](), list[str](), set[str]()
+    cards: list[tuple[str, np.ndarray, Sequence[Panel]]] = []
     with staged(output) as stage:
         (stage / "masks").mkdir()
         for file in tqdm.tqdm(files, unit="picture", disable=None):
