@@ -101,11 +101,11 @@ def shown_part(preprocessing: Preprocessing, picture_size) -> tuple[slice, slice
 
 def _panoptic(probabilities, masks, task: SegmentationConfig, threshold: float) -> dict[str, Any]:
     labels, scores = _largest(probabilities), ops.max(probabilities, axis=-1)  # (B, Q)
-    num_queries, nothing = labels.shape[1], probabilities.shape[-1] - 1
+    queries, nothing = ops.arange(ops.shape(labels)[1], dtype="int32"), probabilities.shape[-1] - 1
     kept = ops.logical_and(labels != nothing, scores > threshold)
     inside = ops.sigmoid(masks)
     weighted = ops.where(kept[:, None, None], scores[:, None, None] * inside, -1.0)
-    own = ops.logical_and(_largest(weighted)[..., None] == ops.arange(num_queries, dtype="int32"), kept[:, None, None])
+    own = ops.logical_and(_largest(weighted)[..., None] == queries, kept[:, None, None])
     whole = ops.logical_and(inside >= _MASK_THRESHOLD, kept[:, None, None])
     visible = ops.logical_and(own, whole)
     areas = [ops.sum(ops.cast(each, "float32"), axis=(1, 2)) for each in (own, whole, visible)]
@@ -117,10 +117,11 @@ def _panoptic(probabilities, masks, task: SegmentationConfig, threshold: float) 
     is_stuff = ops.zeros_like(kept)
     for number in task.stuff:
         is_stuff = ops.logical_or(is_stuff, labels == number)
-    numbers = ops.where(is_stuff, first, ops.arange(num_queries, dtype="int32"))
+    numbers = ops.where(is_stuff, first, queries)
     found = ops.max(ops.where(seen, numbers[:, None, None], -1), axis=-1)
     return {"segment_map": found, "classes": labels, "scores": ops.where(valid, scores, 0.0)}
 
 
 def _largest(scores):
-    return ops.cast(ops.argmax(scores, axis=-1), "int32")
+    """The first place of the largest score; not by ops.argmax, which has operations that TFLite does not."""
+    return ops.cast(ops.top_k(scores, 1)[1][..., 0], "int32")
