@@ -47,8 +47,7 @@ class Segmenter:
     def segment(self, pixels: np.ndarray, threshold: float = 0.0) -> Found:
         """The segments of a picture (h, w, C) uint8, upright, whose score is above the threshold."""
         preprocessing, size = preprocessing_of(self.model), tuple(pixels.shape[:2])
-        outputs = self.model(preprocessing(pixels)[None], training=False)
-        outputs = {name: keras.ops.convert_to_numpy(each) for name, each in outputs.items()}
+        outputs = self.model.predict_on_batch(keras.ops.convert_to_numpy(preprocessing(pixels))[None])
         if self.kind != "semantic":
             outputs = _likely(outputs, threshold, nothing=self.kind == "panoptic")
         found = segment_outputs(outputs, self.task, preprocessing, size, threshold=threshold)
