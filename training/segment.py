@@ -1,14 +1,15 @@
 """Segment pictures with a Vision Transformer: the class of each pixel, objects, or both.
 
-    python -m training.segment fit --checkpoint augreg:B_16 --data folder:scenes --workdir runs/scenes
-    python -m training.segment evaluate --run runs/scenes --data folder:scenes --output runs/scenes
-    python -m training.segment predict --run runs/scenes --output found new/
+    keras-vit segment fit --checkpoint augreg:B_16 --data folder:scenes --workdir runs/scenes
+    keras-vit segment evaluate --run runs/scenes --data folder:scenes --output runs/scenes
+    keras-vit segment predict --run runs/scenes --output found new/
 
 `fit`, `evaluate` and `predict` with --help list their options; `fit --head linear` trains a linear head on frozen
 features. The same fit command continues an interrupted run.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser, run_directory
@@ -23,7 +24,7 @@ from training.recipes.dense import SEGMENT_RECIPES
 from training.recipes.overrides import overridden
 from training.workdir import check_workdir_of
 
-_PROG = "python -m training.segment"
+_PROG = "keras-vit segment"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -63,9 +64,14 @@ def _fit(arguments: Sequence[str]) -> None:
         setup = open_setup(options, lambda: open_scenes(options.source, options.task))
         fit(options, setup)
     if not options.dry_run:
-        run, source = options.workdir, options.source
-        predict = ("segment", "predict", "--run", run, "--output", "found", source.images or str(source.path.parent))
-        cli.print_next([predict, ("saved-model", "--run", run, "--output", "served")])
+        _print_next(options.workdir, setup.source.evaluation.name(0))
+
+
+def _print_next(run: str, picture: str) -> None:
+    """Print what to do with a run; `picture` is a file, or the name of a record."""
+    predict = ("segment", "predict", "--run", run, "--output", "found", picture)
+    exports = [("saved-model", "--run", run, "--output", "served")] if pathlib.Path(run).is_dir() else []
+    cli.print_next([*([predict] if pathlib.Path(picture).is_file() else []), *exports])
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
@@ -86,7 +92,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
             f"{', '.join(data.labels[:9])}; give data with the same classes in the same order."
         )
     write_report(evaluate(segmenter, data.evaluation), output)
-    cli.print_next([("saved-model", "--run", options.run, "--output", "served")])
+    _print_next(options.run, data.evaluation.name(0))
 
 
 def _predict(arguments: Sequence[str]) -> None:
@@ -105,7 +111,7 @@ def _predict(arguments: Sequence[str]) -> None:
     from training.segmentation.segmenter import open_segmenter
 
     predict(open_segmenter(run, options.task), files, to_path(output), options.threshold)
-    cli.print_next([("saved-model", "--run", options.run, "--output", "served")])
+    _print_next(options.run, "")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Options of `training.segment`, and what can be checked of them before TensorFlow is imported."""
+"""Options of `keras-vit segment`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
 import pathlib
