@@ -68,10 +68,11 @@ def _fit(arguments: Sequence[str]) -> None:
 
 
 def _print_next(run: str, picture: str) -> None:
-    """Print what to do with a run; `picture` is a file, or the name of a record."""
-    predict = ("segment", "predict", "--run", run, "--output", "found", picture)
-    exports = [("saved-model", "--run", run, "--output", "served")] if pathlib.Path(run).is_dir() else []
-    cli.print_next([*([predict] if pathlib.Path(picture).is_file() else []), *exports])
+    """Print what to do with a run or checkpoint; `picture` is a file, or the name of a record."""
+    predict = [("segment", "predict", "--run", run, "--output", "found", picture)]
+    kind = "--run" if (pathlib.Path(run) / run_directory.CONFIG).is_file() else "--checkpoint"
+    export = ("saved-model", kind, run, "--output", "served")
+    cli.print_next([*(predict if pathlib.Path(picture).is_file() else []), export])
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
