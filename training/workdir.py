@@ -16,6 +16,7 @@ from training.options.common import TrainingOptions
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
 # Defaults of fields that older runs do not have.
 _NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0))
+_NEWER_IN_RECIPE = (("class_weights", False),)
 # Settings of another run that a message names.
 _MOST_DIFFERENCES = 5
 
@@ -98,6 +99,8 @@ def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> di
     settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
     # Runs did not have them before, and continue without.
     settings = {name: value for name, value in settings.items() if (name, value) not in _NEWER}
+    recipe = settings["recipe"].items()
+    settings["recipe"] = {name: value for name, value in recipe if (name, value) not in _NEWER_IN_RECIPE}
     settings["source"] = options.source.settings()
     return {"command": command, "recipe_name": recipe_name, "precision": options.execution.precision, **settings}
 

@@ -33,6 +33,7 @@ def build_trainer(
     execution: Execution,
     seed: int,
     deterministic: bool = False,
+    class_weights: np.ndarray | None = None,
 ) -> Trainer:
     """Create the model under the strategy and compile its trainer, with all variables created.
 
@@ -40,10 +41,17 @@ def build_trainer(
         make_model: returns the model; called once.
         num_steps: of the run.
         deterministic: whether TensorFlow's operations are deterministic, which excludes XLA.
+        class_weights: (K,), see `training.loop.objectives.Classification`.
     """
-    model = _new_model(make_model, strategy, execution)
     return compile_trainer(
-        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, deterministic=deterministic
+        _new_model(make_model, strategy, execution),
+        recipe,
+        num_steps,
+        strategy=strategy,
+        execution=execution,
+        seed=seed,
+        deterministic=deterministic,
+        class_weights=class_weights,
     )
 
 
@@ -89,6 +97,7 @@ def compile_trainer(
     strategy: tf.distribute.Strategy | None = None,
     seed: int = 0,
     deterministic: bool = False,
+    class_weights: np.ndarray | None = None,
 ) -> Trainer:
     """Compile the recipe's trainer for a model that was created under the strategy's scope, and build its optimizer."""
     strategy = strategy or tf.distribute.get_strategy()
@@ -106,7 +115,9 @@ def compile_trainer(
         if execution.precision == "float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
             optimizer.build(model.trainable_variables)
-    trainer = _make_trainer(model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed)
+    trainer = _make_trainer(
+        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, class_weights=class_weights
+    )
     trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
     return trainer
 
@@ -140,10 +151,11 @@ def _make_trainer(
     strategy: tf.distribute.Strategy,
     execution: Execution,
     seed: int,
+    class_weights: np.ndarray | None = None,
 ) -> Trainer:
     """Return the recipe's trainer of a prepared model, which is not compiled yet."""
     with strategy.scope():
-        objective, training_objective = make_objective(recipe), distillation_objective(recipe, model)
+        training_objective = distillation_objective(recipe, model) or make_objective(recipe, class_weights)
     return (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
         model,
         StepOptions(
@@ -154,8 +166,8 @@ def _make_trainer(
             seed=seed,
             remat=execution.remat,
         ),
-        objective=training_objective or objective,
-        validation=objective,
+        objective=training_objective,
+        validation=make_objective(recipe),
         strategy=strategy,
         training_forward=_training_forward(model, recipe, num_steps, seed, execution),
     )
