@@ -13,6 +13,7 @@ from export.options import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
 from keras_vit.run_directory import SAMPLES, Samples
+from keras_vit.unknown import UnknownScorer
 
 # Largest difference that rounding in float32 explains, relative to the largest logit or to 1, whichever is larger.
 # Measured with logits up to 12: rounding causes 1e-5, a layer normalization with another epsilon causes 0.7.
@@ -209,6 +210,29 @@ def require_agreement(name: str, parity: Parity, largest_disagreement: float = L
             f"The {name} disagrees with the model on {disagreeing} of {parity.num_images} images, and by up to "
             f"{parity.max_abs_diff:.3g} in a logit; at most {allowed} may differ, so it was not kept."
         )
+
+
+def unknown_facts(
+    name: str, scorer: UnknownScorer, expected: np.ndarray, found: np.ndarray, *, exact: bool
+) -> dict[str, object]:
+    """The fields of report.json about the scores (n,) of unknown images by an artifact, beside the model's.
+
+    Raises ParityError if they are to be equal and differ by more than rounding.
+    """
+    difference = float(np.abs(found - expected).max())
+    tolerance = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
+    if exact and not difference <= tolerance:
+        raise ParityError(
+            f"The unknown scores of the {name} differ from the model's by up to {difference:.3g}, more than "
+            f"{tolerance:.3g}, so it was not kept."
+        )
+    agreement = float(np.mean((found > scorer.threshold) == (expected > scorer.threshold)))
+    return {
+        "unknown_kind": scorer.kind,
+        "unknown_threshold": scorer.threshold,
+        "unknown_max_abs_diff": difference,
+        "unknown_agreement": agreement,
+    }
 
 
 def as_table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> str:

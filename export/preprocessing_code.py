@@ -107,7 +107,7 @@ def _padded(preprocessing: Preprocessing, mode: str) -> list[str]:
     (height, width), fill = preprocessing.image_size, tuple(int(value) for value in preprocessing.fill())
     places = []
     for side, length in (("image.width", width), ("image.height", height)):
-        place = f"({length} - {side}) // 2"
+        place = f"({length} - {side}) // 2" if preprocessing.padding == "around" else "0"
         if preprocessing.crop_from is not None:
             place = f"{place} if {side} < {length} else -({_begin(preprocessing, side, length)})"
         places.append(place)

@@ -17,6 +17,7 @@ from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import ModelSpec
 from keras_vit.run_directory import Samples
 from keras_vit.runs import Run
+from keras_vit.unknown import UnknownScorer
 
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)
@@ -69,6 +70,8 @@ class ExportedModel:
     samples: Samples
     """Images to verify the export on; the label is -1 if the class is unknown."""
     origin: Provenance = dataclasses.field(default_factory=Provenance)
+    unknown: UnknownScorer | None = None
+    """The score of images of none of the classes; exports have it as one more output."""
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -112,7 +115,7 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
         temperature=run.temperature,
         multi_label=run.is_multi_label,
     )
-    return ExportedModel(run.model, labels, samples, origin)
+    return ExportedModel(run.model, labels, samples, origin, run.unknown)
 
 
 def open_without_classes(run: Run, options: SourceOptions) -> ExportedModel:

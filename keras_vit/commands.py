@@ -18,6 +18,8 @@ _OTHER_NAMES = {
     "export": ("saved-model", "tflite", "onnx"), "serve": ("serving", "saved-model", "predict --serve"),
     "eval": ("evaluate",), "test": ("evaluate",), "validate": ("evaluate",), "classify": ("predict",),
     "infer": ("predict",), "savedmodel": ("saved-model",), "list": ("models", "recipes"), "explain": ("inspect",),
+    "features": ("embed",), "index": ("embed",), "nearest": ("similar", "search"), "duplicates": ("review",),
+    "clean": ("review", "prepare"),
 }  # fmt: skip
 # For bash, and for zsh through its emulation. The options are those that the help of the command names.
 _COMPLETION = """_keras_vit() {

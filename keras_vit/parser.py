@@ -324,8 +324,8 @@ def _bare(hint: Any) -> Any:
 
 
 def _option_name(argument: str) -> str:
-    """`--batch_size=32` -> `--batch-size`; nothing for what is no option."""
-    return argument.partition("=")[0].replace("_", "-") if re.match(r"--\w", argument) else ""
+    """`--batch_size=32` -> `--batch-size`, and `-k`; nothing for what is no option."""
+    return argument.partition("=")[0].replace("_", "-") if re.match(r"--\w|-[a-z]$", argument) else ""
 
 
 def _negated(name: str) -> str:

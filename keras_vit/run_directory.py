@@ -35,7 +35,7 @@ CALIBRATION = "calibration.npz"
 # Folder with the checkpoints of training.
 CHECKPOINTS = "checkpoints"
 # Files of a run that could be taken for a model's.
-_OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION)
+_OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION, "unknown.npz")
 
 # Files with a model, of ours or published. What is said of a pickle is more than that it is no run.
 _MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", "saved_model.pb", "*/saved_model.pb")

@@ -22,6 +22,7 @@ from keras_vit.files.remote import is_remote, is_web, to_path
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import Samples
 from keras_vit.scores import Scoring
+from keras_vit.unknown import UNKNOWN, UnknownScorer, read_unknown
 
 if TYPE_CHECKING:
     import keras
@@ -160,6 +161,12 @@ class Run:
         """Divides the logits before the softmax; 1 unless `training.evaluate --calibrate` fitted another."""
         file = self.file(run_directory.TEMPERATURE)
         return run_directory.read_temperature(file) if file else 1.0
+
+    @functools.cached_property
+    def unknown(self) -> UnknownScorer | None:
+        """The score of images of none of its classes; None unless `training.unknown` fitted one at this image size."""
+        file = self.file(UNKNOWN) if self.image_size is None else None
+        return read_unknown(file) if file else None
 
     @functools.cached_property
     def is_multi_label(self) -> bool:
@@ -313,6 +320,6 @@ def open_run_directory(path: str | os.PathLike) -> Run:
 def run_of(model: "keras.Model", name: str = "a model in memory", labels: tuple[str, ...] = ()) -> Run:
     """A run of a model in memory, without files."""
     run = Run(name)
-    known = {"model": model, "labels": labels, "class_names": labels, "directory": None}
+    known = {"model": model, "labels": labels, "class_names": labels, "directory": None, "unknown": None}
     run.__dict__.update(known)  # as `cached_property` stores what it has computed
     return run

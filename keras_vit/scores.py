@@ -24,6 +24,10 @@ class RankedClasses:
     """Those that count: of an image that may have several classes, only the ones that reach the threshold."""
     is_rejected: bool = False
     """Whether no class reaches the threshold."""
+    unknown: float | None = None
+    """The score of an image of none of the classes, see `keras_vit/unknown.py`; None without one."""
+    is_unknown: bool = False
+    """Whether this score exceeds its threshold."""
 
 
 @dataclasses.dataclass(frozen=True)

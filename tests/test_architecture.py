@@ -35,6 +35,7 @@ FLOORS = (
     "keras_vit.models",
     "keras_vit.checkpoints",
     "keras_vit.text",
+    "keras_vit.unknown",
     "keras_vit.runs",
     "keras_vit.inspection",
     "keras_vit",  # keras_vit.convert
@@ -47,9 +48,12 @@ FLOORS = (
     "training.techniques",
     "training.loop",
     "training.evaluation",
+    "training.features",
     "training.probes",
     "training.segmentation",
     "training.prediction",
+    "training.detection",
+    "training.outliers",
     "training.experiments",
     "export.options",
     "export",  # parity, report, source, inference_model, fingerprint

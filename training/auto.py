@@ -9,12 +9,12 @@ fine-tuning with a GPU or with --minutes, and training from scratch if there is 
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import UserError, cli, parser
 from keras_vit.images.geometry import Resize
 from keras_vit.runs import open_run
 from training import evaluate, finetune, pretrain
 from training.options.auto import AutoOptions
-from training.options.checks import check_data
+from training.options.checks import check_data, unlabelled_path
 from training.options.common import DataOptions
 from training.options.evaluate import EvaluateOptions
 from training.options.probes import LinearProbeOptions
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> None:
     check_data(options.source)
     check_outside(options.workdir, options.source.data)
     check_new_workdir(options.workdir)
+    if options.unlabelled is not None:
+        unlabelled_path(options.unlabelled)
     if options.checkpoint is not None:
         open_run(options.checkpoint)
     cli.require_tensorflow()
@@ -47,7 +49,10 @@ def main(arguments: Sequence[str]) -> None:
     data = _as_arguments(options.source)
     training = [*data, "--workdir", options.workdir, "--seed", str(options.seed)]
     checkpoint = usable_checkpoint(options.checkpoint)
+    more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
     if checkpoint is None:
+        if more:
+            raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
         pretrain.main(["auto", *training, *_resize(options.resize)])
         evaluate.main(["--run", options.workdir, *data])
     elif recipe := unfinished_recipe(options.workdir):  # another timing might choose other epochs
@@ -59,8 +64,10 @@ def main(arguments: Sequence[str]) -> None:
         run, source = open_run(checkpoint, image_size=size), open_source(options.source)
         epochs = finetuning_epochs(run, source, options.minutes)
         resize = options.resize or resize_for(run, source)
+        if more and not epochs:
+            raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
         if epochs:
-            choice = ["--epochs", str(epochs), *_resize(resize)]
+            choice = ["--epochs", str(epochs), *_resize(resize), *more]
             finetune.main(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
             evaluate.main(["--run", options.workdir, *data])
         else:

@@ -13,14 +13,21 @@ from keras_vit import cli, parser, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.published import upstream_checkpoint
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data, check_loss, check_model, check_recipe_of_files, check_start
+from training.options.checks import (
+    check_data,
+    check_loss,
+    check_model,
+    check_recipe_of_files,
+    check_start,
+    unlabelled_path,
+)
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.auto import auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.overrides import overridden, with_crop
 from training.recipes.recipe import Recipe
-from training.workdir import check_workdir_of
+from training.workdir import check_new_workdir, check_outside, check_workdir_of
 
 _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
 
@@ -43,9 +50,15 @@ def main(arguments: Sequence[str]) -> None:
     check_data(options.source)
     check_loss(options.source, options.recipe)
     check_start(options.checkpoint, options.model)
+    if options.unlabelled is not None:
+        unlabelled_path(options.unlabelled)
     if name in FINETUNE_RECIPES:
         check_recipe_of_files(options.source, options.recipe)
-    check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
+    if options.unlabelled is None:
+        check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
+    else:  # the runs beside it are checked where they begin
+        check_outside(options.workdir, options.source.data)
+        check_new_workdir(options.workdir)
     if options.checkpoint is not None and options.model is None:
         check_name(options.checkpoint)
         run_directory.check_model_file(options.checkpoint)
@@ -60,6 +73,7 @@ def main(arguments: Sequence[str]) -> None:
         prepare_tpu(options.devices)
         cli.require_tensorflow()
 
+    from training.experiments.few_labels import finetune_with_unlabelled
     from training.input.dataset import typical_image
     from training.loop.finetune import finetune, patch_and_side
     from training.loop.setup import open_setup
@@ -79,7 +93,12 @@ def main(arguments: Sequence[str]) -> None:
             options = _options(name, given, recipe)
             for reason in auto_finetune_reasons(count, size, recipe, options.recipe, pretrained_side=side):
                 print(reason)
-        finetune(options, name, setup)
+        if options.unlabelled is None:
+            finetune(options, name, setup)
+        else:
+            finetune_with_unlabelled(options, name, setup)
+            data = options.source.data
+            cli.print_next([("evaluate", "--run", options.workdir, "--data", data)])
 
 
 def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:

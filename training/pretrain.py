@@ -8,18 +8,23 @@ On SIGTERM or Ctrl-C it saves a checkpoint and exits with code 75.
     python -m training.pretrain auto --data folder:pictures --workdir runs/pictures
 
 chooses model, image size, epochs and augmentation from the data, and says why.
+
+    python -m training.pretrain dino-vit-s16 --checkpoint runs/old --data folder:pictures --workdir runs/own
+
+goes on without labels from a published model or a run.
 """
 
 import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser
+from keras_vit.files.remote import to_path
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_data, check_loss, check_recipe_of_files
+from training.options.checks import check_continued, check_data, check_loss, check_recipe_of_files
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
-from training.recipes.overrides import overridden, with_crop
+from training.recipes.overrides import continued, overridden, with_crop, without_sizes
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
 from training.workdir import check_workdir_of
@@ -45,12 +50,17 @@ def main(arguments: Sequence[str]) -> None:
     # What the recipe auto is depends on the data, so its values are not known yet.
     named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name, [_AUTO])
     given = parser.read(PretrainOptions, rest, prog=_prog(name), recipe=named)
-    options = _options(name, given, named)
+    checkpoint = given.get(("checkpoint",))
+    if checkpoint is not None:
+        check_continued(checkpoint, given, name)
+    # The sizes are those of the checkpoint's model, which is not known yet.
+    options = _options(name, given if checkpoint is None else without_sizes(given), named)
     check_data(options.source)
     check_loss(options.source, options.recipe)
+    is_final = name in RECIPES and checkpoint is None
     if name != _AUTO:
         check_recipe_of_files(options.source, options.recipe)
-    check_workdir_of(options, "pretrain", name, is_final=name in RECIPES)
+    check_workdir_of(options, "pretrain", name, is_final=is_final)
     if jax_requested():
         check_jax(options, options.recipe)
     else:
@@ -58,22 +68,29 @@ def main(arguments: Sequence[str]) -> None:
         prepare_tpu(options.devices)
         cli.require_tensorflow()
 
+    from keras_vit.checkpoints.describe import describe
     from training.input.dataset import typical_image
     from training.loop.pretrain import pretrain
+    from training.loop.run import RunDirectory
     from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
+    from training.probes.watch import WatchFeatures
 
     with report_interruption():
-        setup = None
+        if checkpoint is not None:
+            options = _options(name, given, continued(named, describe(checkpoint).config, given))
+        setup, callbacks = open_setup(options), []
         if name == _AUTO:
-            setup = open_setup(options)
             train = setup.source.train
             facts = DataFacts(train.num_examples, *typical_image(train))
             chosen = _options(name, given, auto_recipe(facts)).recipe
             named = auto_recipe(facts, chosen.num_steps(facts.num_examples))  # for the warm-up of this duration
             options = _options(name, given, named)
             print("\n".join(auto_reasons(facts, named, options.recipe)))
-        pretrain(options, name, setup)
+        measured = options.knn_every is not None or (checkpoint is not None and len(setup.source.labels) > 1)
+        if measured and not setup.source.multi_label and not options.dry_run:
+            callbacks = [WatchFeatures(setup.source, RunDirectory(to_path(options.workdir)), options.knn_every)]
+        pretrain(options, name, setup, callbacks)
 
 
 def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> PretrainOptions:

@@ -15,8 +15,12 @@ from training.options.common import TrainingOptions
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
 # Defaults of fields that older runs do not have.
-_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0))
+_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0), ("knn_every", None))
 _NEWER_IN_RECIPE = (("class_weights", False),)
+# The same of runs that have --unlabelled only where it is given, and the options for it.
+_OF_UNLABELLED = ("unlabelled", "learn_by", "confidence", "rounds")
+# The same of pretraining; of fine-tuning, all runs have it.
+_NEWER_OF_PRETRAINING = (("checkpoint", None),)
 # Settings of another run that a message names.
 _MOST_DIFFERENCES = 5
 
@@ -98,7 +102,10 @@ def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> di
     """Everything but the images that changes the result of a run, as in config.json."""
     settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in _CHANGEABLE}
     # Runs did not have them before, and continue without.
-    settings = {name: value for name, value in settings.items() if (name, value) not in _NEWER}
+    newer = _NEWER + (_NEWER_OF_PRETRAINING if command == "pretrain" else ())
+    settings = {name: value for name, value in settings.items() if (name, value) not in newer}
+    if settings.get("unlabelled") is None:
+        settings = {name: value for name, value in settings.items() if name not in _OF_UNLABELLED}
     recipe = settings["recipe"].items()
     settings["recipe"] = {name: value for name, value in recipe if (name, value) not in _NEWER_IN_RECIPE}
     settings["source"] = options.source.settings()

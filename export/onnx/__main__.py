@@ -20,11 +20,17 @@ def main(arguments: Sequence[str]) -> None:
     check_output(options.output)
     cli.require_tensorflow()
 
+    from export.detection import is_detector, open_detector
     from export.onnx import runtimes
+    from export.onnx.detection import export_detector
     from export.onnx.export import export_onnx, summary
     from export.source import open_model
 
     runtimes.require_packages(options.formats)  # before a large model is loaded
+    if is_detector(run):
+        for path, difference in export_detector(open_detector(run, options.source), options):
+            print(f"{path}: boxes and logits within {difference:.2g} of the Keras model.")
+        return
     written = export_onnx(open_model(run, options.source), options)
     print(summary(written))
 

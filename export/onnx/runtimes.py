@@ -58,7 +58,12 @@ def check_size(kind: OnnxFormat, model: keras.Model) -> None:
 
 
 def write(
-    model: keras.Model, kind: OnnxFormat, directory: pathlib.Path, labels: Sequence[str], about: Mapping[str, str]
+    model: keras.Model,
+    kind: OnnxFormat,
+    directory: pathlib.Path,
+    labels: Sequence[str],
+    about: Mapping[str, str],
+    output: str = "logits",
 ) -> None:
     """Write the files of a format for any batch size.
 
@@ -68,8 +73,9 @@ def write(
         directory: for the files.
         labels: class names. The ONNX file stores them and the preprocessing as metadata.
         about: further texts for the metadata of the ONNX file.
+        output: name of the output.
     """
-    named = keras.Model(model.input, {"logits": model.output})
+    named = keras.Model(model.input, {output: model.output})
     image = keras.InputSpec(shape=model.input_shape, dtype="float32", name="image")
     path = directory / FILES[kind][0]
     with _silenced():
@@ -107,8 +113,10 @@ def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str], about
     onnx.save(written, path)
 
 
-def open_file(file: pathlib.Path, kind: OnnxFormat, threads: int = 0) -> Runner:
-    """Load a file as a function from images to logits. With 0 threads the runtime chooses the number.
+def open_file(file: pathlib.Path, kind: OnnxFormat, threads: int = 0, output: str = "logits") -> Runner:
+    """Load a file as a function from images to logits, or another output.
+
+    With 0 threads the runtime chooses the number.
 
     OpenVINO is set to float32. By default it uses bfloat16 if the processor supports it.
     """
@@ -119,10 +127,10 @@ def open_file(file: pathlib.Path, kind: OnnxFormat, threads: int = 0) -> Runner:
         options.intra_op_num_threads = threads
         options.log_severity_level = 3  # errors
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        return lambda images: session.run(["logits"], {"image": images})[0]
+        return lambda images: session.run([output], {"image": images})[0]
     settings = {"INFERENCE_PRECISION_HINT": "f32", **({"INFERENCE_NUM_THREADS": threads} if threads else {})}
     compiled = _openvino().compile_model(str(file), "CPU", settings)
-    return lambda images: compiled({"image": images})["logits"]
+    return lambda images: compiled({"image": images})[output]
 
 
 def default_precision(file: pathlib.Path) -> tuple[str, Runner]:

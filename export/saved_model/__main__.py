@@ -33,9 +33,15 @@ def main(arguments: Sequence[str]) -> None:
         return
 
     from export import parity
+    from export.detection import is_detector, open_detector
+    from export.saved_model.detection import export_detector
     from export.saved_model.export import export_saved_model, summary
     from export.source import open_model
 
+    if is_detector(run):
+        path, difference = export_detector(open_detector(run, options.source), to_path(options.output))
+        print(f"{path}: boxes and logits within {difference:.2g} of the Keras model; see {path / 'report.md'}.")
+        return
     parity.check_share(options.max_disagreement)
     path, found = export_saved_model(open_model(run, options.source), options)
     print(summary(path, found))

@@ -75,6 +75,7 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
             temperature=origin.temperature,
             multi_label=origin.multi_label,
             threshold=options.threshold,
+            unknown=exported.unknown,
         )
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
@@ -82,6 +83,8 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
             exact = dtype == "float32" and not merge_tokens
             form = f"SavedModel with --merge-tokens {merge_tokens}" if merge_tokens else f"{dtype} SavedModel"
             found, facts = _verify(version, expected, options.max_disagreement, constants, origin, form, exact=exact)
+            if exported.unknown is not None:
+                facts |= _verify_unknown(version, expected, exported, exact=exact)
         facts = {
             "artifact": "SavedModel",
             **origin.as_json(),
@@ -181,6 +184,16 @@ def _verify(
         "operators": _operators(path),
     }
     return found, facts
+
+
+def _verify_unknown(path: pathlib.Path, expected: parity.Reference, exported: ExportedModel, *, exact: bool) -> dict:
+    """Compare the scores of unknown images with the Keras model's. Raises ParityError if `exact` and they differ."""
+    assert exported.unknown is not None
+    run = tf.saved_model.load(path).signatures["serving_default"]
+    model = in_dtype(exported.model, "float32")
+    scores = exported.unknown.scores(model, (images for _, images in expected.batches()))
+    found = [run(image_bytes=tf.constant(files))["unknown_score"] for files, _ in expected.batches()]
+    return parity.unknown_facts("SavedModel", exported.unknown, scores, np.concatenate(found), exact=exact)
 
 
 def _logits_of(probabilities: np.ndarray, *, multi_label: bool) -> np.ndarray:

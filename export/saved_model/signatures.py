@@ -4,8 +4,10 @@ K classes, B images (0 or more), image size h x w with C channels:
 
     serving_default     image_bytes (B,) image files of any size, decoded, resized and normalized in the graph as in
                         evaluation -> probabilities (B, K), and the top 5 classes: classes (B, 5) int32, labels (B, 5)
-                        their names, scores (B, 5) their probabilities; with a threshold, accepted (B,) bool
-    image_tensor        image (B, h, w, C) float32 in the model's range -> logits (B, K), probabilities (B, K)
+                        their names, scores (B, 5) their probabilities; with a threshold, accepted (B,) bool; with
+                        a score of unknown images, unknown_score (B,) and unknown (B,) bool
+    image_tensor        image (B, h, w, C) float32 in the model's range -> logits (B, K), probabilities (B, K); and
+                        unknown_score (B,), likewise
     image_tensor_uint8  image (B, h, w, C) uint8, 0..255 -> the same
     features            image_bytes (B,) -> features (B, D), the input of the head ("pre_logits")
     attention           image_bytes (B,) -> attention_0 … (B, heads, N, N), softmax probabilities; optional
@@ -30,6 +32,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from export.saved_model.image_decoding import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
 from keras_vit.scores import TOP_K
+from keras_vit.unknown import UnknownScorer
 
 _MOST_CONSTANT_BYTES = 2**28
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
@@ -81,6 +84,7 @@ def signatures(
     temperature: float = 1.0,
     multi_label: bool = False,
     threshold: float | None = None,
+    unknown: UnknownScorer | None = None,
 ) -> dict[str, Callable]:
     """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
 
@@ -92,6 +96,7 @@ def signatures(
         temperature: divides the logits before the softmax; the output "logits" stays as it is.
         multi_label: whether the probabilities are the sigmoid of the logits instead.
         threshold: adds "accepted" to serving_default; None leaves it out.
+        unknown: adds "unknown_score", and to serving_default "unknown"; None leaves them out.
     """
     preprocessing = preprocessing_of(model)
     shape = (*preprocessing.image_size, preprocessing.channels)
@@ -110,9 +115,11 @@ def signatures(
 
     @tf.function(autograph=False, input_signature=[any_images])
     def image_tensor(image):
-        logits = network(tf.ensure_shape(image, images.shape))["logits"]
+        inside = network(tf.ensure_shape(image, images.shape))
+        logits = inside["logits"]
         activation = tf.sigmoid if multi_label else tf.nn.softmax
-        return {"logits": logits, "probabilities": activation(logits / temperature)}
+        scores = {} if unknown is None else {"unknown_score": unknown.score(inside["pre_logits"], logits)}
+        return {"logits": logits, "probabilities": activation(logits / temperature), **scores}
 
     @tf.function(autograph=False, input_signature=[any_pixels])
     def image_tensor_uint8(image):
@@ -120,10 +127,14 @@ def signatures(
 
     @tf.function(autograph=False, input_signature=[any_files])
     def serving_default(image_bytes):
-        probabilities = image_tensor(decoded(image_bytes))["probabilities"]
+        found = image_tensor(decoded(image_bytes))
+        probabilities = found["probabilities"]
         scores, classes = tf.math.top_k(probabilities, min(TOP_K, labels.shape[0]))
         names = tf.gather(labels, classes)
         accepted = {} if threshold is None else {"accepted": scores[:, 0] >= threshold}
+        if unknown is not None:
+            score = found["unknown_score"]
+            accepted |= {"unknown_score": score, "unknown": score > unknown.threshold}
         return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores, **accepted}
 
     @tf.function(autograph=False, input_signature=[any_files])

@@ -40,9 +40,16 @@ def main(arguments: Sequence[str]) -> None:
         return
 
     from export import parity
+    from export.detection import is_detector, open_detector
     from export.source import open_model
+    from export.tflite.detection import export_detector
     from export.tflite.export import export_tflite, read_calibration, summary
 
+    if is_detector(run):
+        detector, output = open_detector(run, options.source), to_path(options.output)
+        for path, difference in export_detector(detector, output, options.formats).values():
+            print(f"{path}: boxes and logits within {difference:.2g} of the Keras model.")
+        return
     parity.check_share(options.max_disagreement)
     exported = open_model(run, options.source)
     written = export_tflite(exported, options, read_calibration(run, options, exported.labels))

@@ -30,6 +30,7 @@ from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
+from keras_vit.unknown import UnknownScorer, features_and_logits
 
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
@@ -61,6 +62,8 @@ def export_tflite(
         _check_dense(exported.model, target)
     exported = exported.with_logits()
     model, labels, samples, origin = exported.model, exported.labels, exported.samples, exported.origin
+    # Calibrated formats and delegates have the logits alone.
+    unknown = exported.unknown if target == "cpu" else None
     texts = fingerprint.check_output(output, model, labels, origin)
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
@@ -68,6 +71,11 @@ def export_tflite(
     expected = parity.reference(
         in_dtype(model, "float32"), preprocessing, samples, multi_label=origin.multi_label, raw_pixels=uint8_input
     )
+    expected_scores = np.zeros(0)
+    if unknown is not None:
+        batches = (images for _, images in expected.batches(raw_pixels=uint8_input))
+        normalized = (np.asarray(preprocessing.normalize(images)) if uint8_input else images for images in batches)
+        expected_scores = unknown.scores(in_dtype(model, "float32"), normalized)
     inputs: list[np.ndarray] = []
     smoothed, scaled = model, dict[str, Gain]()
     if calibration is not None:
@@ -93,6 +101,7 @@ def export_tflite(
                         uint8_input=uint8_input,
                         dynamic_batch=dynamic_batch,
                         all_tokens=all_tokens,
+                        unknown=None if all_tokens else unknown,
                     )
                 )
             float_file = float_files[all_tokens, is_smoothed]
@@ -112,12 +121,16 @@ def export_tflite(
                 description += f"; {SEVERAL_CLASSES}"
             if origin.temperature != 1.0:
                 description += calibration_text(origin.temperature)
+            if unknown is not None and kind not in CALIBRATED:
+                description += f"; unknown above the unknown_score {unknown.threshold:.9g}"
             file.write_bytes(
                 tflite_file.with_metadata(
                     content, model.name, description, labels, preprocessing, uint8_input, origin.license_text
                 )
             )
-            _check_weights(file, 4 * model.count_params(), WEIGHT_SHARE[kind])
+            has_score = unknown is not None and kind not in CALIBRATED
+            extra = unknown.num_bytes if unknown is not None and has_score else 0
+            _check_weights(file, 4 * model.count_params() + extra, WEIGHT_SHARE[kind])
             found = parity.compare(expected, run_tflite(file, expected, uint8_input))
             if kind == "float32":
                 parity.require_equal("float32 TFLite file", found)
@@ -125,6 +138,11 @@ def export_tflite(
                 parity.require_agreement(f"{kind} TFLite file", found, options.max_disagreement)
             written[kind] = (output / file.name, found)
             rows[kind] = _measurements(file, found, started)
+            if unknown is not None and has_score:
+                scores = tflite_file.run(file, expected, uint8_input, output="unknown_score")
+                rows[kind] |= parity.unknown_facts(
+                    f"{kind} TFLite file", unknown, expected_scores, scores, exact=kind == "float32"
+                )
             if target == "gpu":
                 half = parity.compare(expected, run_in_half(content, expected))
                 rows[kind]["float16_agreement"] = half.agreement
@@ -165,11 +183,13 @@ def convert(
     dynamic_batch: bool = False,
     all_tokens: bool = False,
     output: str = "logits",
+    unknown: UnknownScorer | None = None,
 ) -> bytes:
     """Convert the `inference_model` of a model to a float32 TFLite file, with batch 1 or a dynamic batch.
 
     With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. `output` is
-    the name of the output. The conversion goes through a SavedModel. A file converted from a concrete function would
+    the name of the output; with `unknown`, there is another, unknown_score (B,). The conversion
+    goes through a SavedModel. A file converted from a concrete function would
     have no weights.
     """
     preprocessing = preprocessing_of(model)
@@ -178,11 +198,17 @@ def convert(
     else:
         network = delegate_model(model, for_delegates, all_tokens=all_tokens)
     shape = (None if dynamic_batch else 1, *preprocessing.image_size, preprocessing.channels)
+    scored = None if unknown is None else features_and_logits(network)
     spec = tf.TensorSpec(shape, tf.uint8 if uint8_input else tf.float32, name="image")
 
     @tf.function(autograph=False, input_signature=[spec])
     def classify(image):
-        logits = network(preprocessing.normalize(image) if uint8_input else image, training=False)
+        pixels = preprocessing.normalize(image) if uint8_input else image
+        if unknown is not None:
+            inside = scored(pixels, training=False)
+            logits = inside["logits"]
+            return {output: logits, "unknown_score": unknown.score(inside["pre_logits"], logits)}
+        logits = network(pixels, training=False)
         return {output: tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}
 
     module = tf.Module()

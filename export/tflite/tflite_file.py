@@ -49,7 +49,9 @@ def with_metadata(
     """
     model = unpack(content)
     buffer = schema.BufferT()
-    metadata = _metadata(name, description, preprocessing, raw_pixels, terms)
+    shapes = [model.subgraphs[0].tensors[index].shape for index in model.subgraphs[0].outputs]
+    outputs = ["unknown_score" if len(shape) == 1 else "logits" for shape in shapes]
+    metadata = _metadata(name, description, preprocessing, raw_pixels, terms, outputs)
     buffer.data = np.frombuffer(metadata, np.uint8)
     model.buffers.append(buffer)
     entry = schema.MetadataT()
@@ -62,7 +64,9 @@ def with_metadata(
     return stream.getvalue()
 
 
-def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pixels: bool, terms: str) -> bytes:
+def _metadata(
+    name: str, description: str, preprocessing: Preprocessing, raw_pixels: bool, terms: str, outputs: Sequence[str]
+) -> bytes:
     """ModelMetadata of metadata_schema.fbs; the integer keys are the positions of its fields."""
     builder = flatbuffers.Builder(1024)
     lows, highs = (np.asarray(end) for end in preprocessing.channel_ranges())
@@ -79,7 +83,7 @@ def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pix
     content = _table(builder, {1: image}, {0: _IMAGE})
     text = {
         word: builder.CreateString(word)
-        for word in (name, description, terms, "image", "logits", run_directory.LABELS, _PARSER)
+        for word in (name, description, terms, "image", *outputs, run_directory.LABELS, _PARSER)
     }
     values = "pixels 0..255" if raw_pixels else f"pixels 0..255 normalized to {preprocessing.value_range}"
     fields = {**preprocessing.resizing(), "value_range": preprocessing.value_range}
@@ -87,8 +91,14 @@ def _metadata(name: str, description: str, preprocessing: Preprocessing, raw_pix
     about_output = builder.CreateString("one logit per class, in the order of the labels")
     labels = _table(builder, {0: text[run_directory.LABELS]}, {2: _AXIS_LABELS})
     image_info = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})
-    logits_info = _table(builder, {0: text["logits"], 1: about_output, 6: _offsets(builder, [labels])})
-    graph = _table(builder, {2: _offsets(builder, [image_info]), 3: _offsets(builder, [logits_info])})
+    about_score = builder.CreateString("larger for an image of none of the classes; the description has its threshold")
+    infos = [
+        _table(builder, {0: text[output], 1: about_output, 6: _offsets(builder, [labels])})
+        if output == "logits"
+        else _table(builder, {0: text[output], 1: about_score})
+        for output in outputs
+    ]
+    graph = _table(builder, {2: _offsets(builder, [image_info]), 3: _offsets(builder, infos)})
     graphs = _offsets(builder, [graph])
     model = _table(builder, {0: text[name], 1: text[description], 3: graphs, 5: text[terms], 7: text[_PARSER]})
     builder.Finish(model, _IDENTIFIER)
@@ -126,16 +136,19 @@ def interpreter(file: pathlib.Path, threads: int) -> Interpreter:
     return made
 
 
-def run(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> np.ndarray:
-    """Logits (n, K) of the sample images, one image at a time in parallel interpreters."""
+def run(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False, output: str = "logits") -> np.ndarray:
+    """Logits (n, K) of the sample images, or unknown_score (n,), one image at a time in parallel interpreters."""
     count = len(expected.logits)
     workers = min(_MOST_WORKERS, os.cpu_count() or 1, count)
-    logits = np.empty(expected.logits.shape, np.float32)
+    is_score = output == "unknown_score"
+    logits = np.empty(count if is_score else expected.logits.shape, np.float32)
     progress = tqdm.tqdm(desc=f"Running {file.name}", total=count, unit="image", disable=None)
     interpreters = [interpreter(file, 1) for _ in range(workers)]
 
     def run_worker(worker: int, first: int, images: np.ndarray) -> None:
-        source, target = (details[0]["index"] for details in _ends(interpreters[worker]))
+        inputs, outputs = _ends(interpreters[worker])
+        (target,) = (details["index"] for details in outputs if (len(details["shape"]) == 1) == is_score)
+        source = inputs[0]["index"]
         for index in range(worker, len(images), workers):
             interpreters[worker].set_tensor(source, images[index : index + 1])
             interpreters[worker].invoke()

@@ -6,14 +6,21 @@ from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_b
 from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import config_of, preprocessing_of
-from keras_vit.models.config import DetectionConfig, ResNetConfig, SegmentationConfig, TaskConfig, ViTConfig
+from keras_vit.models.config import (
+    DetectionConfig,
+    LinearSegmentationConfig,
+    ResNetConfig,
+    SegmentationConfig,
+    TaskConfig,
+    ViTConfig,
+)
 from keras_vit.models.named_models import model_config
 from keras_vit.models.tasks import build_task
 
 
 def segmentation_model(
     backbone: str | ViTConfig | keras.Model,
-    task: SegmentationConfig,
+    task: SegmentationConfig | LinearSegmentationConfig,
     *,
     image_size: int | tuple[int, int] | None = None,
     dtype: str | None = None,
@@ -24,14 +31,14 @@ def segmentation_model(
     Args:
         backbone: a name from `keras_vit.MODELS` or a configuration, for random weights; or a model of
             `keras_vit.build` or `keras_vit.from_checkpoint`, whose weights and preprocessing are taken.
-        task: classes, queries and blocks.
+        task: classes, queries and blocks; or a linear classifier of the patches.
         image_size: pixels, or (height, width). Default: that of the model, else 224. Adapt a model with `adapt` first.
         dtype: a Keras dtype policy. Default: Keras' global policy.
         name: of the keras.Model.
 
     Returns:
         A functional keras.Model: images (B, height, width, channels) -> {"class_logits": (B, Q, K + 1), "mask_logits":
-        (B, h, w, Q)}.
+        (B, h, w, Q)}; of a LinearSegmentationConfig -> {"pixel_logits": (B, h, w, K)}.
 
     Raises:
         UserError: for a ResNet, or an encoder with axial attention, a distillation token or relative positions.

@@ -262,7 +262,7 @@ class Preprocessing:
             (..., 4) float32: left, top, right, bottom in pixels of the picture; what lies outside of it is not cut off.
         """
         boxes = np.asarray(boxes, np.float64)
-        rows, columns = self._axes(picture_size)
+        rows, columns = self.axes([np.float64(side) for side in picture_size])
         (height, width), (x, y, w, h) = self.image_size, np.moveaxis(boxes, -1, 0)
         edges = [(x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height]
         axes = (columns, rows, columns, rows)
@@ -272,7 +272,7 @@ class Preprocessing:
 
     def boxes_in_input(self, corners, picture_size: tuple[int, int]) -> np.ndarray:
         """The inverse of `boxes_in_picture`: left, top, right, bottom in pixels -> shares of the input (..., 4)."""
-        axes = self._axes(picture_size)
+        axes = self.axes([np.float64(side) for side in picture_size])
         (top, left), (bottom, right) = (
             [(corners[..., edge] - shift) / scale for edge, (scale, shift) in zip(edges, axes, strict=True)]
             for corners in [np.asarray(corners, np.float64)]
@@ -282,15 +282,20 @@ class Preprocessing:
         box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
         return np.stack(box, -1).astype("float32")
 
-    def _axes(self, picture_size: tuple[int, int]) -> list[tuple[float, float]]:
-        """(pixels of the picture for each of the input, place of the input's first pixel in it) of rows and columns."""
+    def axes(self, sides, xp: Any = np) -> list[tuple[Any, Any]]:
+        """Of rows and columns: pixels of the picture for each of the input, and where in it the input begins.
+
+        Args:
+            sides: height and width of the picture, float64.
+            xp: numpy, or tensorflow in a graph.
+        """
         if self.resize == "pad" and self.padding == "after":  # both axes alike, without rounding of their lengths
-            scale = max(side / length for side, length in zip(picture_size, self.image_size, strict=True))
-            return [(scale, 0.0), (scale, 0.0)]
-        places = self.placements([np.float64(side) for side in picture_size], np)
-        scales = [float(place.window / place.resized) for place in places]
+            scale = xp.maximum(*(side / length for side, length in zip(sides, self.image_size, strict=True)))
+            return [(scale, 0.0 * scale)] * 2
+        places = self.placements(sides, xp)
+        scales = [place.window / place.resized for place in places]
         return [
-            (scale, float(place.first) + (float(place.begin) - float(place.before)) * scale)
+            (scale, place.first + (place.begin - place.before) * scale)
             for scale, place in zip(scales, places, strict=True)
         ]
 

@@ -34,7 +34,7 @@ _LEGEND = {
 def html_report(result: InspectionResult) -> str:
     """Return the report as HTML text."""
     sections = [_facts(result), _weights(result), _maps(result), _layer_by_layer(result)]
-    return _document(f"{result.model}: learned weights and attention", sections)
+    return document(f"{result.model}: learned weights and attention", sections)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +76,11 @@ def prediction_page(
     listed = f"<h2>Not classified</h2><ul>{missing}</ul>" if missing else ""
     shown = _cards(cards, "h2", scoring)
     sections = ["<h1>Most likely classes</h1>", shown, maps, listed, f"<p>Model: {html.escape(model)}.</p>"]
-    return _document("Most likely classes", sections)
+    return document("Most likely classes", sections)
 
 
-def _document(title: str, sections: Sequence[str]) -> str:
+def document(title: str, sections: Sequence[str]) -> str:
+    """A page of its own with these sections of HTML, for phones too; empty ones are left out."""
     return _DOCUMENT.format(title=html.escape(title), style=_STYLE, body="\n".join(filter(None, sections)))
 
 
@@ -179,6 +180,8 @@ def _classes(ranked: RankedClasses | None, scoring: Scoring) -> str:
         for name, probability in ranked.likeliest
     )
     listed = f'<ol class="guesses">{listed}</ol>'
+    if ranked.is_unknown:
+        return f"<p><b>Unknown</b>: it looks like none of the classes.</p>{listed}"
     if ranked.is_rejected:
         return f"<p><b>Rejected</b>: no class reaches {scoring.least:.1%}.</p>{listed}"
     if scoring.is_multi_label:

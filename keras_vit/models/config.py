@@ -419,6 +419,22 @@ class SegmentationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LinearSegmentationConfig:
+    """What turns a Vision Transformer into a linear classifier of its patches, see `segmentation_model`."""
+
+    num_classes: int
+    """Number of classes K."""
+    blocks: tuple[int, ...] = (-1,)
+    """Blocks whose tokens are the features, concatenated; negative numbers count from the last."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+        check_integers("num_classes", self.num_classes)
+        if not self.blocks or not all(isinstance(block, int) for block in self.blocks):
+            raise UserError(f"blocks must be numbers of blocks, such as (-1,), but are {self.blocks!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
 class DetectionConfig:
     """What turns a Vision Transformer into an open-vocabulary detector (OWL-ViT, OWLv2), see `detection_model`."""
 
@@ -432,7 +448,7 @@ class DetectionConfig:
         check_integers("embedding_size", self.embedding_size)
 
 
-TaskConfig = SegmentationConfig | DetectionConfig
+TaskConfig = SegmentationConfig | LinearSegmentationConfig | DetectionConfig
 
 _CHOICES: dict[str, Any] = {"classifier": Classifier, "gelu": Gelu, "distillation": Distillation}
 _CHOICES |= {"representation": Representation}
@@ -469,7 +485,8 @@ def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches | TaskConfig)
 
 def config_from_dict(fields: Mapping[str, Any]) -> Any:
     """Inverse of `config_to_dict`: returns a ModelConfig, the stem inside one, or a TaskConfig."""
-    known = (ViTConfig, ResNetConfig, ConvStem, ShiftedPatches, SegmentationConfig, DetectionConfig)
+    known = (ViTConfig, ResNetConfig, ConvStem, ShiftedPatches)
+    known += (SegmentationConfig, LinearSegmentationConfig, DetectionConfig)  # type: ignore[assignment]
     kinds: dict[str, Any] = {kind.__name__: kind for kind in known}
     values = {name: config_from_dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return kinds[values.pop("kind", "ViTConfig")](**values)

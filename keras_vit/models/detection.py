@@ -20,21 +20,22 @@ from keras_vit.models.vit import encoder, layer_norm, patch_tokens
 
 # Added to lengths before a division by them, and to shares of the image before a logarithm, by both originals.
 _LENGTH_EPSILON, _SHARE_EPSILON = 1e-6, 1e-4
+# Name of the layer with the embeddings of a detector's own classes.
+CLASSES = "classes"
 _MASKED_LOGIT = float(np.finfo(np.float32).min)
 
 
 def detection_network(config: ViTConfig, task: DetectionConfig, preprocessing: Preprocessing, name: str) -> keras.Model:
     """The model as a functional keras.Model; see `keras_vit.detection_model`, which calls it."""
-    if not config.with_class_token or config.num_registers:
-        raise UserError(
-            "Detection reads the class token and the patches, without registers; take a model with a class token, such "
-            "as CLIP's."
-        )
     grid = config.grid(preprocessing.image_size)
     images, x = patch_tokens(config, preprocessing, task)
     x = encoder(x, config, grid)  # (B, 1 + N, D)
     x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
-    x = TimesClassToken(name="patch_features")(x)  # (B, N, D)
+    prefix = int(config.with_class_token) + config.num_registers
+    if config.with_class_token:
+        x = TimesClassToken(prefix, name="patch_features")(x)  # (B, N, D)
+    elif prefix:
+        x = keras.layers.Cropping1D((prefix, 0), name="patch_features")(x)
     x = layer_norm(x, config.layer_norm_epsilon, "detection_norm")
     boxes = BoxesOnGrid(grid, dtype="float32", name="boxes")(_head(x, 4, "box_head"))
     embeddings = TokenDense(task.embedding_size, name="class_head.Dense_0")(x)  # (B, N, E)
@@ -56,13 +57,24 @@ def _head(x, units: int, name: str):
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class TimesClassToken(keras.layers.Layer):
-    """The patches, each multiplied by the class token: (B, 1 + N, D) -> (B, N, D)."""
+    """The patches, each multiplied by the class token: (B, prefix + N, D) -> (B, N, D).
+
+    Args:
+        prefix: tokens before the patches: the class token and registers, which are left out.
+    """
+
+    def __init__(self, prefix: int = 1, **kwargs):
+        super().__init__(**kwargs)
+        self.prefix = prefix
 
     def call(self, tokens):
-        return tokens[:, 1:] * tokens[:, :1]
+        return tokens[:, self.prefix :] * tokens[:, :1]
 
     def compute_output_shape(self, input_shape):
-        return input_shape[0], input_shape[1] - 1, input_shape[2]
+        return input_shape[0], input_shape[1] - self.prefix, input_shape[2]
+
+    def get_config(self):
+        return {**super().get_config(), "prefix": self.prefix}
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -191,7 +203,7 @@ def with_classes(model: keras.Model, embeddings) -> keras.Model:
         raise UserError(
             f"The embeddings of classes must be (classes, {parts[0].shape[-1]}), but are {embeddings.shape}."
         )
-    classes = KnownClasses(*embeddings.shape, name="classes")
+    classes = KnownClasses(*embeddings.shape, name=CLASSES)
     queries = classes(parts[0])
     classes.embeddings.assign(embeddings)
     logits = ClassLogits(dtype="float32", name="class_logits")(*parts, queries)

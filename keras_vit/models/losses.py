@@ -77,7 +77,13 @@ def _shape(tensor) -> tuple:
 def match_masks(
     class_logits, mask_logits, labels, masks, points, weights: SegmentationWeights = SegmentationWeights()
 ) -> np.ndarray:
-    """The query of each target mask: (B, T) int32, -1 for none. Runs on the host.
+    """The query of each target mask: (B, T) int32, -1 for none. Runs on the host; see `mask_costs`."""
+    costs = mask_costs(class_logits, mask_logits, labels, masks, points, weights)
+    return matched_queries(ops.convert_to_numpy(costs), np.asarray(labels) >= 0)
+
+
+def mask_costs(class_logits, mask_logits, labels, masks, points, weights: SegmentationWeights = SegmentationWeights()):
+    """The cost of each query for each target mask: (B, Q, T).
 
     Args:
         class_logits: (B, Q, K + 1).
@@ -87,11 +93,10 @@ def match_masks(
         points: (P, 2) or (B, P, 2), x and y in [0, 1], at which the masks are compared.
         weights: of the parts of the cost.
     """
-    labels, logits = np.asarray(labels), _at_points(ops.transpose(mask_logits, (0, 3, 1, 2)), points)  # (B, Q, P)
+    logits = _at_points(ops.transpose(mask_logits, (0, 3, 1, 2)), points)  # (B, Q, P)
     targets = _at_points(ops.cast(masks, "float32"), points)  # (B, T, P)
     probabilities = ops.softmax(ops.cast(class_logits, "float32"), axis=-1)
-    classes = np.maximum(labels, 0)
-    class_cost = -ops.take_along_axis(probabilities, ops.convert_to_tensor(classes[:, None], "int32"), axis=-1)
+    class_cost = -ops.take_along_axis(probabilities, _present(labels)[:, None], axis=-1)
     targets_last = ops.transpose(targets, (0, 2, 1))  # (B, P, T)
     num_points = logits.shape[-1]
     positive, negative = ops.softplus(-logits) / num_points, ops.softplus(logits) / num_points
@@ -99,8 +104,12 @@ def match_masks(
     inside = ops.sigmoid(logits)
     sizes = ops.sum(inside, axis=-1)[..., None] + ops.sum(targets, axis=-1)[:, None]
     dice_cost = 1.0 - (2.0 * ops.matmul(inside, targets_last) + 1.0) / (sizes + 1.0)
-    costs = weights.cross_entropy * class_cost + weights.mask * mask_cost + weights.dice * dice_cost
-    return matched_queries(ops.convert_to_numpy(costs), labels >= 0)
+    return weights.cross_entropy * class_cost + weights.mask * mask_cost + weights.dice * dice_cost
+
+
+def _present(labels):
+    """Labels (B, T) with 0 for -1: the classes whose probabilities are read."""
+    return ops.maximum(ops.convert_to_tensor(labels, "int32"), 0)
 
 
 def _at_points(masks, points):
@@ -158,6 +167,19 @@ def segmentation_losses(
 
     The masks' parts are sums over the matched targets divided by the number of all targets, at least 1.
     """
+    sums = segmentation_sums(class_logits, mask_logits, labels, masks, matched, points, weights)
+    num_masks = ops.maximum(ops.sum(ops.cast(ops.convert_to_tensor(labels) >= 0, "float32")), 1.0)
+    totals = {"cross_entropy": ops.sum(sums["importance"]), "mask": num_masks, "dice": num_masks}
+    return {name: ops.sum(sums[name]) / total for name, total in totals.items()}
+
+
+def segmentation_sums(
+    class_logits, mask_logits, labels, masks, matched, points, weights: SegmentationWeights = SegmentationWeights()
+) -> dict:
+    """The sums of which `segmentation_losses` are quotients, of each image: "cross_entropy", "mask", "dice" (B,).
+
+    Also "importance" (B,): the weights of the queries within the cross-entropy. For the arguments see there.
+    """
     labels, matched = ops.convert_to_tensor(labels, "int32"), ops.convert_to_tensor(matched, "int32")
     class_logits = ops.cast(class_logits, "float32")
     _, num_queries, outputs = class_logits.shape
@@ -169,7 +191,6 @@ def segmentation_losses(
     classes = classes + nothing[..., None] * no_object
     surprise = -ops.sum(classes * ops.log_softmax(class_logits, axis=-1), axis=-1)
     counts = ops.cast(matched >= 0, "float32")
-    num_masks = ops.maximum(ops.sum(ops.cast(labels >= 0, "float32")), 1.0)
     logits = _at_points(matched_masks(mask_logits, matched), points)  # (B, T, P)
     targets = ops.stop_gradient(_at_points(masks, points))
     mask = ops.mean(_binary_cross_entropy(logits, targets), axis=-1)
@@ -177,9 +198,10 @@ def segmentation_losses(
     sizes = ops.sum(inside, axis=-1) + ops.sum(targets, axis=-1)
     dice = 1.0 - (2.0 * ops.sum(inside * targets, axis=-1) + 1.0) / (sizes + 1.0)
     return {
-        "cross_entropy": ops.sum(importance * surprise) / ops.sum(importance),
-        "mask": ops.sum(counts * mask) / num_masks,
-        "dice": ops.sum(counts * dice) / num_masks,
+        "cross_entropy": ops.sum(importance * surprise, axis=-1),
+        "mask": ops.sum(counts * mask, axis=-1),
+        "dice": ops.sum(counts * dice, axis=-1),
+        "importance": ops.sum(importance, axis=-1),
     }
 
 
@@ -188,7 +210,13 @@ def _binary_cross_entropy(logits, targets):
 
 
 def match_boxes(class_logits, boxes, labels, target_boxes, weights: DetectionWeights = DetectionWeights()):
-    """The prediction of each target box: (B, T) int32, -1 for none. Runs on the host.
+    """The prediction of each target box: (B, T) int32, -1 for none. Runs on the host; see `box_costs`."""
+    costs = box_costs(class_logits, boxes, labels, target_boxes, weights)
+    return matched_queries(ops.convert_to_numpy(costs), np.asarray(labels) >= 0)
+
+
+def box_costs(class_logits, boxes, labels, target_boxes, weights: DetectionWeights = DetectionWeights()):
+    """The cost of each prediction for each target box: (B, Q, T).
 
     Args:
         class_logits: (B, Q, K), of independent classes.
@@ -197,17 +225,14 @@ def match_boxes(class_logits, boxes, labels, target_boxes, weights: DetectionWei
         target_boxes: (B, T, 4), likewise.
         weights: of the parts of the cost.
     """
-    labels, boxes = np.asarray(labels), ops.cast(boxes, "float32")
-    target_boxes = ops.convert_to_tensor(target_boxes, "float32")
+    boxes, target_boxes = ops.cast(boxes, "float32"), ops.convert_to_tensor(target_boxes, "float32")
     p = ops.sigmoid(ops.cast(class_logits, "float32"))
     absent = 0.75 * p**2 * -ops.log(1.0 - p + _LOG_EPSILON)
     present = 0.25 * (1.0 - p) ** 2 * -ops.log(p + _LOG_EPSILON)
-    classes = ops.convert_to_tensor(np.maximum(labels, 0)[:, None], "int32")
-    class_cost = ops.take_along_axis(present - absent, classes, axis=-1)  # (B, Q, T)
+    class_cost = ops.take_along_axis(present - absent, _present(labels)[:, None], axis=-1)  # (B, Q, T)
     distance = ops.sum(ops.abs(boxes[:, :, None] - target_boxes[:, None]), axis=-1)
     _, generalised = overlaps(to_corners(boxes)[:, :, None], to_corners(target_boxes)[:, None])
-    costs = weights.classes * class_cost + weights.boxes * distance - weights.overlap * generalised
-    return matched_queries(ops.convert_to_numpy(costs), labels >= 0)
+    return weights.classes * class_cost + weights.boxes * distance - weights.overlap * generalised
 
 
 def detection_losses(
@@ -227,6 +252,15 @@ def detection_losses(
             weights.
         gamma: exponent of the focal loss; 0, with alpha None, is the sigmoid loss of OWL-ViT's first version.
     """
+    sums = detection_sums(class_logits, boxes, labels, target_boxes, matched, alpha, gamma)
+    num_boxes = ops.maximum(ops.sum(ops.cast(ops.convert_to_tensor(labels) >= 0, "float32")), 1.0)
+    return {name: ops.sum(of_images) / num_boxes for name, of_images in sums.items()}
+
+
+def detection_sums(
+    class_logits, boxes, labels, target_boxes, matched, alpha: float | None = 0.25, gamma: float = 2.0
+) -> dict:
+    """The sums of which `detection_losses` are quotients, of each image: (B,). For the arguments see there."""
     labels, matched = ops.convert_to_tensor(labels, "int32"), ops.convert_to_tensor(matched, "int32")
     logits, boxes = ops.cast(class_logits, "float32"), ops.cast(boxes, "float32")
     target_boxes = ops.convert_to_tensor(target_boxes, "float32")
@@ -240,13 +274,12 @@ def detection_losses(
         surprise = surprise * (1.0 - right) ** gamma
     if alpha is not None:
         surprise = surprise * (alpha * classes + (1.0 - alpha) * (1.0 - classes))
-    num_boxes = ops.maximum(ops.sum(ops.cast(labels >= 0, "float32")), 1.0)
     counts = ops.cast(matched >= 0, "float32")
     found = ops.einsum("bqc,btq->btc", boxes, chosen)  # (B, T, 4)
     distance = ops.sum(ops.abs(found - target_boxes), axis=-1)
     _, generalised = overlaps(to_corners(found), to_corners(target_boxes))
     return {
-        "classes": ops.sum(surprise) / num_boxes,
-        "boxes": ops.sum(counts * distance) / num_boxes,
-        "overlap": ops.sum(counts * (1.0 - generalised)) / num_boxes,
+        "classes": ops.sum(surprise, axis=(1, 2)),
+        "boxes": ops.sum(counts * distance, axis=-1),
+        "overlap": ops.sum(counts * (1.0 - generalised), axis=-1),
     }

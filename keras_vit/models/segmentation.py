@@ -14,9 +14,12 @@ from keras import ops
 from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import MaskAttention
-from keras_vit.models.config import SegmentationConfig, ViTConfig
+from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, Activation, InsertTokens, TokenDense
 from keras_vit.models.vit import depth_rates, embedded_tokens, encoder_block, patch_tokens, position_adder
+
+# Names of the layers with what is predicted before masked blocks; layers that wrap them keep the names.
+_PREDICTION = "prediction_"
 
 
 def segmentation_network(
@@ -44,11 +47,38 @@ def segmentation_network(
         if block == 0:
             x = InsertTokens(task.num_queries, 0, name="queries")(x)  # (B, Q + N, D)
         if block >= 0 and task.mask_attention:
-            _, mask_logits = BlockPrediction(name=f"prediction_{block}")(*predict(last_norm(x)))
+            _, mask_logits = BlockPrediction(name=f"{_PREDICTION}{block}")(*predict(last_norm(x)))
             bias = mask_attention(mask_logits, bias, block=block)  # (B, 1, Q + N, Q + N)
         x = encoder_block(x, config, depth_rate, f"Transformer.encoderblock_{layer}", grid=grid, attention_bias=bias)
     class_logits, mask_logits = predict(last_norm(x))
     return keras.Model(images, {"class_logits": class_logits, "mask_logits": mask_logits}, name=name)
+
+
+def linear_segmentation_network(
+    config: ViTConfig, task: LinearSegmentationConfig, preprocessing: Preprocessing, name: str
+) -> keras.Model:
+    """The linear evaluation of DINOv2 (arXiv 2304.07193, section 7.4): images -> {"pixel_logits": (B, h, w, K)}.
+
+    Batch normalization of the patch tokens of some blocks, then one linear layer; h and w are those of the patches.
+    """
+    count, grid = config.num_layers, config.grid(preprocessing.image_size)
+    if not all(-count <= block < count for block in task.blocks):
+        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {task.blocks}.")
+    images, patches = patch_tokens(config, preprocessing, task)
+    x = embedded_tokens(patches, config, position_adder(config, grid))
+    last_norm = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="Transformer.encoder_norm")
+    split = SplitQueries(0, config.num_prefix_tokens, grid, name="patch_features")
+    chosen, features = {block % count for block in task.blocks}, []
+    for layer, depth_rate in enumerate(depth_rates(config)):
+        x = encoder_block(x, config, depth_rate, f"Transformer.encoderblock_{layer}", grid=grid)
+        if layer in chosen:
+            features.append(split(last_norm(x))[1])  # (B, h, w, D)
+    x = features[0] if len(features) == 1 else keras.layers.Concatenate(name="features")(features)
+    x = keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name="segmentation_norm")(x)
+    x = keras.layers.Conv2D(task.num_classes, 1, data_format=CHANNELS_LAST, dtype="float32", name="segmentation_head")(
+        x
+    )
+    return keras.Model(images, {"pixel_logits": x}, name=name)
 
 
 def _heads(config: ViTConfig, task: SegmentationConfig, grid: tuple[int, int]) -> Callable:
@@ -148,6 +178,6 @@ def block_predictions(model: keras.Model) -> keras.Model:
     outputs = {
         layer.name: dict(zip(("class_logits", "mask_logits"), layer.output, strict=True))
         for layer in model.layers
-        if isinstance(layer, BlockPrediction)
+        if layer.name.startswith(_PREDICTION)
     }
     return keras.Model(model.input, {**outputs, "final": model.output}, name=f"{model.name}_block_predictions")

@@ -7,8 +7,6 @@ the encoder's output at the place of each is mapped to a prediction; "Masked Aut
 assigned to prototypes.
 """
 
-import dataclasses
-
 import keras
 from keras import ops
 
@@ -16,7 +14,16 @@ from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import TokenDense, gelu_erf
 from keras_vit.models.positions import SinCosPositions
-from keras_vit.models.vit import encoder, encoder_block, layer_norm, patch_tokens, vision_transformer
+from keras_vit.models.vit import (
+    embedded_tokens,
+    encoder,
+    encoder_block,
+    encoder_blocks,
+    layer_norm,
+    patch_tokens,
+    position_adder,
+    vision_transformer,
+)
 
 # Channels of an attention head in the decoder of a masked autoencoder: 16 heads of 512 channels in the paper.
 DECODER_HEAD = 32
@@ -108,7 +115,7 @@ def masked_autoencoder(
     those of the model that `keras_vit.build` makes of the config without classes.
 
     Args:
-        config: of the encoder; its positions are "sincos-2d".
+        config: of the encoder; its positions are "sincos-2d" or "learned".
         preprocessing: of the images.
         outputs: predictions for each patch.
         corruption: share of masked patches, 0.75 in the paper.
@@ -118,9 +125,11 @@ def masked_autoencoder(
     """
     grid, prefix = config.grid(preprocessing.image_size), config.num_prefix_tokens
     images, patches = patch_tokens(config, preprocessing)
-    patches = SinCosPositions(grid, 0, name="Transformer.posembed_input")(patches)
-    visible, masked, places = RandomMasking(corruption, name="masking")(patches)
-    x = encoder(visible, dataclasses.replace(config, position_embedding="none"), grid)  # (B, prefix + n, D)
+    add_positions = position_adder(config, grid)
+    x = embedded_tokens(patches, config, add_positions)
+    visible, masked, places = RandomMasking(corruption, name="masking")(x[:, prefix:] if prefix else x)
+    x = keras.layers.Concatenate(axis=1, name="visible_tokens")([x[:, :prefix], visible]) if prefix else visible
+    x = encoder_blocks(x, config, grid, add_positions)  # (B, prefix + n, D)
     x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
 
     decoder = ViTConfig(

@@ -8,13 +8,14 @@ from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import dtype_policy, model_spec
 from keras_vit.models.config import (
+    LinearSegmentationConfig,
     SegmentationConfig,
     TaskConfig,
     ViTConfig,
     config_from_dict,
 )
 from keras_vit.models.detection import detection_network
-from keras_vit.models.segmentation import segmentation_network
+from keras_vit.models.segmentation import linear_segmentation_network, segmentation_network
 
 
 def task_of(model: keras.Model) -> TaskConfig | None:
@@ -35,6 +36,8 @@ def build_task(
     with dtype_policy(dtype):
         if isinstance(task, SegmentationConfig):
             return segmentation_network(backbone_config(config), task, preprocessing, name or "segmentation")
+        if isinstance(task, LinearSegmentationConfig):
+            return linear_segmentation_network(backbone_config(config), task, preprocessing, name or "segmentation")
         return detection_network(backbone_config(config), task, preprocessing, name or "detection")
 
 

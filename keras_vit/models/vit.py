@@ -118,7 +118,11 @@ def patch_tokens(config: ViTConfig, preprocessing: Preprocessing, task: TaskConf
 def encoder(x, config: ViTConfig, grid: tuple[int, int]):
     """Prefix tokens, positions and all blocks, but not the last LayerNorm: (B, h * w, D) -> (B, N, D)."""
     add_positions = position_adder(config, grid)
-    x = embedded_tokens(x, config, add_positions)
+    return encoder_blocks(embedded_tokens(x, config, add_positions), config, grid, add_positions)
+
+
+def encoder_blocks(x, config: ViTConfig, grid: tuple[int, int], add_positions: Callable):
+    """All blocks, but not the last LayerNorm: (B, N, D) -> (B, N, D)."""
     for layer, depth_rate in enumerate(depth_rates(config)):
         block = f"Transformer.encoderblock_{layer}"
         if config.position_injection != "input":

@@ -101,6 +101,12 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
     return TextCheckpoint(file, layout, config, weights, math.exp(log_scale), bias)
 
 
+def has_text_tower(path: str | os.PathLike) -> bool:
+    """Whether a checkpoint has a text tower that is known; reads its headers. `path` as in `open_text`."""
+    file = find_checkpoint(path)
+    return not is_keras_model(file) and identify_text(_without_detector(open_arrays(file))) is not None
+
+
 def _without_detector(arrays: dict[str, LazyArray]) -> dict[str, LazyArray]:
     """The arrays by their keys in CLIP, whose two towers OWL-ViT and OWLv2 have under their own names."""
     for prefix in ("owlvit.", "owlv2."):

@@ -67,9 +67,17 @@ def zero_shot(
     """
     found = check_classes(classes, templates)
     text = open_text(path)
-    tokenize = open_tokenizer(path, text)
-    embeddings = _class_embeddings(text, tokenize, found)
+    embeddings = _class_embeddings(text, open_tokenizer(path, text), found)
     return with_text_head(path, text, embeddings, found, image_size)
+
+
+def class_embeddings(path: str | os.PathLike, classes: Classes) -> np.ndarray:
+    """The embedding of each class by the text tower of a checkpoint: (K, D) float32, of length 1.
+
+    Such as for `keras_vit.with_classes`. Raises UserError if it has no text tower or tokenizer.
+    """
+    text = open_text(path)
+    return _class_embeddings(text, open_tokenizer(path, text), classes)
 
 
 def with_text_head(

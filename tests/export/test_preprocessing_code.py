@@ -34,6 +34,8 @@ RULES = [
     ),
     Preprocessing(SIZE, resize="resize-small", crop_from=27, interpolation="bicubic", antialias=True, dtype="uint8"),
     dataclasses.replace(PILLOW, channels=1, resize="pad"),
+    dataclasses.replace(PILLOW, resize="pad", padding="after", background="gray"),
+    dataclasses.replace(PILLOW, resize="pad", padding="after", crop_from=(19, 31)),
     Preprocessing(SIZE),
     Preprocessing(SIZE, resize="resize-small", crop_from=27, value_range=MEANS),
     Preprocessing(SIZE, 1, resize="pad"),

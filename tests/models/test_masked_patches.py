@@ -302,7 +302,7 @@ def test_the_encoder_sees_a_quarter_of_the_patches_and_is_that_of_the_plain_mode
 def test_every_visible_patch_has_its_place_in_the_encoder():
     """The positions are added before patches are left out."""
     model = autoencoder()
-    positions = model.get_layer("Transformer.posembed_input").output
+    positions = model.get_layer("Transformer.posembed_input").output[:, 1:]  # without the class token
     visible, _, places = model.get_layer("masking").output
     given = np.zeros((1, 8, 6, 1), np.float32)
     tokens, seen, order = (np.array(part) for part in keras.Model(model.input, [positions, visible, places])(given))
@@ -395,7 +395,10 @@ def test_the_papers_recipe():
         ({"corruption": 0.0}, r"corruption must be in \(0, 1\], but is 0.0"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT that cuts the image itself"),
         ({"image_size": (2, 2)}, "needs at least 2 patches, but the image has 1"),
-        ({"decoder_layers": 2}, "needs position_embedding sincos-2d, at the input"),
+        (
+            {"model": dataclasses.replace(TINY, position_embedding="relative"), "decoder_layers": 2},
+            "needs position_embedding sincos-2d or learned, at the input",
+        ),
         ({"decoder_layers": 1, "decoder_width": 40}, "a decoder_width that is a multiple of 32"),
         ({"model": SINCOS, "decoder_layers": 1, "corruption": 1.0}, "should leave some visible and some masked"),
         ({"target": "classes", "decoder_layers": 1}, "A decoder is for masked patches"),

@@ -21,6 +21,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
+from training.features import embed
 from training.input.sources import DataOptions, DataSet, array_split, digits
 from training.loop.run import RunDirectory
 from training.options.common import FeatureOptions
@@ -179,7 +180,7 @@ def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_pat
     assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
     assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2
-    monkeypatch.setattr(features, "outputs", lambda *_, **__: pytest.fail("features were computed again"))
+    monkeypatch.setattr(embed, "_computed", lambda *_: pytest.fail("features were computed again"))
     nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1,)))
     logistic_regression.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
@@ -209,7 +210,7 @@ def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
     split = array_split(images, np.arange(7) % 2, ("a", "b"))
     source = dataclasses.replace(digits(), labels=("a", "b"), train=split, evaluation=split)
     first, _ = _features(model, source, tmp_path)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.rglob("*.parquet")
     assert first.values.shape == (7, 12)
     assert first.labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
 

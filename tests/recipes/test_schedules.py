@@ -62,7 +62,7 @@ def test_a_schedule_survives_saving():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"decay": "exponential"}, "decay must be one of cosine, linear, stair, rsqrt, constant"),
+        ({"decay": "exponential"}, "decay must be one of cosine, linear, stair, rsqrt, polynomial, constant"),
         ({"warmup_steps": -1}, "warmup-steps must be at least 0"),
         ({"linear_end": float("nan")}, "linear-end must be a finite number"),
         ({"timescale": 0}, "timescale must be at least 1"),

@@ -7,6 +7,7 @@ import numpy as np
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import short_name
+from keras_vit.unknown import KINDS
 from training.evaluation.calibration import calibration
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.multi_label import write_multi_label_report
@@ -47,6 +48,8 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     metrics["intervals"] = intervals(logits, labels, source.labels)
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
+    if run.unknown is not None and run.unknown.auroc:
+        metrics["unknown"] = {"score": run.unknown.kind, **dict(zip(KINDS, run.unknown.auroc, strict=True))}
     if not options.calibrate:
         return write_report(subject, predictor, source, logits, labels, metrics)
     assert run.directory is not None  # see `EvaluateOptions.open_run`

@@ -290,6 +290,8 @@ def _tflite(run: Run, overrides: InputOptions) -> Predictor:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} cannot be loaded as a TFLite model ({reason}); it may be damaged.") from error
     taken, returned = interpreter.get_input_details(), interpreter.get_output_details()
+    if len(returned) == 2:  # beside the logits, the unknown_score (1,)
+        returned = [details for details in returned if len(details["shape"]) == 2]
     shapes = [tuple(int(side) for side in tensor["shape"]) for tensor in (*taken, *returned)]
     fits = len(taken) == len(returned) == 1 and len(shapes[0]) == 4 and shapes[0][0] == 1 and len(shapes[1]) == 2
     kind = taken[0]["dtype"]

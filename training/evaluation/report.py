@@ -144,6 +144,13 @@ def _page(title: str, predictor: Predictor, metrics: dict, plots: Sequence[str] 
         ]
     if "calibration" in metrics:
         lines += ["", calibration_sentence(metrics["calibration"])]
+    if "unknown" in metrics:
+        kind = metrics["unknown"]["score"]
+        lines += [
+            "",
+            f"Images of none of the classes: the score {kind} told left-out classes with an AUROC of "
+            f"{metrics['unknown'][kind]:.4f}.",
+        ]
     if not predictor.labels:
         lines += ["", "The model does not name its classes; they are assumed to be those of the data, in this order."]
     lines += [

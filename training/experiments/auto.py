@@ -14,10 +14,10 @@ from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
 from keras_vit.runs import Run
 from training.evaluation.predictors import outputs
+from training.features.extractors import feature_extractor
+from training.features.linear_head import new_probe
 from training.input.dataset import Split, random_subset, typical_image
 from training.input.sources import DataSet
-from training.probes.features import feature_extractor
-from training.probes.logistic_regression import new_probe
 from training.recipes.auto import auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.

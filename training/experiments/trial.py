@@ -19,13 +19,14 @@ from keras_vit.runs import open_run_directory
 from training.devices.strategies import open_strategy
 from training.evaluation.predictors import outputs
 from training.experiments.grids import Point
+from training.features.extractors import feature_extractor
 from training.input.dataset import DataSet, Split, random_subset
 from training.input.sources import open_source
 from training.loop.pretrain import pretrain
 from training.loop.setup import Setup
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
-from training.probes.features import Features, feature_extractor
+from training.probes.features import Features
 from training.probes.least_squares import LeastSquares, shots_of
 from training.workdir import differences
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -54,9 +55,9 @@ class Split:
     """Reads at the same time, for examples in a bucket, where each read mostly waits."""
     labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
     """The label of each example, where they are known without reading the examples."""
-    target: Callable[[tf.Tensor], tf.Tensor] | None = None
-    """int64 index -> float32 (K,): the share of each class, or 1 for each class of an image that may have several; None
-    where the label says all."""
+    target: Callable[[tf.Tensor], Any] | None = None
+    """int64 index -> float32 (K,): the share of each class, or 1 for each class of an image that may have several; of a
+    data set with `batches` of its own, what these take; None where the label says all."""
     multi_label: bool = False
     """Whether an image may have any number of classes; else the shares of its target sum to 1."""
 
@@ -85,6 +86,20 @@ class Split:
         )
 
 
+class Batches(Protocol):
+    """How batches of a data set are made whose targets are no classes of whole images, but masks or boxes.
+
+    The arguments and the order are those of `training_batches` and `evaluation_batches` (`training/input/pipeline.py`).
+    The targets are a dict of arrays (B, ...), among them "labels" (B, T): the class of each target, -1 for none.
+    """
+
+    def training(self, split: Split, recipe: Any, preprocessing: Preprocessing, **options: Any) -> tf.data.Dataset:
+        """Batches of (images, targets)."""
+
+    def evaluation(self, split: Split, preprocessing: Preprocessing, **options: Any) -> tf.data.Dataset:
+        """Batches of (images, targets, weights)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class DataSet:
     """A data set: the names of its classes and its two splits."""
@@ -92,8 +107,12 @@ class DataSet:
     labels: tuple[str, ...]
     train: Split
     evaluation: Split
+    unlabelled: Split | None = None
+    """Pictures without labels to train on, beside those of `train`; their labels mean nothing."""
     held_out: bool = False
     """Whether the evaluation images are a part that a rule chose, so that a new image may change which they are."""
+    batches: Batches | None = dataclasses.field(default=None, compare=False)
+    """How its batches are made, where the targets are masks or boxes; None for classes."""
 
     @property
     def multi_label(self) -> bool:
@@ -102,8 +121,9 @@ class DataSet:
 
     @property
     def fingerprint(self) -> int:
-        """The same for the same examples in both splits."""
-        return zlib.crc32(b"%d" % self.train.fingerprint, self.evaluation.fingerprint)
+        """The same for the same examples in all splits."""
+        labeled = zlib.crc32(b"%d" % self.train.fingerprint, self.evaluation.fingerprint)
+        return labeled if self.unlabelled is None else zlib.crc32(b"%d" % self.unlabelled.fingerprint, labeled)
 
 
 # For functions of `tf.data.Dataset.map`. AutoGraph takes longer to rewrite them than TensorFlow to trace them, and they

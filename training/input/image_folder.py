@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import is_or_are
+from keras_vit.errors import is_or_are, nearest
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
@@ -29,32 +29,51 @@ from training.input.dataset import (
 from training.options.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
 from training.options.common import OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
+from training.options.decisions import read_decisions
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
 
 
-def folder(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> DataSet:
+def folder(
+    path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None, exclude: str | None = None
+) -> DataSet:
     """Class folders of image files (keras_vit/images/formats.py), whatever they are called; classes in name order.
 
     Files that neither are called like a picture nor hold one are counted in a line.
 
     With train (or training) and test (testing, val, valid, validation) above the classes these are the splits, and must
-    hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says.
+    hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says. The decisions of the
+    file `exclude` come before that.
     """
-    splits, check = split_folders(path), _FileCheck(on_bad_image)
+    splits, check = split_folders(path), _FileCheck(on_bad_image, exclude)
     if splits:
         if left_out := [name for name in directories(path) if path / name not in splits]:
             print(f"Not used, beside {splits[0].name} and {splits[1].name} of {path}: {', '.join(left_out)}.")
         _refuse_seed(split_seed, path)
-        train, test = (_class_files(split, check) for split in splits)
+        train, test = _decided([_class_files(split, check) for split in splits], check)
         if only := sorted(train.keys() ^ test.keys()):
             raise UserError(
                 f"The classes of {splits[0]} and {splits[1]} must be the same, but {', '.join(only)} "
                 f"{is_or_are(len(only))} only in one of them; add images to the other, or remove the class."
             )
     else:
-        train, test = _held_out(_class_files(path, check), path, split_seed)
+        [classes] = _decided([_class_files(path, check)], check)
+        train, test = _held_out(classes, path, split_seed)
     return _source_of_classes(train, test, check.contents, held_out=not splits)
+
+
+def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
+    """All image files in a folder and the folders inside it, whatever they are called; the labels are -1."""
+    check = _FileCheck(on_bad_image, exclude=None)
+    found, others = _entries(path)
+    if others:
+        print(others_line(others, str(path)))
+    files = _good_files(found, str(path), check)
+    if not files:
+        raise UserError(f"{path} should hold pictures without labels, but has none; give another folder.")
+    names = [os.path.relpath(file, path) for file in files]
+    split = _split_of_files(files, np.full(len(files), -1), names, check.contents)
+    return dataclasses.replace(split, labels=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +81,47 @@ class _FileCheck:
     """Reads every file once: which are readable images, and what they contain."""
 
     on_bad_image: OnBadImage
+    exclude: str | None
+    """File of decisions on single images."""
     contents: FileContents = dataclasses.field(default_factory=FileContents)
+
+
+def _decided(splits: Sequence[dict[str, list[str]]], check: _FileCheck) -> list[dict[str, list[str]]]:
+    """Class name -> files of each split, without what the decisions drop, and with their new labels.
+
+    Raises UserError for a new label that is no class, and for a class that loses all its images.
+    """
+    if check.exclude is None:
+        return [*splits]
+    files = [file for split in splits for found in split.values() for file in found]
+    decisions = read_decisions(check.exclude).of_files(files, check.contents)
+    results, dropped, relabeled = [], 0, 0
+    for split in splits:
+        result: dict[str, list[str]] = {name: [] for name in split}
+        for name, found in split.items():
+            for file in found:
+                decision = decisions.get(file)
+                label = decision.new_label if decision and decision.decision == "relabel" else name
+                if label not in result:
+                    raise UserError(
+                        f"{check.exclude} gives {shown(file)} the label {label!r}, which is no class of the data; "
+                        f"correct it: the nearest are {nearest(label, result)}."
+                    )
+                if decision and decision.decision == "drop":
+                    dropped += 1
+                    continue
+                result[label].append(file)
+                relabeled += label != name
+        if empty := [name for name, found in result.items() if not found]:
+            raise UserError(
+                f"{check.exclude} leaves no image of the class {empty[0]!r}; keep some, or remove the class."
+            )
+        results.append({name: sorted(found) for name, found in result.items()})
+    print(
+        f"{check.exclude}: {dropped:,} of {len(files):,} images {is_or_are(dropped)} left out, and {relabeled:,} "
+        f"{'has' if relabeled == 1 else 'have'} another label."
+    )
+    return results
 
 
 def _source_of_classes(
@@ -107,7 +166,9 @@ def _refuse_seed(split_seed: int | None, path: pathlib.Path) -> None:
         raise UserError(f"--split-seed draws a split, but {path} has splits of its own; leave it out.")
 
 
-def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None) -> DataSet:
+def csv_list(
+    path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None, exclude: str | None = None
+) -> DataSet:
     """Image files with their classes from a CSV file with the columns path and label; classes in name order.
 
     What the file holds says `training.options.csv_file`. Without a column split a tenth of each class is kept for
@@ -118,18 +179,23 @@ def csv_list(path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | Non
         print(remark)
     for split, count in not_used.items():
         print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
-    check = _FileCheck(on_bad_image)
+    check = _FileCheck(on_bad_image, exclude)
     if column != ONE_CLASS:
+        if exclude is not None:
+            raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
         _warn_of_separators(path, column, {label for files in value_of.values() for label in files.values()})
         return _with_targets(path, column, value_of, check, split_seed)
     if unusual := [label for files in value_of.values() for label in files.values() if "|" in label]:
         print(f"{unusual[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
     found = {split: _by_class(files) for split, files in value_of.items()}
     if set(found) == {""}:
-        train, test = _held_out(_readable(found[""], str(path), check), path.parent, split_seed)
+        [classes] = _decided([_readable(found[""], str(path), check)], check)
+        train, test = _held_out(classes, path.parent, split_seed)
     else:
         _refuse_seed(split_seed, path)
-        train, test = (_readable(found[split], f"{path} ({split})", check) for split in ("train", "test"))
+        train, test = _decided(
+            [_readable(found[split], f"{path} ({split})", check) for split in ("train", "test")], check
+        )
         if only := sorted(train.keys() ^ test.keys()):
             raise UserError(
                 f"Both splits of {path} must have the same classes, but {', '.join(only)} {is_or_are(len(only))} only "
@@ -242,7 +308,7 @@ def _readable(found: dict[str, list[str]], where: str, check: _FileCheck) -> dic
 def _good_files(files: Sequence[str], where: str, check: _FileCheck) -> list[str]:
     """The files that are readable images; a UserError names the others, unless they are skipped."""
     image_warnings = ImageWarnings()
-    bad = problems_of(files, lambda file: _file_problem(file, image_warnings, check.contents))
+    bad = problems_of(files, lambda file: file_problem(file, image_warnings, check.contents))
     if bad:
         named = summarize_problems({shown(file): why for file, why in bad.items()})
         count = f"{len(bad)} of {len(files)} files in {where} cannot be read as images: {named}"
@@ -270,7 +336,7 @@ def _entries(folder: pathlib.Path) -> tuple[list[str], list[str]]:
     return sorted(split[0]), split[1]
 
 
-def _file_problem(file: str, image_warnings: ImageWarnings, contents: FileContents) -> str | None:
+def file_problem(file: str, image_warnings: ImageWarnings, contents: FileContents) -> str | None:
     """Why a file cannot be decoded, or None; the others note what is odd about it and what is in it."""
     if os.path.isdir(file):
         return "a link to a folder, which is not followed"

@@ -58,14 +58,22 @@ def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
     if known.counts == now.counts:
         raise UserError(
             f"{run.name} was trained when {known.data} had other images, or the same under other names or classes, so "
-            "that others are kept for evaluation now, and the run may have been trained on them; evaluate on images of "
-            "another folder."
+            "that others are kept for evaluation now, and the run may have been trained on them; "
+            f"{_advice(run, options)}."
         )
     raise UserError(
         f"{run.name} was trained when {known.data} had {sum(known.counts):,} images, of which {known.counts[1]:,} were "
         f"kept for evaluation; now it has {sum(now.counts or ()):,}, so that others are kept, and the run may have "
-        "been trained on them; evaluate on images of another folder."
+        f"been trained on them; {_advice(run, options)}."
     )
+
+
+def _advice(run: Run, options: DataOptions) -> str:
+    """What to do about other evaluation images than those of a run."""
+    exclude = run.settings["source"].get("exclude")
+    if exclude == options.exclude:
+        return "evaluate on images of another folder"
+    return "leave --exclude out" if exclude is None else f"give --exclude {exclude}, as in training"
 
 
 def warn_of_training_images(run: Run, source: "DataSet") -> bool:

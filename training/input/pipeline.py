@@ -62,17 +62,8 @@ def training_batches(
 
     With `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, for worker i of n.
     """
-    per_epoch = steps_per_epoch(split, recipe.batch_size) * recipe.batch_size
     rows, partners = _rows_to_read(recipe, part)
-
-    def shuffled(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        position = number // len(rows) * recipe.batch_size + tf.constant(rows)[number % len(rows)]
-        epoch, place = position // per_epoch, position % per_epoch  # repeated for ever
-        index = tf.raw_ops.RandomIndexShuffle(
-            index=place, seed=tf.stack([seed, epoch, 0]), max_index=split.num_examples - 1, rounds=_SHUFFLE_ROUNDS
-        )
-        return index, position
-
+    shuffled = training_order(split, recipe.batch_size, rows, seed)
     recolored = bool(recipe.color_jitter or recipe.three_augment)
     crops = recipe if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation" else None
 
@@ -101,8 +92,7 @@ def training_batches(
         labels = labels if split.target else tf.one_hot(labels, num_classes)
         return _mixed(images, labels, partners, tf.stack([seed, step]), recipe)
 
-    end = tf.int64.max if num_steps is None else (first_step + num_steps) * len(rows)
-    numbers = tf.data.Dataset.range(first_step * len(rows), end)
+    numbers = example_numbers(len(rows), first_step, num_steps)
     if split.parallel_reads:
         data = numbers.map(stored, num_parallel_calls=split.parallel_reads, deterministic=True)
         data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -118,7 +108,30 @@ def training_batches(
     return data.prefetch(tf.data.AUTOTUNE)
 
 
-def _rows_of_part(batch_size: int, part: tuple[int, int]) -> np.ndarray:
+def training_order(split: Split, batch_size: int, rows: np.ndarray, seed: int) -> Callable:
+    """Return a function: number among the examples of these rows of every batch -> (index in the split, number in the
+    run), both int64.
+    """
+    per_epoch = steps_per_epoch(split, batch_size) * batch_size
+
+    def shuffled(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        position = number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)]
+        epoch, place = position // per_epoch, position % per_epoch  # repeated for ever
+        index = tf.raw_ops.RandomIndexShuffle(
+            index=place, seed=tf.stack([seed, epoch, 0]), max_index=split.num_examples - 1, rounds=_SHUFFLE_ROUNDS
+        )
+        return index, position
+
+    return shuffled
+
+
+def example_numbers(num_rows: int, first_step: int, num_steps: int | None) -> tf.data.Dataset:
+    """The numbers that a function of `training_order` takes, from a step on, for a number of steps or without end."""
+    end = tf.int64.max if num_steps is None else (first_step + num_steps) * num_rows
+    return tf.data.Dataset.range(first_step * num_rows, end)
+
+
+def rows_of_part(batch_size: int, part: tuple[int, int]) -> np.ndarray:
     """Rows of every batch that one part gives."""
     if batch_size % part[1]:
         raise UserError(
@@ -134,7 +147,7 @@ def _rows_to_read(recipe: Recipe, part: tuple[int, int]) -> tuple[np.ndarray, np
 
     Images are mixed with others of the whole batch, so that the batch is the same whatever the number of parts.
     """
-    own = _rows_of_part(recipe.batch_size, part)
+    own = rows_of_part(recipe.batch_size, part)
     if not (recipe.mixup or recipe.cutmix):
         return own, own - own[0]
     partners = (own - 1) % recipe.batch_size if recipe.mixup_partner == "next" else recipe.batch_size - 1 - own
@@ -253,12 +266,14 @@ def resized_once(
     """A source with the same batches, of which files are decoded and resized once instead of in every epoch.
 
     Each split stays as it is where that saves nothing or needs more than 512 MB, and that of training where each epoch
-    decodes other windows of the images.
+    decodes other windows of the images; so does a source with `batches` of its own.
 
     Args:
         epochs: of training that are left.
         evaluations: that are left.
     """
+    if source.batches is not None:
+        return source
     cropped = recipe.inception_crop or (recipe.crop_from is not None and recipe.resize == "resize-small")
     several_crops = isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation"
     train, evaluation = source.train, source.evaluation
@@ -268,9 +283,12 @@ def resized_once(
             train = _in_memory(train, preprocessing, preprocessing.resized, preprocessing.image_size)
         else:
             train = _in_memory(train, preprocessing, lambda image: _stretched(image, side, preprocessing), (side, side))
+    unlabelled = source.unlabelled
+    if unlabelled is not None and recipe.crop_from is None and not cropped:
+        unlabelled = _in_memory(unlabelled, preprocessing, preprocessing.resized, preprocessing.image_size)
     if evaluations >= 2:
         evaluation = _in_memory(evaluation, preprocessing, preprocessing.resized, preprocessing.image_size)
-    return dataclasses.replace(source, train=train, evaluation=evaluation)
+    return dataclasses.replace(source, train=train, evaluation=evaluation, unlabelled=unlabelled)
 
 
 def _in_memory(
@@ -327,7 +345,7 @@ def evaluation_batches(
     Every batch has its full size: behind the last example come black images of weight 0 and without a label. With
     `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, equally many in every part.
     """
-    rows = _rows_of_part(batch_size, part)
+    rows = rows_of_part(batch_size, part)
 
     @without_autograph
     def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -68,9 +68,9 @@ def _open(options: DataOptions) -> DataSet:
         warn_about_images(source.train, source.evaluation)  # of a folder all files are looked at
         return source
     if kind == "csv":
-        return csv_list(options.path, options.on_bad_image, options.split_seed)
+        return csv_list(options.path, options.on_bad_image, options.split_seed, options.exclude)
     if kind == "folder":
-        return folder(options.path, options.on_bad_image, options.split_seed)
+        return folder(options.path, options.on_bad_image, options.split_seed, options.exclude)
     return digits()
 
 

@@ -10,17 +10,24 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
+from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
+from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
+from keras_vit.models.segmentation import block_predictions
+from keras_vit.models.tasks import build_task, task_of
 from training.loop.jax_trainer import JaxTrainer
-from training.loop.objectives import distillation_objective, make_objective
+from training.loop.objectives import Classification, distillation_objective, make_objective, uses_labels
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.trainer import StepOptions, Trainer, TrainingForward
 from training.options.common import Execution
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.dense import DenseRecipe, SegmentRecipe
+from training.recipes.recipe import PretrainRecipe, PseudoLabelRecipe, Recipe
 from training.techniques.distillation import two_headed
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
 from training.techniques.patch_dropout import PatchDropout
+from training.techniques.pseudo_labels import PseudoLabels
+from training.techniques.segmentation import mask_annealing
 from training.techniques.self_distillation import MultiCrop, averaging_decay
 
 
@@ -103,7 +110,7 @@ def compile_trainer(
     strategy = strategy or tf.distribute.get_strategy()
     _prepare(model, recipe, strategy, execution, deterministic)
     with strategy.scope():
-        jit_compile = _jit_compile(execution, deterministic)
+        jit_compile = _jit_compile(execution, deterministic, matches_on_host=isinstance(recipe, DenseRecipe))
         optimizer = make_optimizer(
             recipe.optimizer,
             model,
@@ -155,7 +162,10 @@ def _make_trainer(
 ) -> Trainer:
     """Return the recipe's trainer of a prepared model, which is not compiled yet."""
     with strategy.scope():
-        training_objective = distillation_objective(recipe, model) or make_objective(recipe, class_weights)
+        objective = make_objective(recipe, preprocessing_of(model))
+        training_objective = distillation_objective(recipe, model)
+        if class_weights is not None:
+            training_objective = Classification(recipe.loss, recipe.label_smoothing, class_weights)
     return (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
         model,
         StepOptions(
@@ -166,10 +176,11 @@ def _make_trainer(
             seed=seed,
             remat=execution.remat,
         ),
-        objective=training_objective,
-        validation=make_objective(recipe),
+        objective=training_objective or objective,
+        validation=objective if uses_labels(recipe) else training_objective or objective,
         strategy=strategy,
         training_forward=_training_forward(model, recipe, num_steps, seed, execution),
+        after_step=mask_annealing(model, num_steps) if isinstance(recipe, SegmentRecipe) else None,
     )
 
 
@@ -191,6 +202,14 @@ def _training_forward(
         if execution.remat:
             raise UserError("--target self-distillation does not support rematerialization; leave --remat out.")
         return lambda network, step, averages: MultiCrop(model, network, averages, step, recipe, num_steps)
+    if isinstance(recipe, DenseRecipe) and execution.remat:
+        raise UserError("Training with masks or boxes does not support rematerialization; leave --remat out.")
+    if isinstance(recipe, SegmentRecipe) and recipe.head == "eomt":
+        return lambda network, step, averages: block_predictions(network)
+    if isinstance(recipe, PseudoLabelRecipe):
+        if execution.remat:
+            raise UserError("Pictures without labels do not support rematerialization; leave --remat out.")
+        return lambda network, step, averages: PseudoLabels(model, network, averages)
     if recipe.patch_dropout:
         return lambda network, step, averages: PatchDropout(model, network, recipe.patch_dropout)
     if recipe.patch_sizes:
@@ -220,8 +239,16 @@ def _check_xla(execution: Execution, deterministic: bool) -> None:
         raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
 
 
-def _jit_compile(execution: Execution, deterministic: bool) -> bool:
-    """Whether Keras compiles the step with XLA. A TPU always does; several replicas on CPUs or GPUs cannot."""
+def _jit_compile(execution: Execution, deterministic: bool, *, matches_on_host: bool) -> bool:
+    """Whether Keras compiles the step with XLA. A TPU always does; several replicas on CPUs or GPUs cannot.
+
+    Raises UserError if XLA is requested for a step that matches masks or boxes on the host, which it cannot on
+    TensorFlow.
+    """
+    if matches_on_host and keras.backend.backend() == "tensorflow":
+        if execution.xla == "on":
+            raise UserError("Masks and boxes are matched by the processor, which XLA cannot; leave --xla out.")
+        return False
     if execution.xla == "on" or keras.backend.backend() == "jax":
         return True
     single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
@@ -245,12 +272,22 @@ def model_with_config(
 ) -> keras.Model:
     """Build a new model from a config and copy the weights, with `averages` in place of the trainable ones if given.
 
-    A model that was trained on masked patches becomes one that returns features. Raises UserError for a model with
+    A model that was trained on masked patches becomes one that returns features; one that segments loses its mask
+    attention, which is for training. Raises UserError for a model with
     other layers than its config says.
     """
     _check_graph(model)
-    num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
-    new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
+    task = task_of(model)
+    if task is not None and isinstance(config, ViTConfig):
+        if isinstance(task, SegmentationConfig):  # which training has annealed away
+            task = dataclasses.replace(task, mask_attention=False)
+        new = build_task(config, task, preprocessing, name=model.name)
+        if "class_logits" in model.output and isinstance(task, DetectionConfig):
+            classes = model.get_layer(CLASSES)
+            new = with_classes(new, np.zeros((classes.num_classes, classes.embedding_size)))
+    else:
+        num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
+        new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
     with keras.StatelessScope(list(zip(model.trainable_variables, averages, strict=bool(averages)))):
         values = {key: np.array(value) for key, value in values_by_key(model).items()}
     for key, variable in weights_by_key(new).items():

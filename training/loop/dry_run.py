@@ -16,11 +16,12 @@ from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
 from training.loop.build import checked_model
-from training.loop.objectives import Classification, MaskedPatches, Objective, make_objective
+from training.loop.objectives import MaskedPatches, Objective, make_objective, uses_labels
 from training.loop.optimizers import LearningRate
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, checked, settings_of
 from training.options.common import Execution, TrainingOptions
+from training.recipes.dense import DenseRecipe
 from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Variables of the optimizer for each weight. Those few that Muon leaves to Adam have two.
@@ -72,7 +73,7 @@ def dry_run_report(
         execution=options.execution,
         deterministic=options.deterministic,
     )
-    classes = len(source.labels) if isinstance(make_objective(recipe), Classification) else 0
+    classes = len(source.labels) if uses_labels(recipe) else 0
     channels = preprocessing_of(network).channels
     workload = Workload(config_of(network), recipe, classes, channels, options.execution, replicas)
     if recipe.lora or recipe.freeze:
@@ -135,6 +136,8 @@ def _not_counted(recipe: Recipe, objective: Objective) -> Iterator[str]:
     if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
         crops = f"2 crops and {recipe.local_crops} small ones of each image"
         yield f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}"
+    if isinstance(recipe, DenseRecipe):
+        yield "the queries, and the heads of masks or boxes"
     if recipe.teacher is not None:
         yield f"the weights and the forward pass of the teacher {recipe.teacher}"
     if recipe.patch_dropout:

@@ -54,7 +54,7 @@ class JaxTrainer(Trainer):
         """Return batches on the devices, each copied to them before the one before it is trained on."""
         ahead: collections.deque = collections.deque()
         for batch in dataset.as_numpy_iterator():
-            ahead.append(tuple(_on_devices(part) for part in batch))
+            ahead.append(keras.tree.map_structure(_on_devices, batch))
             if len(ahead) > 1:
                 yield ahead.popleft()
         yield from ahead
@@ -92,11 +92,13 @@ class JaxTrainer(Trainer):
         groups = self._train_groups()
         with keras.StatelessScope(_pairs(groups, state)) as scope:
             gradients = self._accumulated if self._accumulation > 1 else self._gradients
-            logs = self._update(*gradients(*data[:2]))
+            images, labels = data[:2]
+            logs = self._update(*gradients(images, self._with_num_targets(labels, ops.ones(images.shape[:1]))))
         return logs, _values(scope, groups)
 
     def test_step(self, state, data):
         images, labels, weights = data
+        labels = self._with_num_targets(labels, weights)
         groups = [self.trainable_variables, self.non_trainable_variables, []]
         with keras.StatelessScope(_pairs(groups, state)) as scope:
             trained = [v.value for v in self.ema or self.network.trainable_variables]
@@ -109,7 +111,7 @@ class JaxTrainer(Trainer):
         import jax
 
         count = self._accumulation
-        parts = [_micro_batches(x, count) for x in (images, labels)]
+        parts = [keras.tree.map_structure(lambda x: _micro_batches(x, count), x) for x in (images, labels)]
         start = (
             [ops.zeros(variable.shape) for variable in self.network.trainable_variables],
             [ops.zeros(()) for _ in range(3)],
@@ -136,7 +138,8 @@ class JaxTrainer(Trainer):
         def loss(trained):
             now = values | {id(v): value for v, value in zip(variables, trained, strict=True)}
             outputs, now = self._outputs(now, images)
-            losses, sums = self._objective.measure(images, labels, outputs, ops.ones(images.shape[:1]))
+            with keras.StatelessScope(changed):
+                losses, sums = self._objective.measure(images, labels, outputs, ops.ones(images.shape[:1]))
             return ops.sum(losses) / self._batch_size, (sums, [now[id(v)] for v in self._statistics])
 
         gradients, (sums, statistics) = jax.grad(loss, has_aux=True)([values[id(v)] for v in variables])

@@ -5,18 +5,25 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from keras_vit import Preprocessing, ViTConfig
+from keras_vit import Preprocessing, ViTConfig, preprocessing_of
+from training.recipes.dense import DenseRecipe, SegmentRecipe
+from training.recipes.detect import DetectRecipe
 from training.recipes.recipe import (
     COLOR_LEVELS,
     PATCH_CELLS,
     PIXEL_TARGETS,
     Loss,
     PretrainRecipe,
+    PseudoLabelRecipe,
     Recipe,
     Target,
     num_patch_outputs,
 )
+from training.techniques.detection import BoxSetPrediction
 from training.techniques.distillation import HardDistillation, SoftDistillation, check_student, open_teacher
+from training.techniques.feature_distillation import FeatureDistillation, open_feature_teacher
+from training.techniques.pseudo_labels import PseudoLabelLoss
+from training.techniques.segmentation import MaskSetPrediction, PixelClasses
 from training.techniques.self_distillation import SelfDistillation
 
 
@@ -32,9 +39,7 @@ class Classification:
             two mixed ones has their mean. The accuracy counts all images alike.
     """
 
-    def __init__(
-        self, loss: Loss = "softmax", label_smoothing: float = 0.0, class_weights: np.ndarray | None = None
-    ):
+    def __init__(self, loss: Loss = "softmax", label_smoothing: float = 0.0, class_weights: np.ndarray | None = None):
         self._loss, self._label_smoothing, self._class_weights = loss, label_smoothing, class_weights
         self.metrics = ("loss", "binary_accuracy" if loss == "multi-label" else "accuracy")
         self.metric_dtype = "float32" if loss == "multi-label" else "int32"  # shares or counts
@@ -132,23 +137,53 @@ def _standardized(pixels: tf.Tensor) -> tf.Tensor:
     return centered / tf.sqrt(variance + 1e-6)
 
 
-Objective = Classification | MaskedPatches | SelfDistillation | SoftDistillation | HardDistillation
+OfImages = (
+    Classification
+    | MaskedPatches
+    | SelfDistillation
+    | SoftDistillation
+    | HardDistillation
+    | FeatureDistillation
+    | PseudoLabelLoss
+)
+# Of targets that are masks or boxes.
+Dense = MaskSetPrediction | PixelClasses | BoxSetPrediction
+Objective = OfImages | Dense
 
 
-def make_objective(recipe: Recipe, class_weights: np.ndarray | None = None) -> Objective:
-    """Return the objective of a recipe; see `Classification` for the weights of the classes."""
+def uses_labels(recipe: Recipe) -> bool:
+    """Whether the evaluation of a recipe compares with the classes of the images."""
+    return not (isinstance(recipe, DenseRecipe) or (isinstance(recipe, PretrainRecipe) and recipe.learns_features))
+
+
+def make_objective(recipe: Recipe, preprocessing: Preprocessing | None = None) -> Objective:
+    """Return the objective of a recipe without a teacher; in the scope of the strategy.
+
+    preprocessing: of the model; default that of a model which the recipe builds.
+    """
+    if isinstance(recipe, SegmentRecipe):
+        return MaskSetPrediction(recipe.points) if recipe.head == "eomt" else PixelClasses()
+    if isinstance(recipe, DetectRecipe):
+        return BoxSetPrediction()
     if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
         return SelfDistillation()
+    if isinstance(recipe, PseudoLabelRecipe):
+        return PseudoLabelLoss(recipe)
     if isinstance(recipe, PretrainRecipe) and recipe.target != "classes":
         assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
-        return MaskedPatches(recipe.target, recipe.preprocessing(recipe.channels), recipe.model.patch)
-    return Classification(recipe.loss, recipe.label_smoothing, class_weights)
+        preprocessing = preprocessing or recipe.preprocessing(recipe.channels)
+        return MaskedPatches(recipe.target, preprocessing, recipe.model.patch)
+    return Classification(recipe.loss, recipe.label_smoothing)
 
 
-def distillation_objective(recipe: Recipe, student: keras.Model) -> SoftDistillation | HardDistillation | None:
+def distillation_objective(
+    recipe: Recipe, student: keras.Model
+) -> SoftDistillation | HardDistillation | FeatureDistillation | None:
     """Return the objective of training with the recipe's teacher, which is loaded; None without a teacher."""
     if recipe.teacher is None:
         return None
+    if recipe.distillation == "features":
+        return FeatureDistillation(open_feature_teacher(recipe.teacher, preprocessing_of(student)))
     if recipe.distillation == "hard":
         check_student(student)
         return HardDistillation(open_teacher(recipe.teacher, student), recipe.label_smoothing)

@@ -18,7 +18,9 @@ from training.recipes.schedules import Schedule
 
 _BLOCK = "Transformer.encoderblock_"
 # Layers whose 2-D kernels are the first or the last of a model, which Muon leaves to Adam.
-_FIRST_AND_LAST = ("embedding", "decoder_embedding", "mask_head", "prototypes", *HEADS)
+_FIRST_AND_LAST = ("embedding", "decoder_embedding", "mask_head", "class_head", "prototypes", *HEADS)
+# First parts of the names of layers that follow the encoder, but are also used before its last blocks.
+_AFTER_ENCODER = ("queries", "class_head", "mask_head", "upscale", "Transformer.encoder_norm")
 
 
 @keras.saving.register_keras_serializable("keras_vit_training")
@@ -39,6 +41,8 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
             rate = rate * 0.5 * (1.0 + ops.cos(math.pi * progress))
         elif schedule.decay == "linear":
             rate = schedule.linear_end + (rate - schedule.linear_end) * (1.0 - progress)
+        elif schedule.decay == "polynomial":
+            rate = rate * ops.power(1.0 - progress, 0.9)
         elif schedule.decay == "rsqrt":
             rate = rate / ops.sqrt(1.0 + ops.maximum(after_warmup, 0.0) / schedule.timescale)
         elif schedule.decay == "stair":
@@ -304,7 +308,7 @@ def layer_lr_multipliers(model: keras.Model, layer_decay: float) -> dict[str, fl
     for layer in model.layers:  # from the images to the outputs
         if layer.name in blocks:
             depth = blocks[layer.name] + 1
-        elif depth:
+        elif depth or layer.name.startswith(_AFTER_ENCODER):
             depth = top
         multipliers |= {variable.path: layer_decay ** (top - depth) for variable in layer.trainable_variables}
     return multipliers

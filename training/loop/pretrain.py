@@ -1,15 +1,21 @@
-"""Train a model from scratch by a recipe."""
+"""Train a model by a recipe: from scratch, or without labels from a checkpoint."""
 
 from collections.abc import Sequence
 
 import keras
 
+import keras_vit
+from keras_vit import preprocessing_of
+from keras_vit.checkpoints.describe import license_of
+from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.remote import to_path
 from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, open_setup, with_loss_for
 from training.loop.train import run_training
 from training.options.train import PretrainOptions
+from training.techniques.feature_distillation import feature_student, open_feature_teacher
 
 
 def pretrain(
@@ -21,15 +27,56 @@ def pretrain(
     """Train a model and return its run; with `options.dry_run` only print the report.
 
     Args:
-        options: of the command.
+        options: of the command. With a checkpoint, the recipe's model is that of the checkpoint.
         recipe_name: for config.json and messages.
         setup: data and devices; by default those of the options.
         callbacks: see `training.loop.train.run_training`.
     """
     setup = setup or open_setup(options)
     options = with_loss_for(options, setup.source)
-    build = options.recipe.build
+    recipe = options.recipe
+
+    def make_model(num_classes: int) -> keras.Model:
+        start = None if options.checkpoint is None else _start(options, options.checkpoint)
+        own = None if start is None else preprocessing_of(start)
+        is_student = recipe.distillation == "features"
+        model = recipe.build(None if is_student else num_classes, own)
+        if is_student:
+            assert recipe.teacher is not None  # as the recipe checks
+            model = feature_student(model, open_feature_teacher(recipe.teacher, preprocessing_of(model)))
+        if start is not None:
+            _fill(model, start, options.checkpoint)
+        return model
+
     if options.dry_run:
-        dry_run_report(options, setup, build, command="pretrain", recipe_name=recipe_name)
+        dry_run_report(options, setup, make_model, command="pretrain", recipe_name=recipe_name)
         return RunDirectory(to_path(options.workdir))
-    return run_training(options, setup, build, command="pretrain", recipe_name=recipe_name, callbacks=callbacks)
+    checkpoint = options.checkpoint
+    return run_training(
+        options,
+        setup,
+        make_model,
+        command="pretrain",
+        recipe_name=recipe_name,
+        callbacks=callbacks,
+        weights=None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)},
+    )
+
+
+def _start(options: PretrainOptions, checkpoint: str) -> keras.Model:
+    """The checkpoint's model at the recipe's image size, without its head."""
+    size, channels = options.recipe.image_size, options.recipe.channels
+    return keras_vit.from_checkpoint(find_checkpoint(checkpoint), image_size=size, num_classes=0, channels=channels)
+
+
+def _fill(model: keras.Model, start: keras.Model, name: str | None) -> None:
+    """Copy all weights that the models share; mask tokens, decoder and heads stay new, which is printed."""
+    values, new = weights_by_key(start), []
+    for key, variable in weights_by_key(model).items():
+        if key in values:
+            variable.assign(values[key])
+        elif variable.trainable:
+            new.append(key.rpartition("/")[0])
+    layers = list(dict.fromkeys(new))
+    more = f" and {len(layers) - 4} more" if len(layers) > 4 else ""
+    print(f"Begins with the {len(values)} arrays of {name}; new layers: {', '.join(layers[:4]) or 'none'}{more}.")

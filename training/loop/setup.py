@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import keras
@@ -18,7 +18,7 @@ from training.devices.strategies import open_strategy
 from training.input.dataset import balanced, class_weights
 from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import DataSet, open_source
-from training.loop.objectives import Classification, make_objective
+from training.loop.objectives import uses_labels
 from training.loop.run import RunDirectory
 from training.options.common import Execution, TrainingOptions
 from training.recipes.advice import advice
@@ -46,8 +46,11 @@ class Setup:
     strategy: tf.distribute.Strategy
 
 
-def open_setup(options: TrainingOptions) -> Setup:
-    """Check the options and open the devices, then the data: reading images needs devices."""
+def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None = None) -> Setup:
+    """Check the options and open the devices, then the data: reading images needs devices.
+
+    open_data: for data that are no classes of images. Default: `open_source`.
+    """
     if not options.workdir.isprintable():
         raise UserError(
             "--workdir takes a directory or an address such as gs://bucket/run, in printable characters, "
@@ -57,7 +60,7 @@ def open_setup(options: TrainingOptions) -> Setup:
         to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     return Setup(
         strategy=open_strategy(options.devices, options.model_parallel),
-        source=open_source(options.source, multi_label=True),
+        source=open_data() if open_data else open_source(options.source, multi_label=True),
     )
 
 
@@ -67,7 +70,7 @@ def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     Raises UserError if recipe and data exclude each other.
     """
     recipe = options.recipe
-    if source.multi_label == (recipe.loss == "multi-label") or not _uses_labels(recipe):
+    if source.multi_label == (recipe.loss == "multi-label") or not uses_labels(recipe):
         return options
     if not source.multi_label:
         raise UserError(
@@ -82,10 +85,6 @@ def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     return dataclasses.replace(options, recipe=dataclasses.replace(recipe, loss="multi-label"))
 
 
-def _uses_labels(recipe: Recipe) -> bool:
-    return isinstance(make_objective(recipe), Classification)
-
-
 def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int]:
     """Return the options with a warm-up that fits into the run, the data as the recipe takes them, and the steps.
 
@@ -97,7 +96,7 @@ def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int
     if recipe.class_weights:
         class_weights(source.train, len(source.labels))  # raises UserError where the labels are not known
     _check_batch(recipe, setup.strategy)
-    if recipe.teacher is not None:
+    if recipe.teacher is not None and recipe.distillation != "features":
         check_teacher_classes(recipe.teacher, source.labels)
     steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
     _check_memory(recipe)
@@ -129,7 +128,7 @@ def save_input(
             f"({source.labels[most]}), 1 on average over the images."
         )
     is_evened = recipe.balance or recipe.class_weights
-    if own_folder and source.train.labels is not None and not is_evened and _uses_labels(recipe):
+    if own_folder and source.train.labels is not None and not is_evened and uses_labels(recipe):
         counts = np.bincount(source.train.labels)
         for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
             print(sentence)

@@ -19,6 +19,7 @@ from training.devices.strategies import check_equal_on_workers, distributed, is_
 from training.input.dataset import class_weights
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.input.sources import DataSet, bad_examples_reported
+from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
@@ -206,8 +207,13 @@ class Training:
         preprocessing, left = preprocessing_of(trainer.network), self.num_steps - self.step
         epochs, evaluations = left / self._data_epoch, left // self._epoch
         source = resized_once(self._source, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
+        of_training, of_evaluation, most = training_batches, evaluation_batches, _EVALUATION_BATCH
+        if source.batches is not None:  # of large pictures
+            of_training, of_evaluation, most = source.batches.training, source.batches.evaluation, recipe.batch_size
+        if source.unlabelled is not None:
+            of_training = functools.partial(semi_supervised_batches, source.unlabelled)
         training = functools.partial(
-            training_batches,
+            of_training,
             source.train,
             recipe,
             preprocessing,
@@ -216,9 +222,9 @@ class Training:
             first_step=self.step,
             num_steps=None,
         )
-        size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync)
+        size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
         evaluation = functools.partial(
-            evaluation_batches,
+            of_evaluation,
             source.evaluation,
             preprocessing,
             num_classes=len(source.labels),
@@ -318,9 +324,12 @@ class Training:
         )
 
 
-def evaluation_size(num_examples: int, replicas: int) -> tuple[int, int]:
-    """Return a batch size that the replicas divide, and the number of batches, with the least padding."""
-    num_batches = -(-num_examples // _EVALUATION_BATCH)
+def evaluation_size(num_examples: int, replicas: int, most: int = _EVALUATION_BATCH) -> tuple[int, int]:
+    """Return a batch size that the replicas divide, and the number of batches, with the least padding.
+
+    most: images in a batch, before the replicas divide it.
+    """
+    num_batches = -(-num_examples // most)
     size = -(-num_examples // num_batches)
     return -(-size // replicas) * replicas, num_batches
 

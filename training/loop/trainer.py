@@ -28,9 +28,11 @@ from training.devices.strategies import several_workers
 from training.loop.objectives import Objective
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.patch_dropout import PatchDropout
+from training.techniques.pseudo_labels import PseudoLabels
+from training.techniques.segmentation import MaskSetPrediction
 from training.techniques.self_distillation import MultiCrop
 
-TrainingForward: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | MultiCrop
+TrainingForward: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | MultiCrop | PseudoLabels
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
@@ -74,6 +76,7 @@ class Trainer(keras.Model):
         validation: Objective | None = None,
         strategy: tf.distribute.Strategy | None = None,
         training_forward: Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForward] | None = None,
+        after_step: Callable[[tf.Tensor], None] | None = None,
     ):
         """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
         the model, which is already built, and fail (keras#20585).
@@ -86,11 +89,13 @@ class Trainer(keras.Model):
             strategy: under whose scope the network was created; None for one device.
             training_forward: takes the network, perhaps with faster kernels, the step and the averages of the weights;
                 returns what is computed in training, on the same weights; None for the network.
+            after_step: takes the number of steps done, and assigns variables of the network that follow from it.
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
         self.network = network
         self._objective, self._validation = objective, validation or objective
+        self._assign_after_step = after_step
         self._batch_size, self._accumulation = options.batch_size, options.accumulation
         self._ema_decay, self._seed, self._sharpness_radius = options.ema_decay, options.seed, options.sharpness_radius
         # Of this worker; after the same step `any_stop_requested` is true in all workers if one set it.
@@ -111,6 +116,8 @@ class Trainer(keras.Model):
                 self._forward = training_forward(self._forward, self.step, self.ema)
         if isinstance(self._forward, PatchDropout):
             self._random.append(self._forward.seed)
+        if isinstance(self._objective, MaskSetPrediction):
+            self._random.append(self._objective.seed_generator.state)
         self._segments = segments(self._forward) if options.remat else []
         self.built = True
 
@@ -198,6 +205,7 @@ class Trainer(keras.Model):
         # Set again, because iterators over several workers lose the static shape.
         rows = self._batch_size // replica.num_replicas_in_sync
         images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (rows, *x.shape[1:])), tuple(data[:2]))
+        labels = self._with_num_targets(labels, tf.ones(rows))
         gradients, sums, statistics = (self._accumulated if self._accumulation > 1 else self._gradients)(images, labels)
         stop = [] if self._stop_requested is None else [tf.identity(self._stop_requested)]
         if replica.num_replicas_in_sync > 1:
@@ -218,10 +226,31 @@ class Trainer(keras.Model):
         for average, variable in zip(self.ema, self.network.trainable_variables, strict=bool(self.ema)):
             average.assign(average + (1.0 - decay) * (variable - average))
         self.step.assign_add(1)
+        if self._assign_after_step is not None:
+            self._assign_after_step(self.step.value)
         return self._logs(self.sums, sums)
+
+    def _with_num_targets(self, labels, weights):
+        """Targets of masks or boxes with "num_targets" (B,), their mean number in an image of the complete batch.
+
+        It divides the losses of all replicas and micro-batches, which thus are those of the batch as a whole.
+
+        weights: (B,), 1 for images and 0 for what fills a batch.
+        """
+        if not isinstance(labels, dict):
+            return labels
+        present = ops.sum(ops.cast(labels["labels"] >= 0, "float32"))
+        counts = ops.stack([present, ops.sum(weights)])
+        if keras.backend.backend() == "tensorflow":
+            replica = tf.distribute.get_replica_context()
+            if replica.num_replicas_in_sync > 1:
+                counts = replica.all_reduce(tf.distribute.ReduceOp.SUM, counts)
+        mean = ops.maximum(counts[0], 1.0) / ops.maximum(counts[1], 1.0)
+        return {**labels, "num_targets": ops.broadcast_to(mean, labels["labels"].shape[:1])}
 
     def test_step(self, data):
         images, labels, weights = data
+        labels = self._with_num_targets(labels, weights)
         averaged = list(zip(self.network.trainable_variables, self.ema, strict=False)) if self.ema else []
         with keras.StatelessScope(averaged):
             outputs = self.network(images, training=False)
@@ -283,7 +312,8 @@ class Trainer(keras.Model):
             with keras.StatelessScope(values) as scope:
                 network = rematerialized(self._segments, values) if self._segments else forward
                 outputs = network(images, training=True)
-            losses, sums = self._objective.measure(images, labels, outputs, tf.ones(labels.shape[:1]))
+                rows = tf.nest.flatten(labels)[0].shape[:1]
+                losses, sums = self._objective.measure(images, labels, outputs, tf.ones(rows))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
         here = [variable.value for variable in variables] if weights is None else weights
         gradients = tape.gradient(loss, here, unconnected_gradients=tf.UnconnectedGradients.ZERO)

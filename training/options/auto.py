@@ -18,6 +18,8 @@ class AutoOptions:
     """Directory of the new run."""
     minutes: Positive | None = None
     """Time for fine-tuning all weights. Default: on a GPU as long as it takes, on a CPU none."""
+    unlabelled: str | None = None
+    """folder:PATH of pictures without labels, for fine-tuning all weights; see training.finetune."""
     resize: Resize | None = None
     """How images are resized to the model's input; default what classifies better on frozen features."""
     seed: Seed = 0

@@ -9,14 +9,17 @@ import shlex
 from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.errors import near_path, nearest
 from keras_vit.files.file_contents import shown
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
+from keras_vit.parser import Given
 from keras_vit.runs import Run
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
+from training.options.decisions import read_decisions
 from training.recipes.recipe import Recipe
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
@@ -34,8 +37,8 @@ _NOUNS = {"folder": "folder", "csv": "file"}
 _TAKEN = {
     "digits": (),
     "tfds": ("data_dir", "train_split", "eval_split"),
-    "folder": ("on_bad_image", "split_seed"),
-    "csv": ("on_bad_image", "split_seed"),
+    "folder": ("on_bad_image", "split_seed", "exclude"),
+    "csv": ("on_bad_image", "split_seed", "exclude"),
     "tfrecord": ("on_bad_image",),
 }
 
@@ -57,6 +60,8 @@ def check_data(source: DataOptions) -> None:
             f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data "
             f"{shlex.quote(f'{given}:{rest}')}."
         )
+    if source.exclude is not None:
+        read_decisions(source.exclude)
     if kind == "folder":
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
@@ -244,6 +249,32 @@ def check_loss(source: DataOptions, recipe: Recipe) -> None:
             "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; "
             "leave it out."
         )
+
+
+def unlabelled_path(name: str) -> pathlib.Path:
+    """The folder that `--unlabelled folder:PATH` names. Raises UserError unless it exists."""
+    kind, _, rest = name.partition(":")
+    if kind != "folder" or not rest:
+        raise UserError(f"--unlabelled takes folder:PATH of pictures, but was given {name!r}.")
+    path = to_path(rest)
+    if not path.is_dir():
+        advice = "" if is_remote(rest) else near_path(rest, os.path.isdir)
+        raise UserError(f"There is no folder {rest!r}{advice or '; --unlabelled takes a folder of pictures.'}")
+    return path
+
+
+def check_continued(checkpoint: str, given: Given, recipe_name: str) -> None:
+    """Raise UserError for a checkpoint that is none, or that the recipe or the options of a model exclude."""
+    check_name(checkpoint)
+    run_directory.check_model_file(checkpoint)
+    if recipe_name == "auto":
+        raise UserError(
+            "--checkpoint goes on from a model without labels, but the recipe auto learns classes; take a recipe such "
+            "as mae-vit-b16 or dino-vit-s16, or give the checkpoint to training.finetune."
+        )
+    if fields := [path[-1] for path in given if path[:2] == ("recipe", "model")]:
+        name = fields[0].replace("_", "-")
+        raise UserError(f"The model is that of --checkpoint, so --model.{name} has no effect; leave it out.")
 
 
 def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:

@@ -22,6 +22,8 @@ OnBadImage = Literal["stop", "skip"]
 # Names of a split to train on and of one to evaluate on, in the order in which they are looked for.
 TRAINING_NAMES = ("train", "training")
 EVALUATION_NAMES = ("test", "testing", "val", "valid", "validation")
+# Fields of DataOptions that config.json has only where they are set.
+_NEWER = ("split_seed", "exclude")
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -53,6 +55,9 @@ class DataOptions:
     split_seed: Natural | None = None
     """Of a folder or CSV file without splits, draw the tenth of each class that is kept for evaluation with this seed;
     default every tenth image by name. Give the same to training.evaluate."""
+    exclude: str | None = None
+    """Of a folder or CSV file: decisions.csv of keras-vit review, whose pictures with the decision drop are left out
+    and those with relabel get their new label. Give the same to training.evaluate."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -68,9 +73,9 @@ class DataOptions:
         return to_path(self.data.partition(":")[2])
 
     def settings(self) -> dict[str, Any]:
-        """The fields as config.json stores them: without split_seed where it is not set, as runs did before it."""
+        """The fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if (name, value) != ("split_seed", None)}
+        return {name: value for name, value in fields.items() if value is not None or name not in _NEWER}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,11 +186,14 @@ class FeatureOptions:
     """Images per forward pass."""
     cache: str | None = None
     """Directory of computed features; default features/ in KERAS_VIT_CACHE, else in ~/.cache/keras_vit."""
+    index: str | None = None
+    """Folder of keras-vit embed with the features of these images; they are then not computed."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.resize is not None and self.crop_from is not None:
             raise UserError("--crop-from stretches and crops images, so --resize has no effect; give one of them.")
+        refuse_without_effect(self, [(("cache",), self.index is None, "features that are computed, without --index")])
 
     def open_run(self) -> Run:
         """The model of the features. Raises UserError for what is no model."""

@@ -67,7 +67,7 @@ class PredictOptions:
         if self.output is not None and pathlib.Path(self.output).suffix not in OUTPUTS:
             raise UserError(f"--output takes a file that ends in {', '.join(OUTPUTS)}, but is {self.output!r}.")
         if self.output is not None:
-            _check_file(pathlib.Path(self.output))
+            check_output_file(pathlib.Path(self.output))
         if self.explain is not None and not (self.serve or (self.output or "").endswith(".html")):
             raise UserError("--explain draws maps, so it needs --output FILE.html or --serve.")
         if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
@@ -136,8 +136,8 @@ def check_names(labels: str) -> None:
         raise UserError(f"{labels} names the class {twice!r} twice; give each class a name of its own.")
 
 
-def _check_file(output: pathlib.Path) -> None:
-    """Raise UserError unless the file can be written."""
+def check_output_file(output: pathlib.Path) -> None:
+    """Raise UserError unless the file of --output can be written."""
     folder = output.absolute().parent
     if not folder.is_dir():
         raise UserError(f"There is no folder {str(output.parent)!r} for --output; create it.")

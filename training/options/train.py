@@ -1,19 +1,43 @@
 """Options of the commands that train."""
 
 import dataclasses
+from typing import Annotated, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
-from keras_vit.parser import Share, check_ranges
+from keras_vit.files.remote import is_remote
+from keras_vit.parser import Count, Range, Share, check_ranges
 from training.options.common import TrainingOptions
 from training.recipes.recipe import PretrainRecipe
+
+LearnBy = Literal["noisy-student", "ema-teacher"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainOptions(TrainingOptions):
     """Train a model from scratch by a recipe, whose fields are options."""
 
+    checkpoint: str | None = None
+    """Without labels: the model to go on from, as for training.finetune, instead of random weights. It replaces the
+    recipe's model, and a tenth of the recipe's learning rate is the default."""
+    knn_every: Count | None = None
+    """Without labels: epochs between two measurements of the features by nearest neighbors, with the labels of the
+    data. When they get worse, the run stops and keeps the best weights. Default: only with --checkpoint, before the
+    first and after the last step."""
     recipe: PretrainRecipe
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.recipe.learns_features:
+            if self.checkpoint is not None:
+                raise UserError(
+                    "--checkpoint goes on from a model without labels, but this recipe learns classes; give the "
+                    "checkpoint to training.finetune, or take a recipe such as mae-vit-b16 or dino-vit-s16."
+                )
+            if self.knn_every is not None:
+                raise UserError("--knn-every measures features, but this recipe learns classes; leave it out.")
+        if self.knn_every is not None and self.devices.strategy == "multi-worker":
+            raise UserError("--knn-every measures on one machine; leave it out, and use training.knn afterwards.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,15 +68,48 @@ class FinetuneOptions(TrainingOptions):
     """Share of the trained weights in the saved ones; the rest are those before the training (WiSE-FT, where 0.5 is
     usual). The metrics of the run are those of the trained weights."""
 
+    unlabelled: str | None = None
+    """folder:PATH of pictures without labels, to learn from too. The run is compared with one of the labels alone, and
+    kept only if it classifies the evaluation images better."""
+    learn_by: LearnBy = "noisy-student"
+    """With --unlabelled, noisy-student: learn the probabilities of a trained model for strongly changed pictures, in
+    several rounds. ema-teacher: learn the classes of the run's own moving average while training (Semi-ViT)."""
+    confidence: Annotated[float, Range("(0, 1)")] = 0.6
+    """Pictures without labels are learned from this probability of their likeliest class on."""
+    rounds: Count = 2
+    """Of noisy-student: the student of one round is the teacher of the next."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self)
-        refuse_without_effect(self, [(("templates",), self.zero_shot_head, "--zero-shot-head")])
+        refuse_without_effect(
+            self,
+            [
+                (("templates",), self.zero_shot_head, "--zero-shot-head"),
+                (("learn_by", "confidence"), self.unlabelled is not None, "--unlabelled"),
+                (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
+            ],
+        )
+        if self.unlabelled is not None:
+            self._check_unlabelled()
         for name in ("channels", "num_heads") if self.zero_shot_head else ():
             if getattr(self, name) is not None:
                 raise UserError(f"Two towers tell their own --{name.replace('_', '-')}; leave it out.")
+        if self.recipe.distillation == "features":
+            raise UserError("--distillation features leaves a model without a head; give it to training.pretrain.")
         if self.wise_ft < 1.0 and self.recipe.lora:
             raise UserError("WiSE-FT averages whole weights, but --lora trains factors of their change; give one.")
+
+    def _check_unlabelled(self) -> None:
+        if self.recipe.loss != "softmax" or self.recipe.teacher is not None or self.recipe.lora or self.wise_ft < 1.0:
+            raise UserError(
+                "--unlabelled learns one class per image and all weights; leave --loss, --teacher, --lora and "
+                "--wise-ft out."
+            )
+        if self.dry_run:
+            raise UserError("--dry-run describes one run, but --unlabelled makes several; leave one of them out.")
+        if self.devices.strategy == "multi-worker" or is_remote(self.workdir):
+            raise UserError("--unlabelled makes several runs on one machine; give a local --workdir and one machine.")
 
 
 @dataclasses.dataclass(frozen=True)

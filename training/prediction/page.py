@@ -1,19 +1,27 @@
-"""A page on 127.0.0.1 that classifies the picture that is dropped on it. Only this machine can reach it."""
+"""A page on 127.0.0.1 that answers for the picture that is dropped on it. Only this machine can reach it."""
 
 import http.server
 import threading
 import urllib.parse
+from typing import Protocol
 
-from keras_vit import UserError, inspection
+from keras_vit import UserError
 from training.options.predict import HOST, port_in_use
-from training.prediction.predict import Classifier
 
 # Largest request in bytes.
 _LARGEST = 64 * 2**20
 _HOSTS = (HOST, "localhost")
 
 
-def open_page(classifier: Classifier, port: int) -> http.server.ThreadingHTTPServer:
+class Answers(Protocol):
+    """What the page shows of a picture."""
+
+    def answer(self, data: bytes, name: str) -> str:
+        """HTML text for the bytes of a picture. Raises UserError if they are none."""
+        ...
+
+
+def open_page(model: Answers, port: int, title: str = "Classify a picture") -> http.server.ThreadingHTTPServer:
     """Return the server of the page; `serve_forever` answers requests. With port 0 the system chooses one.
 
     Raises UserError if the port is in use.
@@ -27,7 +35,7 @@ def open_page(classifier: Classifier, port: int) -> http.server.ThreadingHTTPSer
             elif self.path != "/":
                 self._answer(404, "There is one page, at /.")
             else:
-                self._answer(200, _PAGE)
+                self._answer(200, _PAGE.replace("{title}", title))
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
@@ -41,8 +49,7 @@ def open_page(classifier: Classifier, port: int) -> http.server.ThreadingHTTPSer
             name = urllib.parse.unquote(self.headers.get("X-Name", "picture"))
             try:
                 with one_at_a_time:
-                    image = inspection.decode(data, name, preprocessing=classifier.run.preprocessing)
-                    page = classifier.page(classifier.classify([image]), {})
+                    page = model.answer(data, name)
                 self._answer(200, page)
             except UserError as error:
                 self._answer(422, str(error))
@@ -71,7 +78,7 @@ def open_page(classifier: Classifier, port: int) -> http.server.ThreadingHTTPSer
 _PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Classify a picture</title>
+<title>{title}</title>
 <link rel="icon" href="data:,">
 <style>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
@@ -81,10 +88,10 @@ label:focus-within, label.over { border-color: #0072b2; background: #f0f7fc; }
 input { display: block; max-width: 100%; margin: 0.75rem auto 0; font: inherit; }
 iframe { width: 100%; border: 0; }
 </style>
-<h1>Classify a picture</h1>
+<h1>{title}</h1>
 <label id="drop">Drop a picture here, or choose one. <input type="file" accept="image/*"></label>
 <p role="status" id="status"></p>
-<iframe id="result" title="Classes of the picture" hidden></iframe>
+<iframe id="result" title="Result" hidden></iframe>
 <script>
 const LARGEST = {largest};
 const drop = document.getElementById("drop"), status = document.getElementById("status");
@@ -96,7 +103,7 @@ async function classify(file) {
     status.textContent = file.name + " is too large: a picture has at most " + LARGEST / 2**20 + " MB.";
     return;
   }
-  status.textContent = "Classifying " + file.name + " …";
+  status.textContent = "Looking at " + file.name + " …";
   try {
     const answer = await fetch("/", {method: "POST", body: file, headers: {"X-Name": encodeURIComponent(file.name)}});
     const text = await answer.text();

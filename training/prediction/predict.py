@@ -16,7 +16,7 @@ from keras_vit.inspection.compute import as_uint8, logits_of, model_inputs, mode
 from keras_vit.inspection.html_report import Card, maps_of, prediction_page
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
-from keras_vit.scores import TOP_K, Scoring
+from keras_vit.scores import TOP_K, RankedClasses, Scoring
 from training.options.predict import Explanation, check_names
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
@@ -45,9 +45,25 @@ class Classifier:
                 self.run.model, images, checkpoint=self.run.name, figures=(self.explain,), shown=len(images)
             )
             pixels, logits, maps = result.arrays["images"], result.arrays["logits"], maps_of(result)
-        ranked = self.scoring.rank(logits, self.labels)
+        ranked = self._with_unknown(self.scoring.rank(logits, self.labels), images)
         names = (image.name for image in images)
         return [Card(*each) for each in zip(names, pixels, maps, ranked, strict=True)]
+
+    def _with_unknown(self, ranked: Sequence[RankedClasses], images: Sequence[inspection.Image]) -> list[RankedClasses]:
+        """Add which images are of none of the classes, if the run has a score for it."""
+        scorer = self.run.unknown
+        if scorer is None:
+            return list(ranked)
+        scores = scorer.scores(self.run.model, [model_inputs(images, self.run.preprocessing)[1]]).tolist()
+        return [
+            dataclasses.replace(each, unknown=score, is_unknown=score > scorer.threshold)
+            for each, score in zip(ranked, scores, strict=True)
+        ]
+
+    def answer(self, data: bytes, name: str) -> str:
+        """A page with the classes of one picture. Raises UserError for bytes that are none."""
+        image = inspection.decode(data, name, preprocessing=self.run.preprocessing)
+        return self.page(self.classify([image]), {})
 
     def page(self, cards: Sequence[Card], problems: dict[str, str]) -> str:
         """Return a page with the images as HTML text; `problems` says of other files why they are not among them."""
@@ -65,6 +81,9 @@ class Prediction:
     """`RankedClasses.chosen`."""
     rejected: bool = False
     """Whether no class reaches the threshold."""
+    unknown: float | None = None
+    """The score of an image of none of the classes; None if the run has none."""
+    is_unknown: bool = False
     problem: str | None = None
 
 
@@ -117,9 +136,11 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], output: str |
         if output is not None and output.endswith(".html"):
             shown += cards
         for file, _, problem in batch:
-            name = _as_utf8(str(file))
+            name = as_utf8(str(file))
             if problem is None and (classes := next(ranked)) is not None:
-                predictions.append(Prediction(name, classes.chosen, classes.is_rejected))
+                predictions.append(
+                    Prediction(name, classes.chosen, classes.is_rejected, classes.unknown, classes.is_unknown)
+                )
             else:
                 predictions.append(Prediction(name, problem=problem))
         progress.update(len(batch))
@@ -148,22 +169,23 @@ def _batches(
     files: Sequence[pathlib.Path], preprocessing: Preprocessing
 ) -> Iterator[list[tuple[pathlib.Path, inspection.Image | None, str | None]]]:
     for begin in range(0, len(files), _BATCH):
-        yield [(file, *_read(file, preprocessing)) for file in files[begin : begin + _BATCH]]
+        yield [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + _BATCH]]
 
 
-def _read(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[inspection.Image | None, str | None]:
+def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[inspection.Image | None, str | None]:
+    """The picture of a file, or why it cannot be read."""
     if file.is_dir():
         return None, f"{file.name} is a link to a folder, which is not followed; give that folder as well."
     if not file.exists():
         return None, f"{file.name} is no file, or a link to none; repair or remove it."
     try:
         image = inspection.read_images(file, 1, preprocessing=preprocessing)[0]
-        return dataclasses.replace(image, name=_as_utf8(str(file))), None
+        return dataclasses.replace(image, name=as_utf8(str(file))), None
     except (UserError, OSError) as error:
-        return None, _as_utf8(str(error))
+        return None, as_utf8(str(error))
 
 
-def _as_utf8(text: str) -> str:
+def as_utf8(text: str) -> str:
     """The text with "?" for bytes of a path that are not UTF-8, which no text file can hold."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -172,7 +194,7 @@ def _table(predictions: Sequence[Prediction]) -> str:
     best = min(max((len(prediction.classes) for prediction in predictions), default=0), TOP_K)
     rows = [
         [
-            f"{prediction.file}{' (rejected)' * prediction.rejected}",
+            f"{prediction.file}{' (rejected)' * prediction.rejected}{' (unknown)' * prediction.is_unknown}",
             *(
                 f"{name} {_percent(share)}{' …' * (rank == best and len(prediction.classes) > best)}"
                 for rank, (name, share) in enumerate(prediction.classes[:best], 1)
@@ -191,12 +213,15 @@ def _percent(share: float) -> str:
 
 
 def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
+    scored = any(prediction.unknown is not None for prediction in predictions)
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["picture", "rank", "class", "probability", "problem", "rejected"])
+        header = ["picture", "rank", "class", "probability", "problem", "rejected"]
+        writer.writerow([*header, *(("unknown", "unknown_score") if scored else ())])
         for prediction in predictions:
+            unknown = () if prediction.unknown is None else (prediction.is_unknown, f"{prediction.unknown:.6g}")
             for rank, (name, share) in enumerate(prediction.classes, 1):
-                writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected])
+                writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected, *unknown])
             if not prediction.classes and not prediction.problem:  # of a multi-label model
                 writer.writerow([prediction.file, "", "", "", "", prediction.rejected])
             if prediction.problem:
@@ -204,14 +229,14 @@ def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
 
 
 def _write_json(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
-    document = [
-        {"picture": prediction.file, "problem": prediction.problem}
-        if prediction.problem
-        else {
-            "picture": prediction.file,
-            "rejected": prediction.rejected,
-            "classes": [{"class": name, "probability": share} for name, share in prediction.classes],
-        }
-        for prediction in predictions
-    ]
+    document: list[dict] = []
+    for prediction in predictions:
+        if prediction.problem:
+            document.append({"picture": prediction.file, "problem": prediction.problem})
+            continue
+        fields: dict = {"picture": prediction.file, "rejected": prediction.rejected}
+        if prediction.unknown is not None:
+            fields |= {"unknown": prediction.is_unknown, "unknown_score": prediction.unknown}
+        fields["classes"] = [{"class": name, "probability": share} for name, share in prediction.classes]
+        document.append(fields)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

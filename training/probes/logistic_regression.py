@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import sklearn.exceptions
-import sklearn.linear_model
 import sklearn.model_selection
 import sklearn.pipeline
 import sklearn.preprocessing
@@ -13,10 +12,12 @@ import sklearn.preprocessing
 from keras_vit import UserError
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
+from training.features.extractors import preprocessing_for
+from training.features.linear_head import new_probe
 from training.input.sources import DataSet
 from training.options.probes import LinearProbeOptions
 from training.probes.classifier import linear_head, save_probe, with_linear_head
-from training.probes.features import Features, FeatureSet, open_features, preprocessing_for
+from training.probes.features import Features, FeatureSet, open_features
 from training.probes.report import write_report
 
 _HELD_OUT = 0.1
@@ -79,14 +80,6 @@ def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarr
         warnings.filterwarnings("ignore", "The least populated class")
         scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
     return {"mean": float(scores.mean()), "standard_error": float(scores.std(ddof=1) / folds**0.5), "folds": folds}
-
-
-def new_probe(c: float, max_iterations: int = 1000) -> sklearn.pipeline.Pipeline:
-    """Standardization with logistic regression, to be fitted."""
-    return sklearn.pipeline.make_pipeline(
-        sklearn.preprocessing.StandardScaler(),
-        sklearn.linear_model.LogisticRegression(C=c, max_iter=max_iterations),
-    )
 
 
 def _fitted(

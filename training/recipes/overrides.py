@@ -6,9 +6,13 @@ from typing import Any, TypeVar
 from keras_vit import UserError
 from keras_vit.errors import Applies, refuse_without_effect
 from keras_vit.images.geometry import scaled_crop
+from keras_vit.models.config import ModelConfig
 from keras_vit.parser import Given
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
+
+# Fields that must suit the patches of the model.
+_SIZES = tuple(("recipe", field) for field in ("image_size", "crop_from", "local_size"))
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
@@ -27,6 +31,27 @@ def with_crop(given: Given, recipe: Recipe) -> Given:
     if image_size not in given:
         return given
     return {**given, crop_from: scaled_crop(recipe.crop_from, max(recipe.image_size), max(given[image_size]))}
+
+
+def without_sizes(given: Given) -> Given:
+    """The options that were given, without those that must suit the patches of the model."""
+    return {path: value for path, value in given.items() if path not in _SIZES}
+
+
+def continued(recipe: PretrainRecipe, model: ModelConfig | None, given: Given) -> PretrainRecipe:
+    """The named recipe for going on from a checkpoint: with its model and a tenth of the learning rate.
+
+    Args:
+        recipe: as it is named.
+        model: of the checkpoint; None where the file does not tell it.
+        given: the options, whose sizes it takes.
+    """
+    if model is None:
+        raise UserError(
+            "The checkpoint does not tell its number of heads; give a file of transformers with its config.json."
+        )
+    sizes: dict[str, Any] = {path[-1]: given[path] for path in _SIZES if path in given}
+    return dataclasses.replace(recipe, model=model, learning_rate=0.1 * recipe.learning_rate, **sizes)
 
 
 def overridden(recipe: AnyRecipe, named: AnyRecipe) -> AnyRecipe:

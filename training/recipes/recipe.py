@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import keras_vit
 from keras_vit import ResNetConfig, UserError, ViTConfig
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Count, Natural, NotNegative, Positive, Range, Share, check_ranges
+from keras_vit.parser import Aliases, Count, Natural, NotNegative, Positive, Range, Share, check_ranges
 from training.recipes.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OptimizerKind = Literal["adamw", "sgd", "muon"]
 Loss = Literal["softmax", "sigmoid", "multi-label"]
-Distillation = Literal["soft", "hard"]
+Distillation = Literal["soft", "hard", "features"]
 Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels", "patch-normalized-pixels", "self-distillation"]
 MixupPartner = Literal["next", "opposite"]
 
@@ -101,10 +101,11 @@ class Recipe:
     step takes twice as long."""
     teacher: str | None = None
     """Model to learn from instead of the labels: run directory, .keras file, checkpoint or official name, of the same
-    classes and image size. It sees the same crops and mixtures."""
-    distillation: Distillation = "soft"
+    classes and image size. It sees the same crops and mixtures. For features, any model of any size."""
+    distillation: Annotated[Distillation, Aliases(("--distil",))] = "soft"
     """With a teacher, soft: only its probabilities. hard (DeiT): labels for the class token, and the teacher's most
-    likely class for the second token of a model with distillation head, by half each."""
+    likely class for the second token of a model with distillation head, by half each. features: no labels and no
+    classes, but the teacher's class token and patch tokens; the run ends without a head."""
     temperature: Positive = 1.0
     """Divides the logits of teacher and model, for soft."""
 
@@ -195,15 +196,20 @@ class Recipe:
     def _check_teacher(self) -> None:
         if self.teacher is None and (self.distillation != "soft" or self.temperature != 1.0):
             raise UserError("--distillation and --temperature need a teacher; give --teacher runs/large or so.")
-        if self.distillation == "hard" and self.temperature != 1.0:
-            raise UserError("Hard distillation has no temperature; leave --temperature out, or --distillation hard.")
+        if self.distillation != "soft" and self.temperature != 1.0:
+            kind = self.distillation.capitalize() if self.distillation == "hard" else "Feature"
+            raise UserError(
+                f"{kind} distillation has no temperature; leave --temperature out, or --distillation "
+                f"{self.distillation}."
+            )
         if self.teacher is not None and self.class_weights:
             raise UserError("A teacher's probabilities replace the labels, so --class-weights has no effect; give one.")
         if self.teacher is not None and self.loss != "softmax":
             raise UserError(f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.")
-        if (self.distillation == "hard") + bool(self.patch_sizes) + bool(self.patch_dropout) > 1:
+        if (self.distillation != "soft") + bool(self.patch_sizes) + bool(self.patch_dropout) > 1:
             raise UserError(
-                "Of --distillation hard, --patch-sizes and --patch-dropout, a run takes one; leave one out."
+                f"Of --distillation {self.distillation}, --patch-sizes and --patch-dropout, a run takes one; leave one "
+                "out."
             )
 
     def preprocessing(
@@ -226,6 +232,34 @@ class Recipe:
             return max(round(self.examples / self.batch_size), 1)
         assert self.epochs is not None  # as __post_init__ checks
         return self.epochs * (num_examples // self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PseudoLabelRecipe(Recipe):
+    """How to fine-tune with pictures without labels beside those with labels.
+
+    The defaults are those of "Semi-supervised Vision Transformers at Scale" (arXiv 2208.05688) and its code
+    (amazon-science/semi-vit, main_semi.py and SEMIVIT.md): ViT-B with 1 % of the labels of ImageNet.
+    """
+
+    confidence: Annotated[float, Range("(0, 1)")] = 0.6
+    """Probability of a class from which on the teacher's class is learned."""
+    unlabelled_weight: NotNegative = 5.0
+    """Of the loss of the pictures without labels."""
+    unlabelled_per_image: Count = 5
+    """Pictures without labels for each labeled image of a batch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teacher is not None or self.patch_sizes or self.patch_dropout or self.loss != "softmax":
+            raise UserError(
+                "Pictures without labels are learned by a softmax from the run's own average; leave --teacher, "
+                "--patch-sizes, --patch-dropout and --loss out."
+            )
+        if self.class_weights:
+            raise UserError("Pictures without labels have no class weights; leave --class-weights out.")
+        if self.ema_decay is None:
+            raise UserError("Pictures without labels are learned from the moving average; give --ema-decay 0.999.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -282,6 +316,11 @@ class PretrainRecipe(Recipe):
                 "--model.classifier token or gap."
             )
 
+    @property
+    def learns_features(self) -> bool:
+        """Whether it trains without labels, so that the run ends with a model without a head."""
+        return self.target != "classes" or self.distillation == "features"
+
     def _check_masked(self) -> None:
         if not isinstance(self.model, ViTConfig) or self.model.stem is not None or self.model.representation_size:
             raise UserError(
@@ -289,6 +328,11 @@ class PretrainRecipe(Recipe):
                 "representation_size; give such a model, or --target classes."
             )
         self._check_no_labels()
+        if self.model.classifier in ("map", "sequence"):
+            raise UserError(
+                f"The target {self.target} does not train the pooling of a model with the classifier "
+                f"{self.model.classifier!r}; give another model, or --target self-distillation."
+            )
         if self.decoder_layers:
             self._check_decoder(self.model)
         rows, columns = self.model.grid(self.image_size)
@@ -337,10 +381,11 @@ class PretrainRecipe(Recipe):
                 "A masked autoencoder needs decoder_layers of at least 1 and a decoder_width that is a multiple of 32, "
                 f"but they are {self.decoder_layers} and {self.decoder_width}."
             )
-        if model.position_embedding != "sincos-2d" or model.position_injection != "input" or model.axial:
+        positions = ("sincos-2d", "learned")
+        if model.position_embedding not in positions or model.position_injection != "input" or model.axial:
             raise UserError(
-                "A masked autoencoder leaves patches out, so its model needs position_embedding sincos-2d, at the "
-                "input and without axial attention."
+                "A masked autoencoder leaves patches out, so its model needs position_embedding sincos-2d or learned, "
+                "at the input and without axial attention."
             )
         count = math.prod(model.grid(self.image_size))
         if not 1 <= int(count * (1.0 - self.corruption)) < count:
@@ -348,9 +393,9 @@ class PretrainRecipe(Recipe):
                 f"Of {count} patches, a corruption of {self.corruption} should leave some visible and some masked."
             )
 
-    def build(self, num_classes: int) -> "keras.Model":
-        """Build the model to train."""
-        preprocessing = self.preprocessing(self.channels)
+    def build(self, num_classes: int | None, own: "keras_vit.Preprocessing | None" = None) -> "keras.Model":
+        """Build the model to train; own: the preprocessing of the checkpoint that it begins with, if there is one."""
+        preprocessing = self.preprocessing(self.channels, own)
         if self.target == "classes":
             name = "vit" if isinstance(self.model, ViTConfig) else "resnet"
             return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name=name)

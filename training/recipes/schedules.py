@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from keras_vit import UserError
 from keras_vit.parser import Count, Natural, NotNegative, Range, check_ranges
 
-Decay = Literal["cosine", "linear", "stair", "rsqrt", "constant"]
+Decay = Literal["cosine", "linear", "stair", "rsqrt", "polynomial", "constant"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Schedule:
 
     decay: Decay = "cosine"
     """cosine: to 0. linear: to linear_end. stair: times 0.1 after each of stairs. rsqrt: by 1 / sqrt(1 + step /
-    timescale). constant: no decay."""
+    timescale). polynomial: to 0 by the power 0.9 of what is left. constant: no decay."""
     warmup_steps: Natural = 0
     """Steps over which the learning rate rises linearly from 0."""
     linear_end: NotNegative = 1e-5

@@ -51,7 +51,7 @@ def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
         )
     images = keras.Input(student.input_shape[1:])
     network = with_cpu_kernels(model) if on_cpu() else model
-    return keras.Model(images, network(_rescaled(images, own, other)), name="teacher")
+    return keras.Model(images, network(rescaled(images, own, other)), name="teacher")
 
 
 def two_headed(network: keras.Model) -> keras.Model:
@@ -125,7 +125,7 @@ def _sums(losses, logits, labels, weights) -> list[tf.Tensor]:
     return [tf.reduce_sum(x) for x in (weights * losses, weights * right, weights)]
 
 
-def _rescaled(images, own: Preprocessing, other: Preprocessing):
+def rescaled(images, own: Preprocessing, other: Preprocessing):
     """Images in the value range of the student -> in that of the teacher."""
     if own.channel_ranges() == other.channel_ranges():
         return images

@@ -1,0 +1,147 @@
+"""Exports a detector as a SavedModel, and verifies it.
+
+serving_default  image_bytes (B,) image files of any size -> of each the k likeliest objects: boxes (B, k, 4) left, top,
+                 right and bottom in pixels of the given picture, seen upright; scores (B, k), 0 to 1; classes (B, k)
+                 int32; labels (B, k), their names
+image_tensor     image (B, h, w, C) float32 in the model's range -> detections (B, N, 4 + K), see `export.detection`
+"""
+
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from export import parity, report
+from export.detection import agreement, detections_model, facts_of, reference_of, require_equal, table_of
+from export.files import directory_bytes, save_module
+from export.inference_model import inference_model
+from export.saved_model.export import put_as_next_version
+from export.saved_model.signatures import describe
+from export.source import ExportedModel
+from keras_vit import Preprocessing, preprocessing_of
+from keras_vit.errors import ParityError
+from keras_vit.files.atomic import staged
+from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.files.tables import short_name
+from keras_vit.images import graph
+
+# Objects of a picture, as in COCO.
+_TOP = 100
+# Pixels of the model's input by which a box may differ.
+_TOLERANCE = 0.05
+
+
+def export_detector(exported: ExportedModel, output: pathlib.Path) -> tuple[pathlib.Path, float]:
+    """Write the next version to `output`. Returns its path and its largest difference from the Keras model.
+
+    The SavedModel is loaded again and run on all samples, as tensors and as files. Raises ParityError, and writes
+    nothing, if it differs by more than rounding.
+    """
+    expected = reference_of(exported)
+    with staged(output) as stage:
+        version = stage / "version"
+        _write(exported, version)
+        loaded = tf.saved_model.load(version).signatures
+        batches = [(files, images) for files, images in expected.batches()]
+        found = np.concatenate([loaded["image_tensor"](image=images)["detections"] for _, images in batches])
+        difference = require_equal("SavedModel", expected, found)
+        answers = [loaded["serving_default"](image_bytes=tf.constant(files)) for files, _ in batches]
+        _require_same_objects(expected, answers)
+        row = {"max_abs_diff": difference, "agreement": agreement(expected.logits, found)}
+        files = {"SavedModel": row | {"bytes": directory_bytes(version)}}
+        title = f"Detector {short_name(exported.origin.name)} as SavedModel"
+        facts = facts_of(exported.origin, "SavedModel of a detector", files)
+        report.write(
+            version,
+            title,
+            facts,
+            tables=[table_of(files)],
+            panels={"bytes": {"SavedModel": files["SavedModel"]["bytes"]}},
+        )
+        return put_as_next_version(version, output), difference
+
+
+def _write(exported: ExportedModel, path: pathlib.Path) -> None:
+    network = detections_model(inference_model(exported.model, for_tensorflow=True, all_tokens=True))
+    preprocessing = preprocessing_of(exported.model)
+    shape, count = (*preprocessing.image_size, preprocessing.channels), len(exported.labels)
+    module = tf.Module()
+    module.weights = [weight.value for weight in network.weights]
+    module.labels = tf.constant(list(exported.labels))
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.float32, name="image")])
+    def image_tensor(image):
+        return {"detections": network(tf.ensure_shape(image, (None, *shape)), training=False)}
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="image_bytes")])
+    def serving_default(image_bytes):
+        images, sizes = tf.map_fn(
+            _decoder(preprocessing),
+            tf.ensure_shape(image_bytes, (None,)),
+            fn_output_signature=(tf.TensorSpec(shape, tf.float32), tf.TensorSpec((2,), tf.float64)),
+        )
+        detections = image_tensor(preprocessing.normalize(images))["detections"]
+        boxes, logits = detections[..., :4], tf.ensure_shape(detections[..., 4:], (None, None, count))
+        scores, chosen = tf.math.top_k(tf.sigmoid(tf.reduce_max(logits, axis=-1)), min(_TOP, detections.shape[1]))
+        classes = tf.gather(tf.argmax(logits, axis=-1, output_type=tf.int32), chosen, batch_dims=1)
+        corners = _in_picture(tf.gather(boxes, chosen, batch_dims=1), sizes, preprocessing)
+        return {"boxes": corners, "scores": scores, "classes": classes, "labels": tf.gather(module.labels, classes)}
+
+    functions = {
+        name: f.get_concrete_function()
+        for name, f in (("image_tensor", image_tensor), ("serving_default", serving_default))
+    }
+    save_module(module, path, functions)
+    (path / "assets").mkdir(exist_ok=True)
+    (path / "assets" / LABELS).write_text(labels_text(exported.labels), encoding="utf-8")
+    describe(path, shape)
+
+
+def _decoder(preprocessing: Preprocessing) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """An image file -> (height, width, channels) float32 0..255, and height and width of the picture, seen upright."""
+
+    def decode(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        pixels = graph.decode_to_channels(data, preprocessing)
+        return tf.cast(preprocessing.resized(pixels), tf.float32), tf.cast(tf.shape(pixels)[:2], tf.float64)
+
+    return decode
+
+
+def _in_picture(boxes: tf.Tensor, sizes: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
+    """As `Preprocessing.boxes_in_picture` for a batch: boxes (B, k, 4), sizes (B, 2) -> (B, k, 4), cut at the edges."""
+    height, width = preprocessing.image_size
+    limits = [sizes[:, 0, None], sizes[:, 1, None]]  # (B, 1)
+    rows, columns = preprocessing.axes(limits, tf)
+    x, y, w, h = tf.unstack(tf.cast(boxes, tf.float64), axis=-1)  # (B, k)
+    edges = [(x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height]
+    placed = [
+        tf.clip_by_value(edge * scale + shift, 0.0 * limit, limit)
+        for edge, (scale, shift), limit in zip(edges, (columns, rows) * 2, limits[::-1] * 2, strict=True)
+    ]
+    return tf.cast(tf.stack(placed, axis=-1), tf.float32)
+
+
+def _require_same_objects(expected: parity.Reference, answers: list[dict[str, tf.Tensor]]) -> None:
+    """Raise ParityError unless the objects of files are those of the Keras model, in the order of their scores."""
+    found = {
+        name: np.concatenate([answer[name].numpy() for answer in answers]) for name in ("boxes", "scores", "classes")
+    }
+    for number, (data, detections) in enumerate(zip(expected.samples.encoded, expected.logits, strict=True)):
+        size = expected.preprocessing.decode(tf.constant(data)).shape[:2]
+        logits = detections[:, 4:].max(axis=-1)
+        corners = expected.preprocessing.boxes_in_picture(detections[:, :4], tuple(size))
+        corners = np.clip(corners, 0, [size[1], size[0]] * 2)
+        order = np.argsort(-logits, kind="stable")[: found["scores"].shape[1]]
+        scores = 1.0 / (1.0 + np.exp(-logits))
+        difference = float(np.abs(found["scores"][number] - scores[order]).max())
+        # Where scores are equal up to rounding, their boxes may come in another order.
+        near = np.abs(found["scores"][number][:, None] - scores[None]) <= expected.tolerance
+        apart = np.abs(found["boxes"][number][:, None] - corners[None]).max(axis=-1)
+        pixels = float(np.where(near, apart, np.inf).min(axis=1).max())
+        allowed = _TOLERANCE * max(max(size) / min(expected.preprocessing.image_size), 1.0)
+        if not (difference <= expected.tolerance and pixels <= allowed):
+            raise ParityError(
+                f"The SavedModel's objects of image {number} differ from the model's by {difference:.3g} in a score "
+                f"and {pixels:.3g} pixels, so it was not kept."
+            )

@@ -1,0 +1,106 @@
+"""What a detector is trained on: pictures and boxes are changed together; the loss is that of the golden data."""
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import DetectionConfig, Preprocessing
+from keras_vit.models.losses import DetectionWeights
+from tests.support import FIXTURES
+from training.detection.annotations import BoxData, Picture
+from training.detection.data import box_data_set
+from training.recipes.detect import DetectRecipe
+from training.techniques.detection import BoxSetPrediction
+
+RECIPE = DetectRecipe(image_size=(48, 64), batch_size=4, learning_rate=0.1, steps=1, flip=True, mosaic=1.0)
+PAD = Preprocessing((48, 64), resize="pad", padding="after", background="black")
+COLORS = {0: (255, 0, 0), 1: (0, 255, 0), 2: (0, 0, 255)}
+
+
+@pytest.fixture(name="data", scope="module")
+def _data(tmp_path_factory) -> BoxData:
+    """Black pictures, of which each box is filled with the color of its class; one of three has no box."""
+    folder, pictures = tmp_path_factory.mktemp("boxes"), []
+    for number in range(6):
+        pixels = np.zeros((60, 80, 3), np.uint8)
+        corners = np.array([[8, 4, 24, 20], [40, 30, 76, 54]], np.float32)[: number % 3]
+        classes = (np.arange(len(corners)) + number) % 3
+        for (left, top, right, bottom), label in zip(corners.astype(int), classes, strict=True):
+            pixels[top:bottom, left:right] = COLORS[label]
+        PIL.Image.fromarray(pixels).save(folder / f"{number}.png")
+        pictures.append(Picture(folder / f"{number}.png", (60, 80), corners, classes.astype(np.int32)))
+    return BoxData(("red", "green", "blue"), tuple(pictures), tuple(pictures), has_split=True)
+
+
+def taken(data: BoxData, count: int, mosaic: float = 1.0, first_step: int = 0, part: tuple[int, int] = (0, 1)) -> list:
+    source, recipe = box_data_set(data), DetectRecipe(**{**vars(RECIPE), "mosaic": mosaic})
+    options = {"num_classes": 3, "seed": 3, "first_step": first_step, "part": part}
+    return list(source.batches.training(source.train, recipe, PAD, **options).take(count).as_numpy_iterator())
+
+
+@pytest.mark.parametrize("mosaic", [1.0, 0.0])
+def test_boxes_stay_on_their_objects(mosaic, data):
+    """The middle of each box has the color of its class, in single pictures and in quarters of mosaics."""
+    found = []
+    for images, targets in taken(data, 6, mosaic):
+        pixels = (images + 1) * 127.5
+        assert images.shape == (4, 48, 64, 3)
+        assert targets["labels"].shape == (4, 8)
+        for image, labels, boxes in zip(pixels, targets["labels"], targets["boxes"], strict=True):
+            for label, (x, y, width, height) in zip(labels[labels >= 0], boxes[labels >= 0], strict=True):
+                found.append((label, width, height))
+                np.testing.assert_allclose(image[int(y * 48), int(x * 64)], COLORS[label], atol=60)
+    assert {label for label, _, _ in found} == {0, 1, 2}
+    largest = max(width for _, width, _ in found)
+    assert (largest <= 0.5) == (mosaic == 1.0)
+
+
+def test_batches_begin_anywhere_and_are_shared_by_workers(data):
+    images, targets = taken(data, 3, mosaic=0.5)[2]
+    ((half, same),) = taken(data, 1, mosaic=0.5, first_step=2, part=(1, 2))
+    np.testing.assert_array_equal(images[2:], half)
+    np.testing.assert_array_equal(targets["boxes"][2:], same["boxes"])
+
+
+def test_evaluation_shows_every_picture_once_with_the_boxes_of_the_input(data):
+    source = box_data_set(data)
+    batches = source.batches.evaluation(source.evaluation, PAD, num_classes=3, batch_size=4)
+    found = list(batches.as_numpy_iterator())
+    np.testing.assert_array_equal(np.concatenate([each[2] for each in found]), [1] * 6 + [0] * 2)
+    boxes = np.concatenate([each[1]["boxes"] for each in found])
+    np.testing.assert_allclose(boxes[2][:2], PAD.boxes_in_input(data.train[2].corners, (60, 80)), atol=1e-6)
+
+
+def test_the_objective_is_the_golden_loss():
+    data = dict(np.load(FIXTURES / "tasks" / "detection_loss.io.npz"))
+    labels, boxes = np.full((2, 4), -1, np.int32), np.zeros((2, 4, 4), np.float32)
+    for image in range(2):
+        count = len(data[f"class_labels_{image}"])
+        labels[image, :count], boxes[image, :count] = data[f"class_labels_{image}"], data[f"boxes_{image}"]
+    targets = {"labels": tf.constant(labels), "boxes": tf.constant(boxes)}
+    targets["num_targets"] = tf.fill([2], float((labels >= 0).sum()) / 2)
+    outputs = {"class_logits": tf.constant(data["logits"]), "boxes": tf.constant(data["pred_boxes"])}
+    measure = tf.function(BoxSetPrediction().measure)
+    losses, sums = measure(tf.zeros((2, 1)), targets, outputs, tf.ones(2))
+    parts, weights = {"classes": "loss_ce", "boxes": "loss_bbox", "overlap": "loss_giou"}, DetectionWeights()
+    expected = sum(getattr(weights, name) * data[key] for name, key in parts.items())
+    assert float(losses.numpy().mean()) == pytest.approx(float(expected), rel=1e-5)
+    assert 0.0 < float(sums[1]) < 2.0
+    assert float(sums[2]) == 2.0
+    nothing = {**targets, "labels": tf.fill(labels.shape, -1), "num_targets": tf.ones(2)}
+    _, sums = measure(tf.zeros((2, 1)), nothing, outputs, tf.ones(2))
+    assert float(sums[1]) == 2.0
+
+
+def test_detection_heads_fit_models_without_class_token_and_with_registers(tmp_path):
+    small = {"patch_size": 8, "hidden_size": 12, "num_layers": 1, "num_heads": 3, "mlp_dim": 16}
+    for more in ({"classifier": "gap", "with_class_token": False}, {"num_registers": 2}):
+        config = keras_vit.ViTConfig(**small, **more)
+        model = keras_vit.detection_model(config, DetectionConfig(4), image_size=(16, 24))
+        images = np.random.default_rng(0).random((1, 16, 24, 3)).astype(np.float32)
+        boxes = model(images)["boxes"]
+        assert boxes.shape == (1, 6, 4)
+        model.save(tmp_path / "x.keras")
+        np.testing.assert_array_equal(keras_vit.run_directory.load_model(tmp_path / "x.keras")(images)["boxes"], boxes)

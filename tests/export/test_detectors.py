@@ -1,0 +1,144 @@
+"""Detectors as SavedModel, TFLite and ONNX: boxes in pixels of the given picture, equal to the model's."""
+
+import io
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
+from tensorflow.core.protobuf import saved_model_pb2
+
+import keras_vit
+from export.detection import agreement, require_agreement
+from export.onnx import __main__ as onnx_command
+from export.saved_model import __main__ as saved_model
+from export.saved_model import cpp_loader
+from export.tflite import __main__ as tflite
+from keras_vit import DetectionConfig, UserError, inspection
+from keras_vit.errors import ParityError
+from keras_vit.runs import open_run
+from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from training.detection.detector import open_detector
+
+NAMES = ("ant", "bee", "cat")
+
+
+@pytest.fixture(name="place", scope="module")
+def _place(tmp_path_factory):
+    """A detector that stretches, and one that pads to a square (OWLv2), each in a directory."""
+    place = tmp_path_factory.mktemp("detectors")
+    own = randomize(keras_vit.detection_model(TINY, DetectionConfig(8), image_size=TINY_IMAGE))
+    owl = keras_vit.from_checkpoint(FIXTURES / "tasks" / "hf_owlv2")
+    for name, model, width in (("own", own, 8), ("owl", owl, 32)):
+        (place / name).mkdir()
+        classes = np.random.default_rng(1).normal(size=(3, width))
+        keras_vit.with_classes(model, classes).save(place / name / "model.keras")
+        (place / name / "labels.txt").write_text("\n".join(NAMES) + "\n")
+    return place
+
+
+def pictures() -> list[bytes]:
+    """Files of several sizes, the last one turned by its EXIF orientation."""
+    rng, files, turned = np.random.default_rng(0), [], PIL.Image.Exif()
+    turned[0x0112] = 6
+    for number, (width, height) in enumerate([(57, 33), (20, 81), (41, 30)]):
+        stream = io.BytesIO()
+        image = PIL.Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+        image.save(stream, "PNG", **({"exif": turned} if number == 2 else {}))
+        files.append(stream.getvalue())
+    return files
+
+
+@pytest.mark.parametrize("name", [pytest.param("own", marks=pytest.mark.slow), "owl"])
+def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_path, capsys):
+    saved_model.main(["--run", str(place / name), "--output", str(tmp_path / "served")])
+    version = tmp_path / "served" / "1"
+    answer = tf.saved_model.load(version).signatures["serving_default"](image_bytes=tf.constant(pictures()))
+    detector = open_detector(open_run(place / name))
+    images = [inspection.decode(data, "x", preprocessing=detector.preprocessing) for data in pictures()]
+    assert images[2].pixels.shape[:2] == (41, 30)
+    for number, objects in enumerate(detector.detect(images, 100)):
+        scores, boxes = answer["scores"][number].numpy(), answer["boxes"][number].numpy()
+        has_area = (boxes[:, 2:] > boxes[:, :2]).all(axis=-1)
+        np.testing.assert_allclose(scores[has_area], objects.scores, atol=1e-5)
+        np.testing.assert_allclose(boxes[has_area], objects.corners, atol=2e-2)
+        np.testing.assert_array_equal(answer["classes"][number].numpy()[has_area], objects.classes)
+        labels = [label.decode() for label in answer["labels"][number].numpy()]
+        assert labels == [NAMES[label] for label in answer["classes"][number]]
+    report = json.loads((version / "report.json").read_text())
+    assert report["files"]["SavedModel"]["max_abs_diff"] < 1e-4
+    assert "boxes and logits within" in capsys.readouterr().out
+    empty = tf.saved_model.load(version).signatures["serving_default"](image_bytes=tf.constant([], tf.string))
+    assert empty["boxes"].shape[0] == 0
+
+
+@pytest.mark.slow
+def test_the_cpp_loader_finds_the_same(place, tmp_path):
+    saved_model.main(["--run", str(place / "owl"), "--output", str(tmp_path / "served")])
+    version = tmp_path / "served" / "1"
+    loaded = tf.saved_model.load(version).signatures["serving_default"]
+    expected = loaded(image_bytes=tf.constant(pictures()))["boxes"].numpy()
+    saved = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
+    definition = saved.meta_graphs[0].signature_def["serving_default"]
+    script = (
+        "import sys, numpy as np; sys.path.insert(0, sys.argv[1]); import cpp_loader\n"
+        "session = cpp_loader.Session(sys.argv[2], 1)\n"
+        "files = np.array([open(name, 'rb').read() for name in sys.argv[6:]], object)\n"
+        "np.save(sys.argv[5], session.run(sys.argv[3], sys.argv[4], files))\n"
+    )
+    names = []
+    for number, data in enumerate(pictures()):
+        (tmp_path / f"{number}.png").write_bytes(data)
+        names.append(str(tmp_path / f"{number}.png"))
+    ends = [definition.inputs["image_bytes"].name, definition.outputs["boxes"].name]
+    room = str(pathlib.Path(cpp_loader.__file__).parent)
+    command = [sys.executable, "-c", script, room, str(version), *ends, str(tmp_path / "boxes.npy"), *names]
+    subprocess.run(command, check=True, capture_output=True)
+    np.testing.assert_allclose(np.load(tmp_path / "boxes.npy"), expected, atol=1e-3)
+
+
+def test_tflite_files_give_boxes_and_logits(place, tmp_path):
+    options = ["--output", str(tmp_path), "--formats", "float32", "float16"]
+    tflite.main(["--run", str(place / "owl"), *options])
+    interpreter = Interpreter(str(tmp_path / "detector-float32.tflite"))
+    interpreter.allocate_tensors()
+    image = np.random.default_rng(0).normal(size=(1, 20, 20, 3)).astype(np.float32)
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
+    interpreter.invoke()
+    found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    outputs = open_run(place / "owl").model(image)
+    np.testing.assert_allclose(found[..., :4], outputs["boxes"], atol=1e-5)
+    np.testing.assert_allclose(found[..., 4:], outputs["class_logits"], atol=1e-4)
+    assert json.loads((tmp_path / "report.json").read_text())["files"]["float16"]["agreement"] >= 0.9
+    assert "left = 0" in (tmp_path / "report.md").read_text()  # OWLv2 pads to the right and below
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_onnx_files_give_the_same(place, tmp_path):
+    pytest.importorskip("tf2onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    onnx_command.main(["--run", str(place / "owl"), "--output", str(tmp_path)])
+    images = np.random.default_rng(0).normal(size=(3, 20, 20, 3)).astype(np.float32)
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["detections"], {"image": images})
+    np.testing.assert_allclose(found[..., :4], open_run(place / "owl").model(images)["boxes"], atol=1e-5)
+
+
+def test_formats_that_move_boxes_and_detectors_without_classes_are_refused(place, tmp_path):
+    expected = np.random.default_rng(0).random((2, 30, 7))
+    assert agreement(expected, expected) == 1.0
+    moved = expected + np.eye(7)[0]
+    assert agreement(expected, moved) < 0.5
+    reference = type("Reference", (), {"logits": expected})()
+    with pytest.raises(ParityError, match="of the likeliest boxes"):
+        require_agreement("int8 file", reference, moved)
+    with pytest.raises(UserError, match="has no classes of its own"):
+        tflite.main(["--checkpoint", str(FIXTURES / "tasks" / "hf_owlvit"), "--output", str(tmp_path)])
+    with pytest.raises(UserError, match="is calibrated for classes"):
+        tflite.main(["--run", str(place / "owl"), "--output", str(tmp_path), "--formats", "int8", "--calibration", "."])

@@ -1,0 +1,31 @@
+"""Shared by the tests of features: two models and folders of pictures."""
+
+import pathlib
+
+import numpy as np
+import PIL.Image
+
+import keras_vit
+from keras_vit import ViTConfig
+from tests.support import randomize
+
+CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+
+
+def picture_place(place: pathlib.Path) -> pathlib.Path:
+    """Two models, a folder of 24 pictures in two classes, and the same pictures in one folder, one of them broken."""
+    model = randomize(keras_vit.build(CONFIG, image_size=8, num_classes=2))
+    model.save(place / "model.keras")
+    model.set_weights([2.0 * weight for weight in model.get_weights()])
+    model.save(place / "other.keras")
+    rng = np.random.default_rng(0)
+    for label in ("ant", "bee"):
+        (place / "data" / label).mkdir(parents=True)
+        for number in range(12):
+            pixels = rng.integers(0, 256, (9, 9, 3), np.uint8)
+            PIL.Image.fromarray(pixels).save(place / "data" / label / f"{number:02d}.png")
+    (place / "loose").mkdir()
+    for number, file in enumerate(sorted((place / "data").rglob("*.png"))):
+        (place / "loose" / f"{number:02d}.png").write_bytes(file.read_bytes())
+    (place / "loose" / "05.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    return place

@@ -1,0 +1,171 @@
+"""The index of features: what it holds, that it continues, and what it refuses."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import PIL.Image
+import pyarrow.parquet
+import pytest
+
+import keras_vit
+from keras_vit import UserError
+from tests.features.places import picture_place
+from training import embed, knn
+from training.features import embed as embedding
+from training.features import store
+from training.features.store import open_index
+
+PART = 16
+
+
+@pytest.fixture(name="place", scope="module")
+def _place(tmp_path_factory) -> pathlib.Path:
+    """Two models and their pictures, with indexes: of the first in both types, and of the other."""
+    place = picture_place(tmp_path_factory.mktemp("features"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for module in (store, embedding):
+            patch.setattr(module, "PART", PART)
+        run("full", "--dtype", "float32")
+        run("half")
+        run("of_other", model="other.keras")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(place, monkeypatch):
+    monkeypatch.chdir(place)
+    for module in (store, embedding):
+        monkeypatch.setattr(module, "PART", PART)
+
+
+def run(output, *options: str, model: str = "model.keras", pictures=("--data", "folder:data")) -> None:
+    embed.main(["--run", model, *pictures, "--output", str(output), "--batch-size", "4", *options])
+
+
+def files_of(folder: pathlib.Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".parquet", ".json")}
+
+
+@pytest.fixture(name="half")
+def _half(tmp_path) -> pathlib.Path:
+    """A copy of the index of the first model."""
+    return pathlib.Path(shutil.copytree("half", tmp_path / "half"))
+
+
+def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split():
+    index = open_index("full")
+    table = index.pictures
+    assert table.splits == ["train"] * 20 + ["test"] * 4
+    assert {pathlib.Path(path).parent.name for path in table.paths} == {"ant", "bee"}
+    assert [pathlib.Path(path).parent.name for path in table.paths] == table.labels
+    assert len(set(table.digests)) == 24
+    model = keras_vit.run_directory.load_model("model.keras")
+    features = keras_vit.intermediates(model, "pre_logits")
+    preprocess = keras_vit.preprocessing_of(model)
+    images = np.stack([np.asarray(preprocess(PIL.Image.open(path))) for path in table.paths])
+    np.testing.assert_allclose(index.embeddings(), np.asarray(features(images)), rtol=0, atol=1e-5)
+    raw = pyarrow.parquet.read_table("full/train-00000.parquet")
+    assert raw.column_names == ["path", "digest", "label", "split", "embedding"]
+    assert raw.schema.metadata[b"fingerprint"].decode() == index.description.fingerprint
+    assert index.description.labels == ("ant", "bee")
+    assert index.description.splits == {"train": 20, "test": 4}
+
+
+def test_half_the_space_is_half_the_precision():
+    full, half = open_index("full"), open_index("half")
+    assert next(half.parts()).dtype == np.float16
+    np.testing.assert_allclose(half.embeddings(), full.embeddings(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(half):
+    whole, kept = files_of(half), half / "train-00000.parquet"
+    (half / "train-00001.parquet").unlink()
+    (half / "test-00000.parquet").rename(half / "test-00000.parquet.7.tmp.parquet")
+    before = kept.stat().st_mtime_ns
+    with pytest.raises(UserError, match=r"is not complete, train-00001.parquet is missing; run the same keras-vit"):
+        open_index(str(half))
+    run(half)
+    assert kept.stat().st_mtime_ns == before
+    assert files_of(half) == whole
+
+
+def test_single_pictures_have_no_label_and_a_broken_one_is_named(tmp_path, capsys):
+    run(tmp_path / "f", pictures=("loose",))
+    index = open_index(str(tmp_path / "f"))
+    assert len(index.pictures.paths) == 23
+    assert index.pictures.labels == [None] * 23
+    assert [*index.problems] == ["loose/05.png"]
+    assert "Not embedded: loose/05.png" in capsys.readouterr().out
+
+
+def test_features_of_two_models_never_mix(half):
+    with pytest.raises(UserError, match="has features of another model .* are never mixed; choose another --output"):
+        run(half, model="other.keras")
+    with pytest.raises(UserError, match="has the features of other pictures"):
+        run(half, pictures=("loose",))
+    with pytest.raises(UserError, match="has features in float16; give --dtype float16"):
+        run(half, "--dtype", "float32")
+    shutil.copy("of_other/train-00001.parquet", half)
+    with pytest.raises(UserError, match="has features of another model than .*features.json says"):
+        open_index(str(half)).embeddings()
+
+
+def test_damaged_files_are_one_sentence(half):
+    part = half / "test-00000.parquet"
+    part.write_bytes(part.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"test-00000.parquet cannot be read .*; remove it and run keras-vit"):
+        open_index(str(half)).embeddings()
+    (half / "features.json").write_text("{}")
+    with pytest.raises(UserError, match=r"features.json cannot be read"):
+        open_index(str(half))
+
+
+def knn_of(output, *options: str, model: str = "model.keras") -> list:
+    knn.main(["--run", model, "--data", "folder:data", "--neighbors", "3", "--output", str(output), *options])
+    return json.loads((output / "knn.json").read_text())["results"]
+
+
+def test_a_probe_reads_the_index_instead_of_computing(tmp_path, monkeypatch):
+    expected = knn_of(tmp_path / "computed", "--cache", str(tmp_path / "cache"))
+    monkeypatch.setattr(embedding, "_computed", None)
+    assert knn_of(tmp_path / "read", "--index", "full") == expected
+    with pytest.raises(UserError, match=r"has features of model.keras, but other.keras has other weights"):
+        knn_of(tmp_path / "no", "--index", "full", model="other.keras")
+    with pytest.raises(UserError, match="has the features pre_logits, not token; give --features pre_logits"):
+        knn_of(tmp_path / "no", "--index", "full", "--features", "token")
+    with pytest.raises(UserError, match="has the features of other pictures, labels or splits than --data"):
+        knn_of(tmp_path / "no", "--index", "full", "--split-seed", "3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Give --data, such as folder:pictures, or pictures"),
+        (["--data", "folder:data", "loose"], "Give --data, such as folder:pictures, or pictures"),
+        (["nowhere"], "There is no picture 'nowhere'"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, message, tmp_path):
+    command = ["--run", "model.keras", "--output", str(tmp_path / "f"), *arguments]
+    with pytest.raises(UserError, match=message):
+        embed.main(command)
+
+
+def test_features_that_are_no_numbers_are_refused(tmp_path):
+    model = keras_vit.run_directory.load_model("model.keras")
+    weights = model.get_weights()
+    weights[0][:] = np.nan
+    model.set_weights(weights)
+    model.save(tmp_path / "broken.keras")
+    with pytest.raises(UserError, match="are not finite numbers"):
+        run(tmp_path / "f", model=str(tmp_path / "broken.keras"))
+
+
+def test_kind_and_size_of_the_features_are_those_of_the_options(tmp_path):
+    run(tmp_path / "f", "--features", "both", "--image-size", "12")
+    description = open_index(str(tmp_path / "f")).description
+    assert (description.features, description.width) == ("both", 24)
+    assert description.settings == {"image_size": [12, 12], "num_heads": None, "resize": None}

@@ -1,0 +1,156 @@
+"""Images of none of the classes: the scores, their choice and threshold, and what prediction and exports say."""
+
+import json
+import os
+import pathlib
+
+import numpy as np
+import PIL.Image
+import pytest
+import sklearn.datasets
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
+from sklearn.covariance import ledoit_wolf
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import NearestNeighbors
+
+import keras_vit
+from export.saved_model import __main__ as saved_model
+from export.tflite import __main__ as tflite
+from keras_vit import UserError, run_directory
+from keras_vit.run_directory import Samples
+from keras_vit.runs import open_run
+from keras_vit.unknown import KINDS, UNKNOWN, threshold_of
+from tests.support import randomize
+from training import evaluate, linear_probe, predict, unknown
+from training.input.sources import open_source
+from training.options.common import DataOptions
+from training.outliers.unknown import Outputs, auroc_of_left_out_classes, fit, outputs_of
+
+SHARED = pathlib.Path(os.environ.get("SHARED_DATA", pathlib.Path(__file__).parents[3] / "shared")) / "data" / "tfds"
+
+DINOV2 = pathlib.Path(os.environ.get("KERAS_VIT_DINOV2", "missing"))
+
+
+def made_outputs(rng: np.random.Generator, count: int, classes: int = 4, width: int = 12) -> Outputs:
+    """Features around a center of each class, and logits that are the products with it."""
+    centers = 5.0 * np.eye(classes, width)
+    labels = np.arange(count) % classes
+    features = (centers[labels] + rng.normal(size=(count, width))).astype(np.float32)
+    return Outputs(features, (features @ centers.T).astype(np.float32), labels)
+
+
+def test_all_scores_tell_far_images_and_knn_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    train, evaluation = made_outputs(rng, 400), made_outputs(rng, 100)
+    far = -evaluation.features
+    for kind in KINDS:
+        scorer = fit(kind, train, 0)
+        known = np.asarray(scorer.score(evaluation.features, evaluation.logits))
+        other = np.asarray(scorer.score(far, -evaluation.logits))
+        assert roc_auc_score(np.repeat([0, 1], 100), np.concatenate([known, other])) > 0.99, kind
+        if kind == "knn":
+            neighbors = NearestNeighbors(n_neighbors=5, metric="cosine").fit(train.features)
+            np.testing.assert_allclose(known, neighbors.kneighbors(evaluation.features)[0][:, -1], atol=1e-5)
+        if kind == "mahalanobis":
+            centers = np.stack([train.features[train.labels == k].mean(axis=0) for k in range(4)])
+            covariance = ledoit_wolf(train.features - centers[train.labels], assume_centered=True)[0]
+            offsets = evaluation.features[:, None] - centers
+            squared = np.einsum("nkd,de,nke->nk", offsets, np.linalg.inv(covariance), offsets)
+            np.testing.assert_allclose(known, np.sqrt(squared.min(axis=1)), rtol=1e-3)
+
+
+def test_left_out_classes_are_told_and_the_threshold_is_conformal():
+    rng = np.random.default_rng(1)
+    found = auroc_of_left_out_classes(made_outputs(rng, 400), made_outputs(rng, 200), 4, 0)
+    assert min(found["knn"], found["mahalanobis"]) > 0.95
+    assert threshold_of(np.arange(1, 100), 0.05) == 95
+    assert threshold_of(np.arange(5), 0.05) == 4
+
+
+@pytest.fixture(name="run", scope="module")
+def _run(tmp_path_factory) -> pathlib.Path:
+    """A run of handwritten digits with random weights, and its score."""
+    folder = tmp_path_factory.mktemp("run")
+    config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
+    randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10)).save(folder / "model.keras")
+    (folder / "labels.txt").write_text("".join(f"{digit}\n" for digit in range(10)))
+    (folder / "config.json").write_text(json.dumps({"settings": {"recipe": {"loss": "softmax"}}}))
+    digits = sklearn.datasets.load_digits()
+    encoded = tuple(
+        tf.io.encode_png(np.minimum(image[..., None] * 16, 255).astype(np.uint8)).numpy()
+        for image in digits.images[:20]
+    )
+    Samples(encoded, digits.target[:20]).save(folder / run_directory.SAMPLES)
+    unknown.main(["--run", str(folder), "--data", "digits", "--images", "600", "--kind", "knn"])
+    return folder
+
+
+def test_a_share_of_known_images_is_unknown_and_prediction_says_so(run, tmp_path, capsys):
+    report = json.loads((run / "unknown.json").read_text())
+    assert report["kind"] == "knn"
+    assert report["training_images"] == 600
+    assert report["auroc_of_left_out_classes"].keys() == set(KINDS)
+    scorer = open_run(run).unknown
+    assert scorer.arrays["bank"].shape == (600, 24)
+    assert scorer.threshold == report["threshold"]
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for name, data in (("digit", Samples.load(run / run_directory.SAMPLES).encoded[0]),):
+        (pictures / f"{name}.png").write_bytes(data)
+    PIL.Image.fromarray(np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))).save(pictures / "checks.png")
+    predict.main(["--run", str(run), str(pictures), "--output", str(tmp_path / "out.json")])
+    found = {pathlib.Path(each["picture"]).stem: each for each in json.loads((tmp_path / "out.json").read_text())}
+    assert found["checks"]["unknown"]
+    assert not found["digit"]["unknown"]
+    assert "checks.png (unknown)" in capsys.readouterr().out
+
+
+def test_an_evaluation_reports_the_auroc_of_left_out_classes(run, tmp_path):
+    evaluate.main(["--run", str(run), "--data", "digits", "--output", str(tmp_path)])
+    expected = json.loads((run / "unknown.json").read_text())["auroc_of_left_out_classes"]
+    assert json.loads((tmp_path / "evaluation.json").read_text())["unknown"] == {"score": "knn", **expected}
+    assert f"AUROC of {expected['knn']:.4f}" in (tmp_path / "evaluation.md").read_text()
+
+
+def test_exports_compute_the_same_score(run, tmp_path):
+    saved_model.main(["--run", str(run), "--output", str(tmp_path / "saved")])
+    tflite.main(["--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32", "int8-dynamic"])
+    opened = open_run(run)
+    image = np.asarray(opened.preprocessing.normalize(np.full((1, 8, 8, 1), 100.0, np.float32)))
+    (expected,) = opened.unknown.scores(opened.model, [image])
+    served = tf.saved_model.load(str(tmp_path / "saved" / "1")).signatures
+    found = served["image_tensor"](image=tf.constant(image))["unknown_score"]
+    np.testing.assert_allclose(found, [expected], atol=1e-5)
+    assert "unknown" in served["serving_default"].structured_outputs
+    runner = Interpreter(model_path=str(tmp_path / "phone" / "model-float32.tflite")).get_signature_runner()
+    np.testing.assert_allclose(runner(image=image)["unknown_score"], [expected], atol=1e-5)
+    report = json.loads((tmp_path / "phone" / "report.json").read_text())
+    assert report["formats"]["float32"]["unknown_max_abs_diff"] < 1e-4
+
+
+def test_a_damaged_file_of_the_score_is_named(run, tmp_path):
+    (tmp_path / "model.keras").write_bytes((run / "model.keras").read_bytes())
+    np.savez(tmp_path / UNKNOWN, kind=np.array(2))
+    with pytest.raises(UserError, match="holds no score for unknown images"):
+        _ = open_run(tmp_path).unknown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the prepared MNIST and Fashion-MNIST are not there")
+@pytest.mark.skipif(not DINOV2.is_dir(), reason="KERAS_VIT_DINOV2 does not name a folder of DINOv2-S/14")
+def test_fashion_is_unknown_to_a_probe_of_digits(tmp_path):
+    """MNIST against Fashion-MNIST: AUROC of at least 0.95 for the score that left-out classes choose."""
+    data = ["--data", "tfds:mnist", "--data-dir", str(SHARED), "--train-split", "train[:2000]"]
+    data += ["--eval-split", "test[:1000]"]
+    run = str(tmp_path / "run")
+    options = ["--image-size", "56", "56", "--c", "0.1", "--cache", str(tmp_path / "cache"), "--output", str(tmp_path)]
+    linear_probe.main(["--checkpoint", str(DINOV2), *data, "--workdir", run, *options])
+    unknown.main(["--run", run, *data])
+    opened, scores = open_run(run), []
+    for name in ("mnist", "fashion_mnist"):
+        split = open_source(DataOptions(f"tfds:{name}", str(SHARED), "train[:1%]", "test[:1000]")).evaluation
+        found = outputs_of(opened, split, 10, 100)
+        scores.append(np.asarray(opened.unknown.score(found.features, found.logits)))
+    assert np.mean(scores[0] > opened.unknown.threshold) == pytest.approx(0.05, abs=0.01)
+    assert roc_auc_score(np.repeat([0, 1], 1000), np.concatenate(scores)) >= 0.95

@@ -1,0 +1,119 @@
+"""Find objects on pictures with a Vision Transformer: from words, from an example, or of your own classes.
+
+    python -m training.detect predict --checkpoint hf:google/owlv2-base-patch16-ensemble --classes "a red stamp" new/
+    python -m training.detect predict --checkpoint hf:google/owlvit-base-patch32 --like a.jpg --box 10 20 80 60 new/
+    python -m training.detect fit --checkpoint augreg:B_16 --data yolo:stamps/data.yaml --workdir runs/stamps
+    python -m training.detect evaluate --run runs/stamps --data yolo:stamps/data.yaml --output runs/stamps
+
+`predict`, `fit` and `evaluate` with --help list their options.
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Sequence
+
+from keras_vit import UserError, cli, parser, run_directory
+from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit.runs import open_run
+from keras_vit.text.classes import classes_of_options
+from training.options.detect import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
+from training.options.predict import with_pictures
+from training.workdir import check_workdir_of
+
+_PROG = "python -m training.detect"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`predict | fit | evaluate`, with the options of each"""
+    jobs = {"predict": _predict, "fit": _fit, "evaluate": _evaluate}
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: {cli.as_typed(_PROG)} {'|'.join(jobs)} [OPTIONS]\n\n{cli.as_typed(__doc__ or '')}")
+        return
+    if name not in jobs:
+        raise UserError(f"{_PROG} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
+    jobs[name](rest)
+
+
+def _predict(arguments: Sequence[str]) -> None:
+    prog = f"{_PROG} predict"
+    given = with_pictures(parser.read(DetectPredictOptions, arguments, prog=prog))
+    options = parser.build(DetectPredictOptions, given, prog=prog)
+
+    from training.prediction.pictures import find_pictures
+
+    texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
+    run = open_run(options.run, image_size=options.image_size)
+    files = find_pictures(options.pictures)
+    cli.require_tensorflow()
+
+    from training.detection.detector import detector_like, open_detector, save_detector
+    from training.detection.predict import DetectionPage, detect
+    from training.prediction.page import open_page
+
+    if options.like is not None:
+        detector = detector_like(run, pathlib.Path(options.like), options.box)
+    else:
+        detector = open_detector(run, texts)
+    if options.serve:
+        with open_page(DetectionPage(detector, options.top, options.threshold), options.port, "Find objects") as server:
+            print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
+        return
+    detect(detector, files, options)
+    if options.save is not None:
+        save_detector(detector, pathlib.Path(options.save))
+    output, rest = parser.named(arguments, "--output", "")
+    _, rest = parser.named(rest, "--save", "")
+    other = "objects.csv" if output.endswith(".html") else "objects.html"
+    exports = [("saved-model", "--run", options.save, "--output", "served")] if options.save else []
+    cli.print_next([("detect", "predict", *rest, "--output", other), *exports])
+
+
+def _fit(arguments: Sequence[str]) -> None:
+    options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit")
+    check_name(options.checkpoint)
+    run_directory.check_model_file(options.checkpoint)
+    check_workdir_of(options, "detect", "detect", is_final=True)
+
+    from training.detection.annotations import open_boxes
+
+    data = open_boxes(options.source)
+    cli.require_tensorflow()
+
+    from training.detection.data import box_data_set
+    from training.detection.fit import fit
+    from training.loop.setup import open_setup
+    from training.loop.signals import report_interruption
+
+    with report_interruption():
+        fit(options, data, open_setup(options, lambda: box_data_set(data)))
+    if not options.dry_run:
+        run, folder = options.workdir, str(data.evaluation[0].file.parent)
+        predict = ("detect", "predict", "--run", run, "--output", "objects.html", folder)
+        cli.print_next([predict, ("saved-model", "--run", run, "--output", "served")])
+
+
+def _evaluate(arguments: Sequence[str]) -> None:
+    options = parser.parse(DetectEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
+    run = open_run(options.run, image_size=options.image_size)
+    output = run_directory.check_output(options.output)
+
+    from training.detection.annotations import open_boxes
+
+    data = open_boxes(options.source)
+    cli.require_tensorflow()
+
+    from training.detection.detector import open_detector_of
+    from training.detection.evaluation import evaluate, write_report
+
+    detector = open_detector_of(run, data.labels, options.templates)
+    pictures = data.evaluation if data.has_split else data.all
+    write_report(evaluate(detector, pictures), detector, output)
+    folder = str(pictures[0].file.parent)
+    cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])
+
+
+if __name__ == "__main__":
+    cli.run(main)

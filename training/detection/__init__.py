@@ -1,0 +1,1 @@
+"""Detection: boxes of pictures read, a detector trained, used and measured."""

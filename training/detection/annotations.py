@@ -1,0 +1,422 @@
+"""Pictures with boxes: read from COCO JSON, YOLO, Pascal VOC or a CSV file, and checked. Imports no TensorFlow.
+
+Every reader gives boxes as left, top, right and bottom in pixels of the upright picture (turned by its EXIF
+orientation), with the name or number of a class. `open_boxes` checks all of them in one place. No file is trusted.
+"""
+
+import collections
+import csv
+import dataclasses
+import io
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import PIL.Image
+import yaml
+from defusedxml import ElementTree
+
+from keras_vit import UserError
+from keras_vit.errors import is_or_are
+from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.images.formats import format_problem, is_picture, is_picture_name, orientation, visible_files
+from training.options.detect import BadBoxes, BoxesOptions
+
+# Bytes of an annotation file of one picture, and of one of many pictures.
+_MOST_OF_ONE, _MOST_OF_MANY = 2**24, 2**30
+# Pixels that a box may reach over the edge of its picture by rounding.
+_ROUNDING = 1.0
+# Without a split of its own, every tenth picture by name is evaluated.
+_HOLD_OUT = 10
+# Of what is wrong, how many are named.
+_NAMED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A picture with its boxes, perhaps none."""
+
+    file: pathlib.Path
+    size: tuple[int, int]
+    """Height and width in pixels, upright."""
+    corners: np.ndarray
+    """(n, 4) float32: left, top, right, bottom in pixels, inside of the picture."""
+    classes: np.ndarray
+    """(n,) int32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxData:
+    """Pictures with boxes to train and to evaluate on, and the names of their classes."""
+
+    labels: tuple[str, ...]
+    train: tuple[Picture, ...]
+    evaluation: tuple[Picture, ...]
+    """Those of the data themselves, such as val of a data.yaml; else every tenth picture by name."""
+    has_split: bool
+
+    @property
+    def all(self) -> tuple[Picture, ...]:
+        """All pictures."""
+        return self.train + self.evaluation
+
+
+class Box(NamedTuple):
+    """A box as a file has it, unchecked."""
+
+    label: str | int
+    corners: tuple[float, float, float, float]
+
+
+class Annotated(NamedTuple):
+    """A picture as a file annotates it."""
+
+    file: pathlib.Path
+    size: tuple[int, int]
+    boxes: list[Box]
+
+
+def open_boxes(options: BoxesOptions) -> BoxData:
+    """Read what `--data` names. Raises UserError for files that cannot be read, and for bad boxes unless clipped."""
+    path, folder = options.path, pathlib.Path(options.images or options.path.parent)
+    if options.kind == "yolo":
+        labels, splits = _yolo(path)
+    else:
+        read = {"voc": _voc, "csv": lambda file: _csv(file, folder), "coco": lambda file: _coco(file, folder)}
+        labels, pictures = read[options.kind](path)
+        splits = {"train": sorted(pictures)}
+        if not labels:
+            labels = tuple(sorted({str(box.label) for picture in pictures for box in picture.boxes}))
+    if not labels:
+        raise UserError(f"{path} has no box, so there is no class to find; annotate some of its pictures.")
+    if twice := [name for name, count in collections.Counter(labels).items() if count > 1]:
+        raise UserError(f"{path} names the class {twice[0]!r:.80} twice; give each class a name of its own.")
+    checks = _Checks(labels)
+    checked = {split: tuple(map(checks.checked, pictures)) for split, pictures in splits.items()}
+    checks.report(options.bad_boxes, sum(len(picture.boxes) for each in splits.values() for picture in each))
+    if "val" in checked:
+        return BoxData(labels, checked["train"], checked["val"], has_split=True)
+    every = checked["train"]
+    if len(every) < 2:
+        raise UserError(f"{path} holds {len(every)} picture; it needs two, to train on and to evaluate on.")
+    rest = tuple(picture for number, picture in enumerate(every) if number % _HOLD_OUT)
+    return BoxData(labels, rest, every[::_HOLD_OUT], has_split=False)
+
+
+class _Checks:
+    """Checks boxes, and counts what is wrong with them."""
+
+    def __init__(self, labels: Sequence[str]):
+        self._numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
+        self._numbers |= {number: number for number in range(len(labels))}  # YOLO's
+        self._wrong: dict[str, list[str]] = collections.defaultdict(list)
+
+    def checked(self, picture: Annotated) -> Picture:
+        """The picture with its boxes sorted, clipped, or left out."""
+        height, width = picture.size
+        corners, classes = [], []
+        for label, (left, top, right, bottom) in picture.boxes:
+            if label not in self._numbers:
+                self._wrong["of an unknown class"].append(f"{label!r:.40} in {picture.file}")
+                continue
+            if right < left or bottom < top:
+                self._wrong["with swapped corners"].append(str(picture.file))
+            left, right, top, bottom = min(left, right), max(left, right), min(top, bottom), max(top, bottom)
+            if right == left or bottom == top:
+                self._wrong["without area"].append(str(picture.file))
+                continue
+            if min(left, top) < -_ROUNDING or right > width + _ROUNDING or bottom > height + _ROUNDING:
+                self._wrong["outside of the picture"].append(str(picture.file))
+            box = [max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))]
+            if box[0] < box[2] and box[1] < box[3]:
+                corners.append(box)
+                classes.append(self._numbers[label])
+        return Picture(
+            picture.file,
+            picture.size,
+            np.array(corners, np.float32).reshape(-1, 4),
+            np.array(classes, np.int32),
+        )
+
+    def report(self, mode: BadBoxes, count: int) -> None:
+        """Print what was wrong, or raise UserError for it."""
+        if not self._wrong:
+            return
+        kinds = "; ".join(
+            f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_NAMED]))}{', …' if names[_NAMED:] else ''})"
+            for kind, names in self._wrong.items()
+        )
+        if mode == "refuse":
+            raise UserError(
+                f"Of {count:,} boxes, {kinds}; correct them, or give --bad-boxes clip, which cuts and sorts them, and "
+                "leaves out what remains without area or class."
+            )
+        print(f"Of {count:,} boxes, cut, sorted or left out: {kinds}.")
+
+
+def upright_size(file: pathlib.Path) -> tuple[int, int]:
+    """Height and width in pixels of a picture as it is seen. Raises UserError if it is no picture that we read."""
+    try:
+        data = file.read_bytes()
+        if problem := format_problem(data):
+            raise ValueError(problem)
+        with PIL.Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise UserError(
+            f"The picture {file} cannot be read ({' '.join(str(error).split())[:120]}); repair it, or remove it "
+            "and its boxes."
+        ) from error
+    return (width, height) if orientation(data) >= 5 else (height, width)
+
+
+def number_of(value: object, where: str) -> float:
+    """A finite number. Raises UserError for anything else."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{where} should be a finite number, but is {value!r:.60}; correct it.")
+    return number
+
+
+def _text(file: pathlib.Path, most: int) -> str:
+    """The text of a file in UTF-8, after a look at its size."""
+    try:
+        if file.stat().st_size > most:
+            raise UserError(f"{file} has {file.stat().st_size:,} bytes, but at most {most:,} are read; divide it.")
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8; save it as such.") from error
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); correct the path.") from error
+
+
+def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated]]]:
+    """A data.yaml of Ultralytics: `names`, `train`, perhaps `val` or `test`, whose pictures have labels beside them.
+
+    The labels of images/a.jpg are in labels/a.txt: in each line a class number, the centre x and y, the width and the
+    height, as shares of the picture. A picture without such a file has no objects.
+    """
+    try:
+        fields = yaml.safe_load(_text(file, _MOST_OF_ONE))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"{file} is no YAML ({' '.join(str(error).split())[:120]}); correct it.") from error
+    if not isinstance(fields, dict) or "names" not in fields or "train" not in fields:
+        raise UserError(f"{file} should have the fields names and train, as Ultralytics writes them; add them.")
+    labels = _yolo_names(fields["names"], file)
+    evaluation = next((fields[name] for name in ("val", "test") if fields.get(name)), None)
+    places = {"train": fields["train"]} | ({} if evaluation is None else {"val": evaluation})
+    root = file.parent / str(fields.get("path") or "")
+    return labels, {
+        split: [_yolo_picture(picture) for picture in _yolo_files(place, root, file)] for split, place in places.items()
+    }
+
+
+def _yolo_names(names: object, file: pathlib.Path) -> tuple[str, ...]:
+    if isinstance(names, dict):
+        if list(names) != list(range(len(names))):
+            raise UserError(f"{file} should number its names from 0 on, but has {list(names)[:5]!r:.80}; correct it.")
+        names = list(names.values())
+    if not isinstance(names, list) or not names or not all(isinstance(name, str | int) for name in names):
+        raise UserError(f"{file} should list the names of its classes, but has {names!r:.80}; correct it.")
+    return tuple(map(str, names))
+
+
+def _yolo_files(place: object, root: pathlib.Path, file: pathlib.Path) -> list[pathlib.Path]:
+    """The pictures of folders, of text files that list them, or of several of these."""
+    found: list[pathlib.Path] = []
+    for name in place if isinstance(place, list) else [place]:
+        if not isinstance(name, str):
+            raise UserError(f"{file} should name folders of pictures, but has {name!r:.80}; correct it.")
+        # Roboflow writes ../train/images beside the folder train.
+        candidates = [root / name, root / name.removeprefix("../")]
+        path = next((each for each in candidates if each.exists()), None)
+        if path is None:
+            raise UserError(f"{file} names {name!r:.80}, but there is no {candidates[0]}; correct its path.")
+        if path.is_dir():
+            found += filter(is_picture, visible_files(path))
+        else:
+            lines = filter(None, map(str.strip, _text(path, _MOST_OF_MANY).splitlines()))
+            found += [path.parent / line for line in lines]
+    if not found:
+        raise UserError(f"{file} names {place!r:.80}, but no picture is there; correct its path.")
+    return sorted(dict.fromkeys(found))
+
+
+def _yolo_picture(picture: pathlib.Path) -> Annotated:
+    height, width = upright_size(picture)
+    parts = list(picture.parts)
+    if "images" in parts:  # the last of them, as Ultralytics
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    labels = pathlib.Path(*parts).with_suffix(".txt")
+    boxes = []
+    for number, line in enumerate(_text(labels, _MOST_OF_ONE).splitlines() if labels.is_file() else [], 1):
+        if not line.strip():
+            continue
+        words, where = line.split(), f"Each word of line {number} of {labels}"
+        if len(words) != 5:
+            raise UserError(
+                f"Line {number} of {labels} should be a class number, centre x and y, width and height, but has "
+                f"{len(words)} words; convert polygons to boxes."
+            )
+        label, x, y, w, h = (number_of(word, where) for word in words)
+        if not label.is_integer():
+            raise UserError(f"Line {number} of {labels} should begin with a class number, but has {label}; correct it.")
+        corners = ((x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height)
+        boxes.append(Box(int(label), corners))
+    return Annotated(picture, (height, width), boxes)
+
+
+def _voc(folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
+    """Pascal VOC: Annotations/a.xml for JPEGImages/a.jpg or images/a.jpg, or both kinds of files side by side.
+
+    Pixels count from 1, as in VOC. A picture without a file is not annotated, and is left out.
+    """
+    annotations = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
+    places = [folder / name for name in ("JPEGImages", "images", "Images") if (folder / name).is_dir()] or [folder]
+    files = sorted(annotations.glob("*.xml"))
+    if not files:
+        raise UserError(f"{annotations} should hold a file .xml for each picture, but has none; correct the path.")
+    pictures = {file.stem: file for place in places for file in place.iterdir() if is_picture_name(file.name)}
+    if missing := [file.name for file in files if file.stem not in pictures]:
+        raise UserError(
+            f"{len(missing)} of {len(files)} files in {annotations} {is_or_are(len(missing))} of no picture in "
+            f"{places[0]}: {', '.join(missing[:_NAMED])}; add the pictures, or remove the files."
+        )
+    if others := pictures.keys() - {file.stem for file in files}:
+        print(f"Left out, since no .xml annotates them: {len(others)} pictures such as {pictures[min(others)].name}.")
+    labels = read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
+    return labels, [_voc_picture(file, pictures[file.stem]) for file in files]
+
+
+def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
+    try:
+        root = ElementTree.fromstring(_text(file, _MOST_OF_ONE), forbid_dtd=True)
+    except (ElementTree.ParseError, ValueError, RecursionError) as error:  # ValueError: of defusedxml, too
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is no harmless XML ({' '.join(str(error).split())[:120]}); write it again.") from error
+    if root.tag != "annotation":
+        raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
+    height, width = upright_size(picture)
+    stated = [root.findtext(f"size/{side}") for side in ("height", "width")]
+    if None not in stated:
+        sides = tuple(number_of(text, f"The size in {file}") for text in stated)
+        if sides not in ((height, width), (0.0, 0.0)):
+            raise UserError(
+                f"{file} is of a picture {sides[1]:g} wide and {sides[0]:g} high, but {picture.name}, seen upright, is "
+                f"{width} wide and {height} high; annotate the upright picture."
+            )
+    boxes = []
+    for element in root.findall("object"):
+        name = (element.findtext("name") or "").strip()
+        edges = [element.findtext(f"bndbox/{edge}") for edge in ("xmin", "ymin", "xmax", "ymax")]
+        if not name or None in edges:
+            raise UserError(f"Each object of {file} should have a name and a bndbox of four edges; correct it.")
+        left, top, right, bottom = (number_of(text, f"Each edge in {file}") for text in edges)
+        boxes.append(Box(name, (left - 1, top - 1, right, bottom)))
+    return Annotated(picture, (height, width), boxes)
+
+
+def _csv(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
+    """A row for each box: path, x, y, w, h, label; one with a path alone for a picture without objects."""
+    boxes: dict[str, list[Box]] = {}
+    for number, row in _csv_rows(file):
+        where = f"Line {number} of {file}"
+        if not row["path"]:
+            raise UserError(f"{where} should name a picture in the column path; correct it.")
+        of_picture = boxes.setdefault(row["path"], [])
+        texts = [row[name] for name in ("x", "y", "w", "h")]
+        if not any((*texts, row["label"])):
+            continue
+        if not row["label"]:
+            raise UserError(f"{where} has a box without a label; name its class.")
+        x, y, w, h = (number_of(text, f"Each of x, y, w and h in line {number} of {file}") for text in texts)
+        of_picture.append(Box(row["label"], (x, y, x + w, y + h)))
+    if not boxes:
+        raise UserError(f"{file} has no row; add one for each box.")
+    missing = [name for name in boxes if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of {len(boxes)} pictures that {file} names are not in {folder}: "
+            f"{', '.join(missing[:_NAMED])}; give their folder by --images, or correct the paths."
+        )
+    labels = read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
+    return labels, [Annotated(folder / name, upright_size(folder / name), found) for name, found in boxes.items()]
+
+
+def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
+    reader = csv.reader(io.StringIO(_text(file, _MOST_OF_MANY), newline=""))
+    needed = ("path", "x", "y", "w", "h", "label")
+    try:
+        header = [name.strip().lower() for name in next(reader, [])]
+        if missing := [name for name in needed if name not in header]:
+            raise UserError(
+                f"{file} should begin with the columns {','.join(needed)}, but has no {', '.join(missing)}; add them."
+            )
+        for row in reader:
+            if not any(row):
+                continue
+            if len(row) != len(header):
+                raise UserError(
+                    f"Line {reader.line_num} of {file} has {len(row)} values, but the header {len(header)}; correct it."
+                )
+            yield reader.line_num, {name: text.strip() for name, text in zip(header, row, strict=True)}
+    except csv.Error as error:
+        raise UserError(f"{file} is no CSV in line {reader.line_num} ({error}); write it again.") from error
+
+
+def _coco(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
+    """An instances.json of COCO: `images`, `annotations` with a bbox, `categories`. Crowds are left out."""
+    try:
+        document = json.loads(_text(file, _MOST_OF_MANY))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is no JSON ({str(error)[:120]}); write it again.") from error
+    images, annotations, categories = (
+        _objects(document, name, file) for name in ("images", "annotations", "categories")
+    )
+    names = {_field(each, "id", int, file): _field(each, "name", str, file) for each in categories}
+    files = {_field(each, "id", int, file): folder / _field(each, "file_name", str, file) for each in images}
+    if len(names) < len(categories) or len(files) < len(images):
+        raise UserError(f"{file} has two images or two categories with one id; give each its own.")
+    if missing := [path for path in files.values() if not path.is_file()]:
+        raise UserError(
+            f"{len(missing)} of {len(files)} pictures that {file} names are not in {folder}, such as "
+            f"{missing[0].name}; give their folder by --images."
+        )
+    boxes: dict[int, list[Box]] = {number: [] for number in files}
+    for annotation in annotations:
+        image, category = (_field(annotation, name, int, file) for name in ("image_id", "category_id"))
+        if image not in boxes:
+            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        sides = annotation.get("bbox")
+        if not isinstance(sides, list) or len(sides) != 4:
+            raise UserError(
+                f"A bbox in {file} should be left, top, width and height, but is {sides!r:.80}; correct it."
+            )
+        x, y, w, h = (number_of(side, f"Each number of a bbox in {file}") for side in sides)
+        if not annotation.get("iscrowd"):
+            boxes[image].append(Box(names.get(category, f"category {category}"), (x, y, x + w, y + h)))
+    pictures = [Annotated(path, upright_size(path), boxes[number]) for number, path in files.items()]
+    return tuple(names[number] for number in sorted(names)), pictures
+
+
+def _objects(document: object, name: str, file: pathlib.Path) -> list[dict]:
+    found = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UserError(f"{file} should have a list of objects {name}, as COCO's instances files; add it.")
+    return found
+
+
+def _field(element: dict, name: str, kind: type, file: pathlib.Path) -> Any:
+    value = element.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(f"Each object of {file} should have a {name}, but one has {value!r:.60}; correct it.")
+    return value

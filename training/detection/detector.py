@@ -1,0 +1,151 @@
+"""A detector with its classes: of a run, of words, or of an example; and the objects that it finds on pictures."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import Preprocessing, UserError, inspection, preprocessing_of, query_embeddings, with_classes
+from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.models.config import Classes, DetectionConfig
+from keras_vit.models.tasks import task_of
+from keras_vit.run_directory import MODEL
+from keras_vit.runs import Run
+from keras_vit.text.classes import classes_of_labels
+from keras_vit.text.zero_shot import class_embeddings
+
+# Overlap (IoU) from which the less likely of two boxes is left out, for an example: as OWL-ViT's original.
+_SAME_OBJECT = 0.3
+# Pictures of one forward pass.
+BATCH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Objects:
+    """What was found on one picture, the likeliest first."""
+
+    corners: np.ndarray
+    """(n, 4) float32: left, top, right and bottom in pixels of the upright picture, cut at its edges."""
+    scores: np.ndarray
+    """(n,), 0 to 1."""
+    classes: np.ndarray
+    """(n,) int."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Detector:
+    """A model with "class_logits" and the names of its classes."""
+
+    name: str
+    model: keras.Model
+    labels: tuple[str, ...]
+    suppress: bool = False
+    """Whether of boxes that overlap by more than 0.3 only the likeliest is kept."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What is done to pictures: boxes are those of the upright one."""
+        return dataclasses.replace(preprocessing_of(self.model), exif_orientation=True)
+
+    def detect(self, images: Sequence[inspection.Image], top: int, threshold: float = 0.0) -> list[Objects]:
+        """At most `top` objects of each picture with a score of at least `threshold`."""
+        inputs = np.stack([np.asarray(self.preprocessing(image.pixels)) for image in images])
+        outputs = self.model.predict_on_batch(inputs)
+        found = zip(outputs["boxes"], outputs["class_logits"], images, strict=True)
+        return [self._objects(boxes, logits, image.pixels.shape[:2], top, threshold) for boxes, logits, image in found]
+
+    def _objects(
+        self, boxes: np.ndarray, logits: np.ndarray, size: tuple[int, int], top: int, threshold: float
+    ) -> Objects:
+        """Of the boxes (N, 4) and logits (N, K) of one picture; each patch is of its likeliest class."""
+        scores = 1.0 / (1.0 + np.exp(-logits.max(axis=-1).astype(np.float64)))
+        corners = self.preprocessing.boxes_in_picture(boxes, size)
+        corners = np.clip(corners, 0, [size[1], size[0]] * 2).astype(np.float32)
+        order = np.argsort(-scores, kind="stable")
+        order = order[(scores[order] >= threshold) & (corners[order, 2:] > corners[order, :2]).all(axis=-1)]
+        if self.suppress:
+            left, right = corners[order, :2], corners[order, 2:]
+            ordered = np.concatenate([left[:, ::-1], right[:, ::-1]], axis=-1)  # TensorFlow has y first
+            kept = tf.image.non_max_suppression(ordered, scores[order].astype(np.float32), len(order), _SAME_OBJECT)
+            order = order[kept.numpy()]
+        order = order[:top]
+        return Objects(corners[order], scores[order], logits[order].argmax(axis=-1))
+
+
+def save_detector(detector: Detector, folder: pathlib.Path) -> None:
+    """Write model.keras and labels.txt to a new folder, which is a run for prediction and exports."""
+    with atomic_folder(folder) as temporary:
+        detector.model.save(temporary / MODEL)
+        (temporary / LABELS).write_text(labels_text(detector.labels), encoding="utf-8")
+    print(f"The detector is in {folder}.")
+
+
+def open_detector(run: Run, texts: Classes | None = None) -> Detector:
+    """The detector of a run, or of a checkpoint that looks for texts. Raises UserError for a model of another kind."""
+    model = _detector_model(run)
+    has_classes = "class_logits" in model.output
+    if texts is None and not has_classes:
+        raise UserError(
+            f"{run.name} has no classes of its own; give --classes, words to look for, or --like, a picture."
+        )
+    if texts is None:
+        names = run.labels or tuple(map(str, range(model.output["class_logits"].shape[-1])))
+        if len(names) != model.output["class_logits"].shape[-1]:
+            raise UserError(
+                f"{run.name} has {model.output['class_logits'].shape[-1]} classes, but its labels.txt names "
+                f"{len(names)}; copy that of the run."
+            )
+        return Detector(run.name, model, names)
+    if has_classes:
+        raise UserError(f"{run.name} has classes of its own, {', '.join(run.labels[:5])}; leave --classes out.")
+    return Detector(run.name, with_classes(model, class_embeddings(run.checkpoint, texts)), texts.labels)
+
+
+def open_detector_of(run: Run, labels: Sequence[str], templates: Sequence[str] | None) -> Detector:
+    """The detector of a run with these classes; of a checkpoint without its own, it looks for their names."""
+    texts = None if "class_logits" in _detector_model(run).output else classes_of_labels(labels, templates)
+    detector = open_detector(run, texts)
+    if detector.labels != tuple(labels):
+        raise UserError(
+            f"{run.name} has the classes {', '.join(detector.labels[:5])}, but the data have {', '.join(labels[:5])}; "
+            "measure it on data with the same classes in the same order."
+        )
+    return detector
+
+
+def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, float] | None) -> Detector:
+    """A detector of what an example shows.
+
+    Args:
+        run: OWL-ViT, OWLv2, or any other detector.
+        file: picture of the example.
+        box: left, top, width and height in pixels of the upright picture; None for the whole picture.
+    """
+    model = _detector_model(run)
+    preprocessing = dataclasses.replace(preprocessing_of(model), exif_orientation=True)
+    image = inspection.read_images(file, 1, preprocessing=preprocessing)[0]
+    boxes, (height, width) = None, image.pixels.shape[:2]
+    if box is not None:
+        left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
+        if left >= width or top >= height or right <= 0 or bottom <= 0:
+            raise UserError(
+                f"--box {' '.join(f'{number:g}' for number in box)} lies outside of {file}, which is {width} pixels "
+                f"wide and {height} high; give left, top, width and height on it."
+            )
+        boxes = preprocessing.boxes_in_input([[left, top, right, bottom]], (height, width))
+    without = keras.Model(model.input, {name: x for name, x in model.output.items() if name != "class_logits"})
+    embeddings, _ = query_embeddings(without, np.asarray(preprocessing(image.pixels))[None], boxes)
+    return Detector(run.name, with_classes(without, embeddings), (file.stem,), suppress=True)
+
+
+def _detector_model(run: Run) -> keras.Model:
+    if not isinstance(run.model.output, dict) or not isinstance(task_of(run.model), DetectionConfig):
+        raise UserError(
+            f"{run.name} is no detector; give OWL-ViT or OWLv2, such as hf:google/owlv2-base-patch16-ensemble, or a "
+            "run of python -m training.detect fit."
+        )
+    return run.model

@@ -1,0 +1,258 @@
+"""COCO's metrics of a detector, by pycocotools, with intervals, and a page of its worst mistakes."""
+
+import contextlib
+import copy
+import dataclasses
+import io
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tqdm
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from keras_vit import UserError, inspection
+from keras_vit.files.atomic import staged
+from keras_vit.files.tables import markdown_table, rounded, short_name
+from training.detection.annotations import Picture
+from training.detection.detector import BATCH, Detector, Objects
+from training.detection.page import DrawnBox, DrawnPicture, boxes_page
+
+# Objects of a picture that count, as in COCO.
+TOP = 100
+# Draws of the bootstrap over the pictures, and the ends of the interval.
+_DRAWS, _ENDS = 200, (0.025, 0.975)
+# Pictures on the page with missed objects, and with false alarms; the score from which a false alarm counts.
+_SHOWN, _LEAST_SCORE = 12, 0.1
+# Names in the report -> what `COCOeval.stats` has at this place.
+_STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar": 8}
+_MISSED, _FALSE, _FOUND = "#c44e00", "#a0457a", "#00734f"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What was measured, and where it went wrong."""
+
+    name: str
+    labels: tuple[str, ...]
+    pictures: Sequence[Picture]
+    found: Sequence[Objects]
+    metrics: dict[str, Any]
+    """`ap` (IoU 0.5 to 0.95), `ap50`, `ap75`, `ap_small` (below 32 x 32 pixels), `ap_medium`, `ap_large` (from 96 x 96
+    on), `ar` (100 objects), each None without such objects; `intervals` of ap and ap50; `classes`, by name."""
+
+
+def detected(detector: Detector, pictures: Sequence[Picture]) -> list[Objects]:
+    """The likeliest 100 objects of each picture."""
+    found: list[Objects] = []
+    with tqdm.tqdm(total=len(pictures), unit="picture", disable=None) as progress:
+        for begin in range(0, len(pictures), BATCH):
+            images = [_read(detector, picture) for picture in pictures[begin : begin + BATCH]]
+            found += detector.detect(images, TOP)
+            progress.update(len(images))
+    return found
+
+
+def _read(detector: Detector, picture: Picture) -> inspection.Image:
+    return inspection.read_images(picture.file, 1, preprocessing=detector.preprocessing)[0]
+
+
+def measured(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> dict[str, Any]:
+    """COCO's metrics; see `Evaluation.metrics`. Intervals are of 95 %, by a bootstrap over the pictures."""
+    if not sum(len(picture.classes) for picture in pictures):
+        raise UserError("None of the pictures has a box, so nothing can be measured; give pictures with objects.")
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+        evaluated = _coco_evaluation(labels, pictures, found)
+        evaluated.accumulate()
+        evaluated.summarize()
+        stats, precision = evaluated.stats, evaluated.eval["precision"]
+        draws = _bootstrap(evaluated)
+    metrics: dict[str, Any] = {name: _known(stats[place]) for name, place in _STATS.items()}
+    metrics["intervals"] = {name: _interval(draws, slice(None), ious) for name, ious in _IOUS.items()}
+    counts = np.bincount(np.concatenate([picture.classes for picture in pictures]), minlength=len(labels))
+    metrics["classes"] = {
+        label: {
+            "objects": int(counts[number]),
+            **{name: _mean(precision[ious, :, number, 0, -1]) for name, ious in _IOUS.items()},
+            "interval": _interval(draws, slice(number, number + 1), slice(None)),
+        }
+        for number, label in enumerate(labels)
+    }
+    return metrics | {"pictures": len(pictures), "objects": int(counts.sum())}
+
+
+# Of the ten thresholds of IoU, which a metric is the mean over.
+_IOUS = {"ap": slice(None), "ap50": slice(0, 1)}
+
+
+def _coco_evaluation(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> COCOeval:
+    truth, guesses = COCO(), COCO()
+    truth.dataset = _document(labels, [(each.corners, each.classes, None) for each in pictures])
+    guesses.dataset = _document(labels, [(each.corners, each.classes, each.scores) for each in found])
+    truth.createIndex()
+    guesses.createIndex()
+    evaluated = COCOeval(truth, guesses, "bbox")
+    evaluated.evaluate()
+    return evaluated
+
+
+def _document(labels: Sequence[str], rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray | None]]) -> dict:
+    """A document in COCO's format of corners, classes and scores of each picture; ids begin at 1."""
+    annotations: list[dict] = []
+    for image, (corners, classes, scores) in enumerate(rows, 1):
+        for number, (left, top, right, bottom) in enumerate(np.asarray(corners, np.float64)):
+            box = [left, top, right - left, bottom - top]
+            annotation: dict[str, Any] = {
+                "id": len(annotations) + 1,
+                "image_id": image,
+                "category_id": int(classes[number]) + 1,
+            }
+            annotation |= {"bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+            annotations.append(annotation | ({} if scores is None else {"score": float(scores[number])}))
+    categories = [{"id": number, "name": name} for number, name in enumerate(labels, 1)]
+    images = [{"id": image} for image in range(1, len(rows) + 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _bootstrap(evaluated: COCOeval) -> list[np.ndarray]:
+    """Precision (T IoUs, R, K) of random draws of the pictures, at all sizes and 100 objects."""
+    rng, parameters = np.random.default_rng(0), copy.copy(evaluated.params)
+    parameters.areaRng, parameters.maxDets = parameters.areaRng[:1], parameters.maxDets[-1:]
+    count, drawn = len(parameters.imgIds), copy.copy(evaluated)
+    of_class = np.arange(len(evaluated.evalImgs)).reshape(len(parameters.catIds), -1, count)[:, 0]
+    draws = []
+    for _ in range(_DRAWS):
+        chosen = of_class[:, rng.integers(0, count, count)]
+        # As for a first size alone: the others are skipped by their place.
+        drawn.evalImgs = _at_first_size(evaluated, of_class, chosen)
+        drawn.eval = {}
+        drawn.accumulate(parameters)
+        draws.append(drawn.eval["precision"][..., 0, -1])
+    return draws
+
+
+def _at_first_size(evaluated: COCOeval, of_class: np.ndarray, chosen: np.ndarray) -> list:
+    """The evaluated pictures with those of the first size in another order."""
+    others = list(evaluated.evalImgs)
+    for place, source in zip(of_class.flat, chosen.flat, strict=True):
+        others[place] = evaluated.evalImgs[source]
+    return others
+
+
+def _mean(precision: np.ndarray) -> float | None:
+    """The mean of what is known, -1 being unknown."""
+    known = precision[precision > -1]
+    return float(known.mean()) if known.size else None
+
+
+def _interval(draws: Sequence[np.ndarray], classes: slice, ious: slice) -> list[float] | None:
+    values = [_mean(precision[ious, :, classes]) for precision in draws]
+    known = [value for value in values if value is not None]
+    return [float(end) for end in np.quantile(known, _ENDS)] if known else None
+
+
+def _known(value: float) -> float | None:
+    return None if value < 0 else float(value)
+
+
+def evaluate(detector: Detector, pictures: Sequence[Picture]) -> Evaluation:
+    """Find objects on pictures with boxes, and measure what was found."""
+    found = detected(detector, pictures)
+    return Evaluation(detector.name, detector.labels, pictures, found, measured(detector.labels, pictures, found))
+
+
+def write_report(evaluation: Evaluation, detector: Detector, output: pathlib.Path) -> None:
+    """Write detection.json, detection.md and detection.html, the page of the worst mistakes."""
+    metrics = evaluation.metrics
+    sentence = (
+        f"AP {_shown(metrics['ap'], metrics['intervals']['ap'])}, AP50 "
+        f"{_shown(metrics['ap50'], metrics['intervals']['ap50'])} on {metrics['pictures']:,} pictures with "
+        f"{metrics['objects']:,} objects"
+    )
+    sizes = [(name.replace("_", " "), _shown(metrics[name])) for name in _STATS]
+    classes = [
+        (label, f"{row['objects']:,}", _shown(row["ap"], row["interval"]), _shown(row["ap50"]))
+        for label, row in metrics["classes"].items()
+    ]
+    text = [
+        f"# Detection: {short_name(evaluation.name)}", "", f"{sentence}.", "",
+        "AP is the mean over IoU 0.5 to 0.95, small objects are below 32 x 32 pixels of the picture, large ones from "
+        "96 x 96 on; intervals hold 95 % of 200 draws of the pictures.", "",
+        markdown_table(("metric", "value"), sizes, num_text_columns=1), "",
+        markdown_table(("class", "objects", "AP", "AP50"), classes, num_text_columns=1), "",
+    ]  # fmt: skip
+    with staged(output) as stage:
+        (stage / "detection.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+        (stage / "detection.md").write_text("\n".join(text), encoding="utf-8")
+        (stage / "detection.html").write_text(_page(evaluation, detector), encoding="utf-8")
+    print(f"{sentence}; report in {output / 'detection.md'}, worst mistakes in {output / 'detection.html'}.")
+
+
+def _shown(value: float | None, interval: Sequence[float] | None = None) -> str:
+    if value is None:
+        return "–"
+    if interval is None or interval[0] == interval[1]:
+        return f"{value:.3f}"
+    number, ends = rounded(value, interval)
+    return f"{number} ({ends})"
+
+
+def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
+    """(which boxes of a picture are missed, which objects are false alarms), by COCO's matching at IoU 0.5."""
+    count = max([0, *picture.classes, *objects.classes]) + 1
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluated = _coco_evaluation([str(number) for number in range(count)], [picture], [objects])
+    sizes = len(evaluated.params.areaRng)
+    missed, false = np.ones(len(picture.classes), bool), np.ones(len(objects.classes), bool)
+    for of_class in evaluated.evalImgs[::sizes]:
+        if of_class is not None:
+            for number, match in zip(of_class["gtIds"], of_class["gtMatches"][0], strict=True):
+                missed[number - 1] = match == 0
+            for number, match in zip(of_class["dtIds"], of_class["dtMatches"][0], strict=True):
+                false[number - 1] = match == 0
+    return missed, false
+
+
+def _page(evaluation: Evaluation, detector: Detector) -> str:
+    """The pictures with the largest missed objects, and those with the likeliest false alarms."""
+    rows = []
+    for picture, objects in zip(evaluation.pictures, evaluation.found, strict=True):
+        likely = objects.scores >= _LEAST_SCORE
+        objects = Objects(objects.corners[likely], objects.scores[likely], objects.classes[likely])
+        missed, false = mistakes(picture, objects)
+        areas = np.prod(picture.corners[:, 2:] - picture.corners[:, :2], axis=-1) / np.prod(picture.size)
+        worst = max([0.0, *areas[missed]]), max([0.0, *objects.scores[false]])
+        rows.append((worst, picture, objects, missed, false))
+    chosen = {
+        id(row): row for key in (0, 1) for row in sorted(rows, key=lambda row: -row[0][key])[:_SHOWN] if row[0][key] > 0
+    }
+    drawn = [
+        _drawn(_read(detector, picture), evaluation.labels, picture, objects, missed, false)
+        for _, picture, objects, missed, false in chosen.values()
+    ]
+    legend = (
+        f"<p>The largest missed objects come first, then the likeliest false alarms. Objects count from a score of "
+        f"{_LEAST_SCORE} on, and a box is found if an object of its class covers it with an IoU of 0.5 or more.</p>"
+    )
+    return boxes_page("Worst misses and false alarms", drawn, [legend])
+
+
+def _drawn(
+    image: inspection.Image,
+    labels: Sequence[str],
+    picture: Picture,
+    objects: Objects,
+    missed: np.ndarray,
+    false: np.ndarray,
+) -> DrawnPicture:
+    boxes = [
+        DrawnBox(corners, f"missed: {labels[label]}", _MISSED, dashed=True)
+        for corners, label in zip(picture.corners[missed], picture.classes[missed], strict=True)
+    ]
+    for corners, label, score, is_false in zip(objects.corners, objects.classes, objects.scores, false, strict=True):
+        words = f"{'false: ' if is_false else ''}{labels[label]} {score:.2f}"
+        boxes.append(DrawnBox(corners, words, _FALSE if is_false else _FOUND))
+    return DrawnPicture(str(picture.file), image.pixels, boxes)

@@ -1,0 +1,201 @@
+"""Fine-tune with few labels and many pictures, beside the same with the labels alone.
+
+noisy-student: "Self-training with Noisy Student improves ImageNet classification" (arXiv 1911.04252). A trained model
+labels the pictures with probabilities, calibrated on the evaluation images; a new model learns them for strongly
+changed pictures; it labels them for the next. Unlike the paper's, the student is as large as the teacher, and classes
+are not balanced. ema-teacher: Semi-ViT, see `training.techniques.pseudo_labels`.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import shutil
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_vit
+from keras_vit import UserError, ViTConfig, preprocessing_of, run_directory
+from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.remote import to_path
+from keras_vit.files.tables import markdown_table
+from keras_vit.runs import open_run
+from keras_vit.scores import softmax
+from training.evaluation.calibration import fit_temperature
+from training.evaluation.predictors import outputs
+from training.input.dataset import Split
+from training.input.unlabelled import open_unlabelled, strong, with_pseudo_labels
+from training.loop.build import model_with_config
+from training.loop.finetune import finetune
+from training.loop.run import RunDirectory
+from training.loop.setup import Setup
+from training.loop.train import run_training
+from training.options.train import FinetuneOptions
+from training.recipes.recipe import DURATIONS, PseudoLabelRecipe, Recipe
+
+# Pseudo-labeled pictures for each labeled image; the paper's batches have 3 to 14.
+_PER_IMAGE = 3
+# The rate of stochastic depth that a student has at least, the noise of a Vision Transformer beside the images'.
+_DEPTH_RATE = 0.1
+# Decay of Semi-ViT's average, and the share of a short run that the average goes back at most.
+_DECAY, _LONGEST = 0.9999, 0.1
+_BATCH = 250
+REPORT = "few_labels.md"
+
+
+def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: Setup) -> RunDirectory:
+    """Train with the labels alone, then with the pictures too; copy the better run to the workdir, and say which it is.
+
+    The runs are beside the workdir, as WORKDIR-labels, WORKDIR-round-1 … or WORKDIR-ema-teacher. When the same command
+    continues, what is finished is not done again.
+
+    Args:
+        options: of the command, with `unlabelled`.
+        recipe_name: for config.json and messages.
+        setup: data and devices.
+    """
+    assert options.unlabelled is not None  # as the command checks
+    unlabelled = open_unlabelled(options.unlabelled, options.source.on_bad_image)
+    if setup.source.multi_label:
+        raise UserError("--unlabelled learns one class per image, but these have several; leave it out.")
+    print(f"Pictures without labels: {unlabelled.num_examples:,}. First a run with the labels alone.")
+    alone = dataclasses.replace(options, workdir=f"{options.workdir}-labels", **_WITHOUT)
+    runs = {"labels alone": finetune(alone, recipe_name, setup)}
+    if options.learn_by == "ema-teacher":
+        runs["ema-teacher"] = _semi_supervised(options, recipe_name, setup, unlabelled, runs["labels alone"])
+    else:
+        teacher = runs["labels alone"]
+        for number in range(1, options.rounds + 1):
+            teacher = _student(options, recipe_name, setup, unlabelled, teacher, number)
+            runs[f"round {number}"] = teacher
+    accuracies = {name: run.metrics()[-1]["val_accuracy"] for name, run in runs.items()}
+    best = max(accuracies, key=lambda name: accuracies[name])  # the first of equals: the labels alone
+    gain = accuracies[best] - accuracies["labels alone"]
+    rows = [(name, f"{value:.2%}", f"{value - accuracies['labels alone']:+.2%}") for name, value in accuracies.items()]
+    verdict = (
+        f"Kept: {best}, {gain:+.2%} on the {setup.source.evaluation.num_examples:,} evaluation images that chose it."
+        if gain > 0.0
+        else "Kept: the labels alone, because no run with the pictures is better on the evaluation images."
+    )
+    table = markdown_table(("training", "evaluation accuracy", "gain"), rows)
+    print(f"{table}\n{verdict}")
+    return _keep(runs[best], to_path(options.workdir), f"# Labels alone and with pictures\n\n{table}\n\n{verdict}\n")
+
+
+# The options of a run with the labels alone.
+_WITHOUT: dict[str, Any] = {"unlabelled": None, "learn_by": "noisy-student", "confidence": 0.6, "rounds": 2}
+
+
+def _keep(run: RunDirectory, workdir: pathlib.Path, report: str) -> RunDirectory:
+    """Copy a run without its checkpoints to the workdir, with the report."""
+    with atomic_folder(workdir) as folder:
+        shutil.copytree(run.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", _LABELS))
+        (folder / REPORT).write_text(report, encoding="utf-8")
+    return RunDirectory(workdir)
+
+
+# Noisy student
+
+# The logits of a teacher for the pictures, in its run directory.
+_LABELS = "unlabelled_logits.npz"
+
+
+def _student(
+    options: FinetuneOptions, recipe_name: str, setup: Setup, unlabelled: Split, teacher: RunDirectory, number: int
+) -> RunDirectory:
+    """The run of a round: from the checkpoint, with the labels and what the teacher is sure of."""
+    shares = _probabilities(teacher, setup, unlabelled)
+    kept = np.flatnonzero(shares.max(axis=-1) >= options.confidence)
+    print(
+        f"Round {number}: {len(kept):,} of {unlabelled.num_examples:,} pictures have a class with a probability of at "
+        f"least {options.confidence:g}."
+    )
+    if not len(kept):
+        raise UserError(
+            f"The teacher {teacher.path} is sure of no picture; give a lower --confidence than {options.confidence:g}."
+        )
+    source = with_pseudo_labels(setup.source, unlabelled, kept, shares[kept], _PER_IMAGE)
+    num_steps = options.recipe.num_steps(setup.source.train.num_examples)
+    # Each labeled image is seen as often as with the labels alone.
+    recipe = _with_steps(strong(options.recipe), (1 + _PER_IMAGE) * num_steps)
+    rate = options.stochastic_depth_rate
+    if isinstance(keras_vit.config_of(open_run(teacher.path).model), ViTConfig):
+        rate = max(rate, _DEPTH_RATE)
+    student = dataclasses.replace(
+        options,
+        workdir=f"{options.workdir}-round-{number}",
+        recipe=recipe,
+        stochastic_depth_rate=rate,
+        rounds=number,
+    )
+    return finetune(student, recipe_name, dataclasses.replace(setup, source=source))
+
+
+def _with_steps(recipe: Recipe, num_steps: int) -> Recipe:
+    durations: dict[str, Any] = {**dict.fromkeys(DURATIONS), "steps": num_steps}
+    return dataclasses.replace(recipe, **durations)
+
+
+def _probabilities(teacher: RunDirectory, setup: Setup, unlabelled: Split) -> np.ndarray:
+    """Of each class for each picture (n, K), by the temperature that fits the evaluation images best, if one does."""
+    model, source = run_directory.load_model(teacher.path), setup.source
+    compute = functools.partial(
+        outputs,
+        model.predict_on_batch,
+        preprocessing=preprocessing_of(model),
+        num_classes=len(source.labels),
+        batch_size=_BATCH,
+    )
+    file = teacher.path / _LABELS
+    key = np.array([unlabelled.fingerprint, unlabelled.num_examples])
+    found = read_npz(file) if file.is_file() else {}
+    # An interrupted student continues with these very numbers.
+    if not np.array_equal(found.get("key", 0), key):
+        print(f"The classes of {unlabelled.num_examples:,} pictures by {teacher.path}:")
+        found = {"logits": compute(unlabelled)[0], "key": key}
+        found["temperature"] = np.array(_temperature(*compute(source.evaluation)))
+        write_npz(file, found)
+    return softmax(found["logits"] / float(found["temperature"]))
+
+
+def _temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    try:
+        return fit_temperature(logits, labels)
+    except UserError:  # all evaluation images are right, so there is nothing to fit
+        return 1.0
+
+
+# Semi-ViT
+
+
+def _semi_supervised(
+    options: FinetuneOptions, recipe_name: str, setup: Setup, unlabelled: Split, start: RunDirectory
+) -> RunDirectory:
+    """Go on from the run with the labels alone, with pictures in every batch and its moving average as the teacher."""
+    recipe, count = options.recipe, setup.source.train.num_examples
+    num_steps = recipe.num_steps(count)
+    decay = recipe.ema_decay or min(_DECAY, 1.0 - 1.0 / max(_LONGEST * num_steps, 2.0))
+    print(f"The teacher is the average of the weights with a decay of {decay:.6g} per step.")
+    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)} | {"ema_decay": decay}
+    semi = PseudoLabelRecipe(**fields, confidence=options.confidence)
+
+    def make_model(num_classes: int) -> keras.Model:
+        model = run_directory.load_model(start.path)
+        config = keras_vit.config_of(model)
+        if isinstance(config, ViTConfig):
+            rates: dict[str, Any] = {
+                "dropout_rate": options.dropout_rate,
+                "stochastic_depth_rate": options.stochastic_depth_rate,
+            }
+            config = dataclasses.replace(config, **rates)
+        return model_with_config(model, config, preprocessing_of(model))
+
+    return run_training(
+        dataclasses.replace(options, workdir=f"{options.workdir}-ema-teacher", recipe=semi),
+        dataclasses.replace(setup, source=dataclasses.replace(setup.source, unlabelled=unlabelled)),
+        make_model,
+        command="finetune",
+        recipe_name=recipe_name,
+    )

@@ -1,0 +1,254 @@
+"""Compute the features of pictures file by file, so that a killed process continues where it was."""
+
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import sys
+import zlib
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit.files.atomic import is_temporary
+from keras_vit.files.file_contents import FileContents, shown
+from keras_vit.files.remote import to_path
+from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.runs import Run
+from keras_vit.text.checkpoint import has_text_tower
+from training.features.extractors import extractor_of, fingerprint_of
+from training.features.store import (
+    NO_SPLIT,
+    PART,
+    FeatureDescription,
+    FeatureIndex,
+    Part,
+    part_file,
+    read_description,
+    write_description,
+    write_part,
+)
+from training.input.dataset import DataSet, ImageWarnings, Split, bad_examples_reported, without_autograph
+from training.input.image_folder import file_problem
+from training.input.pipeline import evaluation_batches
+from training.lock import locked
+from training.options.features import DESCRIPTION, EmbedOptions
+
+# Pictures that cannot be read of which the reasons are printed.
+_NAMED = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Pictures in the order in which they are stored."""
+
+    labels: tuple[str, ...]
+    splits: dict[str, Split]
+    checksum: int
+    """The same for the same pictures."""
+    files: Sequence[str] | None = None
+    """Single files, which may be no pictures; None for the examples of a data set, which can be read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Extractor:
+    """What makes a feature of a picture."""
+
+    model: keras.Model
+    """Images (B, h, w, C) -> (B, D)."""
+    preprocessing: Preprocessing
+    batch_size: int
+
+
+def listing_of_data(source: DataSet) -> Listing:
+    """Both splits of a data set."""
+    return Listing(source.labels, {"train": source.train, "test": source.evaluation}, source.fingerprint)
+
+
+def listing_of_files(files: Sequence[str]) -> Listing:
+    """Single files, without classes."""
+    paths = tf.constant([os.fsencode(file) for file in files])
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.io.read_file(paths[index]), tf.constant(-1)
+
+    split = Split(len(files), read, lambda index: shown(files[index]))
+    return Listing((), {NO_SPLIT: split}, zlib.crc32(b"\0".join(map(os.fsencode, files))), files)
+
+
+def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
+    """Write the features of all pictures into a folder, or what is missing there; print what cannot be read.
+
+    Raises UserError for a folder with features of another model or of other pictures.
+    """
+    has_texts = not run_directory.is_ours(run.checkpoint) and has_text_tower(run.checkpoint)
+    kind = options.features or ("joint" if has_texts else "pre_logits")
+    own = run.preprocessing
+    preprocessing = own if options.resize is None else own.with_resize(options.resize, None)
+    model = extractor_of(run, kind)
+    description = FeatureDescription(
+        model=run.name,
+        fingerprint=fingerprint_of(run.model, preprocessing, kind),
+        features=kind,
+        width=int(model.output_shape[-1]),
+        dtype=options.dtype,
+        labels=listing.labels,
+        splits={name: split.num_examples for name, split in listing.splits.items()},
+        checksum=listing.checksum,
+        data=None if options.source is None else options.source.settings(),
+        settings=options.settings,
+    )
+    extractor, folder = Extractor(model, preprocessing, options.batch_size), to_path(options.output)
+    with locked(folder):
+        for file in folder.iterdir():
+            if is_temporary(file):
+                file.unlink()  # of a process that was killed
+        index = write_features(folder, description, listing, extractor)
+    for number, (path, why) in enumerate(index.problems.items()):
+        print(f"Not embedded: {path}: {why}" if number < _NAMED else f"… and {len(index.problems) - _NAMED} more.")
+        if number == _NAMED:
+            break
+    count = sum(index.counts.values())
+    if not count:
+        raise UserError("None of the pictures could be read; convert them, or give others.")
+    print(f"{options.output} has {description.width} features ({kind}, {description.dtype}) of {count:,} pictures.")
+    return index
+
+
+def write_features(
+    folder: pathlib.Path, description: FeatureDescription, listing: Listing, extractor: Extractor
+) -> FeatureIndex:
+    """Write the files of features that are not there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_same(folder, description)
+    if not (folder / DESCRIPTION).is_file():
+        write_description(folder, description)
+    missing = [
+        (name, number)
+        for name, count in description.splits.items()
+        for number in range(-(-count // PART))
+        if not part_file(folder, name, number).is_file()
+    ]
+    total = sum(description.splits.values())
+    left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
+    with tqdm.tqdm(total=total, initial=total - left, unit="picture", disable=None, file=sys.stdout) as progress:
+        for name, number in missing:
+            part = embed_rows(listing, name, _rows(listing.splits[name], number), extractor, progress)
+            write_part(folder, description, name, number, _stored(part, description))
+    return FeatureIndex(folder, description)
+
+
+def _rows(split: Split, number: int) -> np.ndarray:
+    return np.arange(number * PART, min((number + 1) * PART, split.num_examples))
+
+
+def _check_same(folder: pathlib.Path, description: FeatureDescription) -> None:
+    """Raise UserError for a folder that holds the features of something else."""
+    if not (folder / DESCRIPTION).is_file():
+        if others := sorted(file.name for file in folder.glob("*.parquet")):
+            raise UserError(f"{folder} holds {others[0]}, but no {DESCRIPTION}; choose another --output.")
+        return
+    found = read_description(folder)
+    if found.fingerprint != description.fingerprint or found.features != description.features:
+        raise UserError(
+            f"{folder} has features of another model ({found.model}, {found.features}) than {description.model} with "
+            f"these options ({description.features}), and features of two models are never mixed; choose another "
+            "--output."
+        )
+    if (found.splits, found.checksum, found.labels) != (description.splits, description.checksum, description.labels):
+        raise UserError(f"{folder} has the features of other pictures; choose another --output, or delete it.")
+    if found.dtype != description.dtype:
+        raise UserError(f"{folder} has features in {found.dtype}; give --dtype {found.dtype}, or another --output.")
+
+
+def embed_rows(
+    listing: Listing, name: str, rows: np.ndarray, extractor: Extractor, progress: "tqdm.tqdm | None" = None
+) -> Part:
+    """The features of some pictures of a split, in float32; single files that are no pictures are told apart."""
+    split, problems = listing.splits[name], {}
+    if listing.files is not None:
+        files, contents = [listing.files[row] for row in rows], FileContents()
+        bad = _problems(files, contents)
+        problems = {shown(file): why for file, why in bad.items()}
+        rows = np.array([row for row, file in zip(rows, files, strict=True) if file not in bad], np.int64)
+        digests = contents.digests(listing.files[row] for row in rows)
+        labels = np.full(len(rows), -1)
+        if progress is not None:
+            progress.update(len(bad))
+    else:
+        digests, labels = contents_of(split, rows)
+    values = _computed(split.take(rows), extractor, progress) if len(rows) else None
+    return Part(
+        [split.name(int(row)) for row in rows],
+        digests,
+        [listing.labels[label] if listing.labels else None for label in labels],
+        np.zeros((0, extractor.model.output_shape[-1]), np.float32) if values is None else values,
+        problems,
+    )
+
+
+def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
+    """Why files are no pictures; the contents of the others are noted."""
+    image_warnings = ImageWarnings()
+    with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda file: file_problem(file, image_warnings, contents), files))
+    return {file: why for file, why in zip(files, found, strict=True) if why}
+
+
+def _computed(split: Split, extractor: Extractor, progress: "tqdm.tqdm | None") -> np.ndarray:
+    """The features (n, D) float32 of the examples of a split."""
+    split, found = dataclasses.replace(split, target=None), []
+    # Batches of one size for all files: the model is traced once, and the same bytes come out after an interruption.
+    batches = evaluation_batches(split, extractor.preprocessing, num_classes=1, batch_size=extractor.batch_size)
+    with bad_examples_reported(split):
+        for images, _, weights in batches:
+            real = weights.numpy() > 0.0
+            found.append(np.asarray(extractor.model.predict_on_batch(images)[real], np.float32))
+            if progress is not None:
+                progress.update(int(real.sum()))
+    return np.concatenate(found)
+
+
+def contents_of(split: Split, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(digests (n,) uint64 of the images as they are stored, labels (n,) int64) of some or all examples of a split."""
+    rows = np.arange(split.num_examples) if rows is None else rows
+    if split.digests is not None and split.labels is not None:
+        return split.digests[rows], split.labels[rows]
+
+    @without_autograph
+    def content(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.read(index)
+        parts = [tf.reshape(image, (1, -1)), tf.reshape(tf.shape(image), (1, -1))]
+        numbers = tf.concat([tf.fingerprint(part)[0] for part in parts], axis=0)
+        return tf.fingerprint(numbers[None])[0], tf.cast(label, tf.int64)
+
+    data = tf.data.Dataset.from_tensor_slices(np.asarray(rows, np.int64))
+    data = data.map(content, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).batch(1024)
+    with bad_examples_reported(split):
+        batches = [(digests.numpy(), labels.numpy()) for digests, labels in data]
+    digests = np.concatenate([np.ascontiguousarray(found).view(np.uint64)[:, 0] for found, _ in batches])
+    return digests, np.concatenate([labels for _, labels in batches])
+
+
+def check_finite(values: np.ndarray) -> None:
+    """Raise UserError for features (n, D) that are no finite numbers."""
+    bad = int(np.sum(~np.all(np.isfinite(values), axis=-1)))
+    if bad:
+        raise UserError(
+            f"The features of {bad:,} of {len(values):,} images are not finite numbers; the model's weights "
+            "are broken, or its numbers overflow: inspect it with python -m keras_vit.inspection."
+        )
+
+
+def _stored(part: Part, description: FeatureDescription) -> Part:
+    """The part in the type in which it is stored. Raises UserError for what this cannot hold."""
+    check_finite(part.embeddings)
+    with np.errstate(over="ignore"):
+        values = part.embeddings.astype(description.dtype)
+    if not np.all(np.isfinite(values)):
+        raise UserError("The features are too large for float16; give --dtype float32 and another --output.")
+    return dataclasses.replace(part, embeddings=values)

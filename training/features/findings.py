@@ -1,0 +1,189 @@
+"""What is odd in a data set, by its features and labels: copies, suspicious labels, odd pictures, coverage."""
+
+import collections
+import dataclasses
+import math
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse
+import tqdm
+
+from training.features.label_errors import confident_joint, suspicious_labels
+from training.features.linear_head import out_of_fold_probabilities
+from training.features.neighbors import nearest, unit_length
+from training.features.store import FeatureIndex
+
+# Neighbors of each picture that are looked at.
+_NEIGHBORS = 10
+# Pictures whose neighbors are looked for at a time.
+_BLOCK = 4096
+# Odd are the pictures this far below the quartiles, in their distance (John Tukey's fence), and at least this share.
+_FENCE, _LEAST_ODD = 1.5, 0.01
+# Inverse strength of the penalty of the linear head; strong, because some labels are wrong.
+HEAD_C = 0.03
+# Pictures of a class up to which all are compared.
+_MOST_COMPARED = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassCoverage:
+    """How well a class is covered; the numbers are nan where there is nothing to compare."""
+
+    name: str
+    train: int
+    """Pictures of the split train, or of pictures without splits."""
+    test: int
+    recognized: float
+    """Share of its pictures that the linear head, fitted to others, gives this class."""
+    train_similarity: float
+    """Median cosine of a training picture and the nearest other one of its class."""
+    test_similarity: float
+    """Median cosine of an evaluation picture and the nearest training picture of its class."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Two classes that are hard to tell apart."""
+
+    names: tuple[str, str]
+    confused: float
+    """Estimated share of their pictures that have the label of the other one."""
+    examples: tuple[int, ...]
+    """Rows: of each class the picture that looks most like the other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """Rows of the index in all of them."""
+
+    copies: list[list[int]]
+    """Groups of equal pictures and of nearly equal ones; those in two splits and with two labels first."""
+    wrong_labels: np.ndarray
+    """The most suspicious first."""
+    suggested: np.ndarray
+    """(n,) the likeliest class of each picture by the linear head; empty without classes."""
+    confidence: np.ndarray
+    """(n,) its probability."""
+    odd: np.ndarray
+    """The least similar to its neighbors first."""
+    similarity: np.ndarray
+    """(n,) mean cosine with the nearest pictures, after the mean of all features is subtracted."""
+    overlaps: list[Overlap]
+    coverage: list[ClassCoverage]
+
+
+def findings_of(index: FeatureIndex, duplicate_similarity: float) -> Findings:
+    """Look at all pictures of an index."""
+    pictures = index.pictures
+    values = index.embeddings()
+    centered = unit_length(values - values.mean(axis=0))
+    cosines, rows = _neighbors(centered)
+    similarity = cosines.mean(axis=1) if cosines.shape[1] else np.ones(len(values), np.float32)
+    first: dict[str, int] = {}
+    same = np.array([first.setdefault(digest, row) for row, digest in enumerate(pictures.digests)])
+    linked = _linked(same, cosines, rows, duplicate_similarity)
+    number_of = {name: number for number, name in enumerate(index.description.labels)}
+    labels = np.array([-1 if label is None else number_of[label] for label in pictures.labels], np.int64)
+    groups = sorted(_copies(same, linked), key=lambda group: _rank(group, pictures.splits, labels))
+    nothing = np.zeros(0, np.int64)
+    odd = _odd(similarity)
+    if len(np.unique(labels)) < 2:
+        return Findings(groups, nothing, nothing, np.zeros(0), odd, similarity, [], [])
+    probabilities = out_of_fold_probabilities(values, labels, linked, len(number_of), HEAD_C)
+    likeliest = probabilities.argmax(axis=1)
+    names = index.description.labels
+    return Findings(
+        groups,
+        suspicious_labels(labels, probabilities),
+        likeliest,
+        probabilities.max(axis=1),
+        odd,
+        similarity,
+        _overlaps(labels, probabilities, names),
+        _coverage(centered, labels, likeliest == labels, np.array(pictures.splits) == "test", names),
+    )
+
+
+def _neighbors(centered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines and rows (n, k) of the nearest other pictures."""
+    count = min(_NEIGHBORS, len(centered) - 1)
+    chunks = [centered[begin : begin + 2**16] for begin in range(0, len(centered), 2**16)]
+    cosines, rows = [], []
+    blocks = range(0, len(centered), _BLOCK)
+    for begin in tqdm.tqdm(blocks, "Comparing pictures", unit="block", disable=None, file=sys.stdout):
+        own = np.arange(begin, min(begin + _BLOCK, len(centered)))
+        found, places = nearest(chunks, centered[own], count + 1)
+        # Of many equal pictures, a picture itself may be missing: then the last one goes.
+        others = places != own[:, None]
+        others[others.all(axis=1), -1] = False
+        cosines.append(found[others].reshape(len(own), count))
+        rows.append(places[others].reshape(len(own), count))
+    return np.concatenate(cosines), np.concatenate(rows)
+
+
+def _linked(same: np.ndarray, cosines: np.ndarray, rows: np.ndarray, least: float) -> np.ndarray:
+    """(n,) numbers, the same for pictures of equal content and for those that similarity links."""
+    begins, places = np.nonzero(cosines >= least)
+    begins, ends = np.concatenate([begins, np.arange(len(same))]), np.concatenate([rows[begins, places], same])
+    graph = scipy.sparse.coo_array((np.ones(len(begins), bool), (begins, ends)), shape=(len(same), len(same)))
+    return scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
+
+
+def _copies(same: np.ndarray, linked: np.ndarray) -> list[list[int]]:
+    """Groups of equal pictures, and groups of nearly equal ones, in which equal ones have one row."""
+    equal: dict[int, list[int]] = collections.defaultdict(list)
+    near: dict[int, list[int]] = collections.defaultdict(list)
+    for row, (first, number) in enumerate(zip(same.tolist(), linked.tolist(), strict=True)):
+        equal[first].append(row)
+        if first == row:
+            near[number].append(row)
+    return [group for groups in (equal, near) for group in groups.values() if len(group) > 1]
+
+
+def _rank(group: list[int], splits: Sequence[str], labels: np.ndarray) -> tuple:
+    """What is worse comes first: copies in two splits, then those with two labels."""
+    return len({splits[row] for row in group}) == 1, len({*labels[group].tolist()}) == 1, group[0]
+
+
+def _odd(similarity: np.ndarray) -> np.ndarray:
+    """Rows whose similarity is below that of the others, the least first."""
+    low, high = np.quantile(similarity, [0.25, 0.75])
+    count = max(int(np.sum(similarity < low - _FENCE * (high - low))), math.ceil(_LEAST_ODD * len(similarity)))
+    return np.argsort(similarity, kind="stable")[:count]
+
+
+def _overlaps(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> list[Overlap]:
+    """Pairs of classes in the order of the share of their pictures that probably have the other label."""
+    joint = confident_joint(labels, probabilities)
+    counts = np.bincount(labels, minlength=len(names))
+    both = np.triu(joint + joint.T, 1) / np.maximum(counts[:, None] + counts, 1)
+    found = []
+    for place in np.argsort(-both, axis=None, kind="stable")[: 2 * len(names)]:
+        one, other = np.unravel_index(place, both.shape)
+        if both[one, other] == 0.0:
+            break
+        pairs = ((one, other), (other, one))
+        rows = [np.flatnonzero(labels == own) for own, _ in pairs]
+        examples = [int(own[np.argmax(probabilities[own, to])]) for own, (_, to) in zip(rows, pairs, strict=True)]
+        found.append(Overlap((names[one], names[other]), float(both[one, other]), tuple(examples)))
+    return found
+
+
+def _coverage(
+    centered: np.ndarray, labels: np.ndarray, right: np.ndarray, is_test: np.ndarray, names: Sequence[str]
+) -> list[ClassCoverage]:
+    found = []
+    for number, name in enumerate(names):
+        of_class = labels == number
+        train, test = np.flatnonzero(of_class & ~is_test), np.flatnonzero(of_class & is_test)
+        known = centered[train[:: max(len(train) // _MOST_COMPARED, 1)]]
+        asked = centered[test[:: max(len(test) // _MOST_COMPARED, 1)]]
+        inside = nearest([known], known, 2)[0][:, 1] if len(known) > 1 else np.array([np.nan])
+        outside = nearest([known], asked, 1)[0] if len(known) and len(asked) else np.array([np.nan])
+        recognized = float(right[of_class].mean()) if of_class.any() else float("nan")
+        found.append(
+            ClassCoverage(name, len(train), len(test), recognized, float(np.median(inside)), float(np.median(outside)))
+        )
+    return found

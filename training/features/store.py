@@ -1,0 +1,269 @@
+"""Features on disk: a folder of Parquet files, and features.json, which says of which model and pictures they are.
+
+    features.json           FeatureDescription: the model, its fingerprint, the kind, width and dtype, classes, splits
+    train-00000.parquet     up to 2,048 pictures of the split train, in their order
+    test-00000.parquet      those of the split test; of pictures without splits the files are called pictures-00000 …
+
+Columns of each file: path (text), digest (text, 16 hexadecimal digits), label (text, or null), split (text), embedding
+(a list of `width` float16 or float32). The metadata of each file has the fingerprint of the model, and the pictures
+that cannot be read, each with the reason. pandas, polars and DuckDB read these files as they are.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from keras_vit import UserError
+from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.remote import local_copy, to_path
+from training.options.features import DESCRIPTION, IndexKind, check_index
+
+# Pictures of one file: what a killed process loses at most.
+PART = 2048
+# The split of pictures that have none.
+NO_SPLIT = "pictures"
+_VERSION = 1
+_FINGERPRINT, _PROBLEMS = b"fingerprint", b"problems"
+_COLUMNS = ("path", "digest", "label", "split", "embedding")
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureDescription:
+    """What features.json says."""
+
+    model: str
+    """Run or checkpoint, as it was given."""
+    fingerprint: str
+    """Of the model's numbers, its preprocessing and the kind of features."""
+    features: IndexKind
+    """The kind; see `EmbedOptions.features`."""
+    width: int
+    dtype: str
+    """float16 or float32."""
+    labels: tuple[str, ...]
+    """The names of the classes, in order; empty for pictures without classes."""
+    splits: dict[str, int]
+    """Split -> pictures, also those that cannot be read."""
+    checksum: int
+    """Of the pictures."""
+    data: dict | None
+    """The fields of DataOptions; None for single pictures."""
+    settings: dict
+    """image_size, num_heads and resize of the command."""
+    version: int = _VERSION
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The pictures of one file."""
+
+    paths: Sequence[str]
+    digests: np.ndarray
+    """(n,) uint64, of the contents."""
+    labels: Sequence[str | None]
+    embeddings: np.ndarray
+    """(n, D) float16 or float32."""
+    problems: dict[str, str]
+    """Path -> why it cannot be read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """All pictures of an index, in order: those of the split train, then test."""
+
+    paths: list[str]
+    digests: list[str]
+    labels: list[str | None]
+    splits: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureIndex:
+    """A folder of features, opened. No embedding is read before it is asked for."""
+
+    folder: pathlib.Path
+    description: FeatureDescription
+
+    @functools.cached_property
+    def pictures(self) -> Pictures:
+        """The table without the embeddings."""
+        columns: dict[str, list] = {name: [] for name in _COLUMNS[:-1]}
+        for split in self.description.splits:
+            for file in self.files(split):
+                table = self._table(file, _COLUMNS[:-1])
+                for name, values in columns.items():
+                    values.extend(table[name].to_pylist())
+        return Pictures(columns["path"], columns["digest"], columns["label"], columns["split"])
+
+    @functools.cached_property
+    def counts(self) -> dict[pathlib.Path, int]:
+        """File -> its pictures, without those that cannot be read; reads the ends of the files."""
+        files = [file for split in self.description.splits for file in self.files(split)]
+        return {file: self._opened(file).metadata.num_rows for file in files}
+
+    def some(self, rows: Sequence[int]) -> Pictures:
+        """The table of some rows, in their order; reads only the files that have them."""
+        files, ends = list(self.counts), np.cumsum([*self.counts.values()])
+        columns: dict[str, list] = {name: [None] * len(rows) for name in _COLUMNS[:-1]}
+        numbers = np.searchsorted(ends, rows, side="right")
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number).tolist()
+            begin = int(ends[number]) - self.counts[files[number]]
+            table = self._table(files[number], _COLUMNS[:-1]).take([int(rows[place]) - begin for place in places])
+            for name, values in columns.items():
+                for place, value in zip(places, table[name].to_pylist(), strict=True):
+                    values[place] = value
+        return Pictures(columns["path"], columns["digest"], columns["label"], columns["split"])
+
+    @functools.cached_property
+    def problems(self) -> dict[str, str]:
+        """Path -> why it cannot be read."""
+        found: dict[str, str] = {}
+        for split in self.description.splits:
+            for file in self.files(split):
+                found |= json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
+        return found
+
+    def files(self, split: str) -> list[pathlib.Path]:
+        """The files of a split, whether they are there or not."""
+        return [part_file(self.folder, split, number) for number in range(-(-self.description.splits[split] // PART))]
+
+    def parts(self, splits: Sequence[str] | None = None) -> Iterator[np.ndarray]:
+        """The embeddings (n, D) file by file, in float16 or float32 as they are stored."""
+        for split in self.description.splits if splits is None else splits:
+            for file in self.files(split):
+                column = self._table(file, ("embedding",))["embedding"].combine_chunks()
+                values = column.flatten().to_numpy(zero_copy_only=False)
+                yield values.reshape(len(column), self.description.width)
+
+    def embeddings(self, splits: Sequence[str] | None = None) -> np.ndarray:
+        """All embeddings (n, D) float32, of some or all splits."""
+        parts = [part.astype(np.float32) for part in self.parts(splits)]
+        return np.concatenate(parts) if parts else np.zeros((0, self.description.width), np.float32)
+
+    def _table(self, file: pathlib.Path, columns: Sequence[str]) -> pyarrow.Table:
+        """Columns of a file. Raises UserError for one that is damaged, or of another model."""
+        opened = self._opened(file)
+        try:
+            return opened.read(columns=list(columns))
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _unreadable(file, error) from error
+
+    def _opened(self, file: pathlib.Path) -> pyarrow.parquet.ParquetFile:
+        """A file whose end was read. Raises UserError for one that is damaged, or of another model."""
+        try:
+            opened = pyarrow.parquet.ParquetFile(local_copy(file))
+            schema = opened.schema_arrow
+            if (schema.metadata or {}).get(_FINGERPRINT) != self.description.fingerprint.encode():
+                raise UserError(
+                    f"{file} has features of another model than {self.folder / DESCRIPTION} says; remove it, and run "
+                    "keras-vit embed again."
+                )
+            if opened.metadata.num_rows > PART or schema.field("embedding").type != _type_of(self.description):
+                raise UserError(
+                    f"{file} is not as keras-vit embed writes it; remove it, and run keras-vit embed again."
+                )
+            return opened
+        except (pyarrow.ArrowException, OSError, KeyError) as error:
+            raise _unreadable(file, error) from error
+
+
+def _unreadable(file: pathlib.Path, error: Exception) -> UserError:
+    return UserError(
+        f"{file} cannot be read ({' '.join(str(error).split())[:100]}); remove it and run keras-vit embed again, which "
+        "makes what is missing."
+    )
+
+
+def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:
+    """The file of a part."""
+    return folder / f"{split}-{number:05d}.parquet"
+
+
+def _type_of(description: FeatureDescription) -> pyarrow.DataType:
+    value = pyarrow.float16() if description.dtype == "float16" else pyarrow.float32()
+    return pyarrow.list_(value, description.width)
+
+
+def write_part(folder: pathlib.Path, description: FeatureDescription, split: str, number: int, part: Part) -> None:
+    """Write the file of a part; it is there as a whole or not at all. Equal parts give equal bytes."""
+    embeddings = pyarrow.FixedSizeListArray.from_arrays(
+        pyarrow.array(np.ascontiguousarray(part.embeddings).reshape(-1)), description.width
+    )
+    text = pyarrow.string()
+    columns = [
+        pyarrow.array(part.paths, text),
+        pyarrow.array([f"{digest:016x}" for digest in part.digests.tolist()], text),
+        pyarrow.array(part.labels, text),
+        pyarrow.array([split] * len(part.paths), text),
+        embeddings,
+    ]
+    metadata = {_FINGERPRINT: description.fingerprint, _PROBLEMS: json.dumps(part.problems)}
+    schema = pyarrow.schema(
+        [
+            *((name, text) for name in _COLUMNS[:-1]),
+            (_COLUMNS[-1], _type_of(description)),
+        ],
+        metadata=metadata,
+    )
+    with atomic_write(part_file(folder, split, number)) as temporary:
+        pyarrow.parquet.write_table(
+            pyarrow.table(columns, schema=schema),
+            temporary,
+            compression=dict.fromkeys(_COLUMNS[:-1], "zstd"),  # of embeddings hardly anything can be saved
+            use_dictionary=["label", "split"],
+            write_statistics=False,
+        )
+
+
+def write_description(folder: pathlib.Path, description: FeatureDescription) -> None:
+    """Write features.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / DESCRIPTION, json.dumps(dataclasses.asdict(description), indent=2) + "\n")
+
+
+def read_description(folder: pathlib.Path) -> FeatureDescription:
+    """Read features.json. Raises UserError for a file that is not as `write_description` writes it."""
+    file = folder / DESCRIPTION
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        found = FeatureDescription(**{**fields, "labels": tuple(fields["labels"])})
+        if not (isinstance(found.splits, dict) and isinstance(found.width, int) and found.version == _VERSION):
+            raise ValueError(f"version {found.version}")
+        return found
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file} cannot be read ({str(error)[:100]}); make the features again, elsewhere.") from error
+
+
+def open_index(path: str) -> FeatureIndex:
+    """Open a folder of features. Raises UserError unless it is there and complete."""
+    check_index(path)
+    folder = to_path(path)
+    index = FeatureIndex(folder, read_description(folder))
+    missing = [file for split in index.description.splits for file in index.files(split) if not file.is_file()]
+    if missing:
+        raise UserError(
+            f"{path} is not complete, {missing[0].name} is missing; run the same keras-vit embed again, which makes "
+            "what is missing."
+        )
+    return index
+
+
+def check_same_model(index: FeatureIndex, fingerprint: str, kind: str, name: str) -> None:
+    """Raise UserError unless an index has features of this model, preprocessing and kind."""
+    found = index.description
+    if found.features != kind:
+        raise UserError(
+            f"{index.folder} has the features {found.features}, not {kind}; give --features {found.features}."
+        )
+    if found.fingerprint != fingerprint:
+        raise UserError(
+            f"{index.folder} has features of {found.model}, but {name} has other weights or another preprocessing, and "
+            "features of two models are never mixed; make an index of it by keras-vit embed."
+        )

@@ -1,0 +1,155 @@
+"""Options of `training.detect`, and what can be checked of them before TensorFlow is imported."""
+
+import dataclasses
+import pathlib
+from typing import Annotated, Any, Literal
+
+from keras_vit import UserError
+from keras_vit.errors import near_path, refuse_without_effect
+from keras_vit.parser import Aliases, Count, Positional, Share, check_ranges
+from training.options.common import TrainingOptions
+from training.options.predict import check_output_file
+from training.recipes.detect import DETECT, DetectRecipe
+
+OUTPUTS = (".csv", ".json", ".html")
+BadBoxes = Literal["refuse", "clip"]
+KINDS = ("coco", "yolo", "voc", "csv")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetectPredictOptions:
+    """Find objects on pictures: of words, like an example, or of the classes of a run."""
+
+    pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
+    """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    """Run directory or .keras file of a detector, or OWL-ViT or OWLv2, such as
+    hf:google/owlv2-base-patch16-ensemble."""
+    classes: tuple[str, ...] | None = None
+    """Of OWL-ViT and OWLv2: texts to look for, such as "a red stamp" cat, or a .txt file with one in each line, or with
+    a name and its texts, as in "cat: a cat | a kitten"."""
+    templates: tuple[str, ...] | None = None
+    """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip, siglip
+    or a .txt file. Default: the texts as they are."""
+    like: str | None = None
+    """Picture of an example to look for."""
+    box: tuple[float, float, float, float] | None = None
+    """Where the example is on its picture, seen upright: left, top, width and height in pixels; default the whole
+    picture, of OWLv2 the likeliest object on it."""
+    output: str | None = None
+    """File for the results, which ends in .csv, .json (COCO) or .html (a page with the boxes)."""
+    serve: bool = False
+    """Serve a page on 127.0.0.1 that shows the objects on one picture after the other."""
+    port: int = 8000
+    """Port of the page."""
+    save: str | None = None
+    """New directory for the detector with these classes, model.keras and labels.txt: to use it again as --run, or to
+    export it."""
+    threshold: Share = 0.1
+    """Least score of an object, 0 to 1."""
+    top: Count = 100
+    """Objects of a picture at most, those of the highest scores."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the model's input to; default its own."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.serve == bool(self.pictures):
+            raise UserError("Give the pictures to look at, such as pictures/ or a.jpg, or --serve, but not both.")
+        if self.serve and self.output is not None:
+            raise UserError("--serve shows its results in the browser; leave --output out.")
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
+        if self.classes is not None and self.like is not None:
+            raise UserError("Give either --classes, words to look for, or --like, an example, but not both.")
+        refuse_without_effect(
+            self,
+            [
+                (("templates",), self.classes is not None, "--classes"),
+                (("port",), self.serve, "--serve"),
+                (("box",), self.like is not None, "--like FILE"),
+                (("save",), (self.classes or self.like) is not None, "--classes or --like"),
+            ],
+        )
+        if self.like is not None and not pathlib.Path(self.like).is_file():
+            advice = near_path(self.like) or "; give a picture of the example."
+            raise UserError(f"There is no file {self.like!r} for --like{advice}")
+        if self.save is not None and pathlib.Path(self.save).exists():
+            raise UserError(f"{self.save} exists, but --save takes a new directory; choose another.")
+        if self.box is not None and min(self.box[2:]) <= 0:
+            raise UserError(f"--box takes left, top, width and height in pixels, but has the size {self.box[2:]}.")
+        if self.output is not None and pathlib.Path(self.output).suffix not in OUTPUTS:
+            raise UserError(f"--output takes a file that ends in {', '.join(OUTPUTS)}, but is {self.output!r}.")
+        if self.output is not None:
+            check_output_file(pathlib.Path(self.output))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoxesOptions:
+    """Pictures with boxes."""
+
+    data: str
+    """coco:FILE.json, yolo:data.yaml, voc:FOLDER of Annotations and JPEGImages, or csv:FILE with the columns path, x,
+    y, w, h (left, top, width, height in pixels) and label; a row of a path alone is a picture without objects."""
+    images: str | None = None
+    """Folder of the pictures that coco: and csv: name; default that of the file."""
+    bad_boxes: BadBoxes = "refuse"
+    """For boxes outside of their picture, without area, with swapped corners or of an unknown class. refuse: name them
+    and stop; clip: cut, sort or leave them out, and count them."""
+
+    def __post_init__(self) -> None:
+        kind, _, path = self.data.partition(":")
+        if kind not in KINDS or not path:
+            raise UserError(
+                f"--data takes coco:FILE.json, yolo:data.yaml, voc:FOLDER or csv:FILE, but was given {self.data!r}."
+            )
+        refuse_without_effect(self, [(("images",), kind in ("coco", "csv"), "--data coco:FILE or csv:FILE")])
+        place, is_folder = pathlib.Path(path), kind == "voc"
+        if not (place.is_dir() if is_folder else place.is_file()):
+            what = "folder" if is_folder else "file"
+            raise UserError(f"There is no {what} {path!r} for --data {kind}:{near_path(path) or '; correct the path.'}")
+        if self.images is not None and not pathlib.Path(self.images).is_dir():
+            raise UserError(f"There is no folder {self.images!r} for --images{near_path(self.images) or '.'}")
+
+    def settings(self) -> dict[str, Any]:
+        """The fields as config.json stores them."""
+        return dataclasses.asdict(self)
+
+    @property
+    def kind(self) -> str:
+        """What is before the colon."""
+        return self.data.partition(":")[0]
+
+    @property
+    def path(self) -> pathlib.Path:
+        """What is behind it."""
+        return pathlib.Path(self.data.partition(":")[2])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetectEvaluateOptions:
+    """Measure a detector on pictures with boxes: COCO's average precision, and a page of its worst mistakes."""
+
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    """Run directory or .keras file of a detector, or OWL-ViT or OWLv2, which looks for the names of the classes."""
+    source: BoxesOptions
+    output: str
+    """New or existing folder for detection.json, detection.md and detection.html."""
+    templates: tuple[str, ...] | None = None
+    """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the model's input to; default its own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetectFitOptions(TrainingOptions):
+    """Train a detector for the classes of your boxes. The fields of the recipe are options."""
+
+    source: BoxesOptions  # type: ignore[assignment]
+    checkpoint: str
+    """Run directory, checkpoint file or folder, address, or official name, of a Vision Transformer, which gets a new
+    head, or of OWL-ViT or OWLv2, whose head is kept and whose classes begin as their names."""
+    templates: tuple[str, ...] | None = None
+    """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
+    recipe: DetectRecipe = DETECT
+    """How to train."""

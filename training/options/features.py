@@ -1,0 +1,166 @@
+"""Options of the commands that make an index of features and find pictures by it. Imports no TensorFlow."""
+
+import dataclasses
+import pathlib
+from typing import Annotated, Any, Literal
+
+from keras_vit import UserError, run_directory
+from keras_vit.errors import near_path
+from keras_vit.files.remote import to_path
+from keras_vit.images.geometry import Resize
+from keras_vit.parser import Aliases, Count, Positional, Range, check_ranges
+from keras_vit.runs import Run, open_run
+from training.options.common import DataOptions, OnBadImage
+
+IndexKind = Literal["pre_logits", "token", "mean", "both", "joint"]
+TABLES = (".csv", ".html")
+# The file that says what the features in a folder are of.
+DESCRIPTION = "features.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """Write the features of pictures into a folder, for similar, search, review and the probes."""
+
+    pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
+    """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'; or --data."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
+    output: str
+    """Folder of the features. If it has some of the same pictures and model, the command continues."""
+    data: str | None = None
+    """digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, with classes and splits; see pretrain."""
+    data_dir: str | None = None
+    """Directory of prepared TFDS data sets; default TFDS' own."""
+    train_split: str = "train"
+    """TFDS split to train on, such as train[:90%]."""
+    eval_split: str | None = None
+    """TFDS split to evaluate on; default test, else validation."""
+    on_bad_image: OnBadImage = "stop"
+    """For an image of --data that cannot be decoded: stop, or skip. PICTURES that cannot be read are always skipped."""
+    split_seed: Annotated[int, Range("[0, inf)")] | None = None
+    """Of --data without splits, draw the tenth that is kept for evaluation with this seed."""
+    exclude: str | None = None
+    """decisions.csv of keras-vit review, for --data."""
+    features: IndexKind | None = None
+    """pre_logits: what the head reads. Of a Vision Transformer's normalized tokens, token: the class token; mean: the
+    mean of the patch tokens; both. joint: what texts are compared with. Default: joint for a checkpoint with a text
+    tower (CLIP, SigLIP), else pre_logits."""
+    dtype: Literal["float16", "float32"] = "float16"
+    """Type of the stored numbers; float16 takes half the space."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the model's input to; default its own."""
+    num_heads: int | None = None
+    """Attention heads, if the checkpoint does not specify them."""
+    resize: Resize | None = None
+    """How images are resized to the model's input: pad shows them whole; default the model's own."""
+    batch_size: Count = 64
+    """Images per forward pass."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if (self.data is None) == (not self.pictures):
+            raise UserError("Give --data, such as folder:pictures, or pictures, such as pictures/, but not both.")
+
+    @property
+    def source(self) -> DataOptions | None:
+        """The options of the data; None for pictures."""
+        if self.data is None:
+            return None
+        return DataOptions(
+            self.data,
+            self.data_dir,
+            self.train_split,
+            self.eval_split,
+            self.on_bad_image,
+            self.split_seed,
+            self.exclude,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What changes the features beside the model."""
+        return {"image_size": self.image_size, "num_heads": self.num_heads, "resize": self.resize}
+
+    def open_run(self) -> Run:
+        """The model of the features. Raises UserError for what is no model."""
+        return open_run(self.run, image_size=self.image_size, num_heads=self.num_heads)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookupOptions:
+    """Options of all commands that look up pictures in an index."""
+
+    index: str
+    """Folder of features that keras-vit embed has written."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))] | None = None
+    """Where the model of the index is now; default where it was when the index was made."""
+    neighbors: Annotated[Count, Aliases(("-k",))] = 10
+    """Pictures to show."""
+    approximate: bool = False
+    """For many millions of pictures: look them up in a graph (FAISS, HNSW), which is made once and kept beside the
+    index. Prints how many of the true neighbors it finds. Needs pip install faiss-cpu."""
+    output: str | None = None
+    """File for the results, which ends in .csv or .html (a page with small pictures)."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.output is not None and pathlib.Path(self.output).suffix not in TABLES:
+            raise UserError(f"--output takes a file that ends in {' or '.join(TABLES)}, but is {self.output!r}.")
+
+    def check_paths(self) -> None:
+        """Raise UserError unless the index is there, and the results can be written."""
+        check_index(self.index)
+        if self.output is not None:
+            run_directory.check_output(pathlib.Path(self.output).parent)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimilarOptions(LookupOptions):
+    """Find the pictures of an index that are most similar to given ones."""
+
+    pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
+    """Image files, folders and patterns."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchOptions(LookupOptions):
+    """Find the pictures of an index that fit a text."""
+
+    text: Annotated[str, Positional("TEXT")]
+    """What to look for, such as "red bicycle in snow"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReviewOptions:
+    """Make a page to clean a data set: copies, suspicious labels, odd pictures, classes that overlap."""
+
+    index: str
+    """Folder of features that keras-vit embed has written."""
+    output: str | None = None
+    """Folder of review.html and decisions.csv; default review/ in the folder of the features."""
+    duplicate_similarity: Annotated[float, Range("(0, 1]")] = 0.95
+    """Least cosine similarity, after the mean of all features is subtracted, of pictures that are shown as near
+    copies."""
+    shown: Count = 100
+    """Most pictures, or groups of copies, of each section."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def check_paths(self) -> None:
+        """Raise UserError unless the index is there, and the page can be written."""
+        check_index(self.index)
+        run_directory.check_output(self.folder)
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """Where the page goes."""
+        return to_path(self.index) / "review" if self.output is None else to_path(self.output)
+
+
+def check_index(index: str) -> None:
+    """Raise UserError unless there is a folder of features."""
+    if not (to_path(index) / DESCRIPTION).is_file():
+        advice = near_path(index) or "; make it by keras-vit embed, whose --output is this folder."
+        raise UserError(f"There are no features in {index!r}{advice}")

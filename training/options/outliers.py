@@ -1,0 +1,106 @@
+"""Options of `training.unknown` and `training.anomaly`. Imports no TensorFlow."""
+
+import dataclasses
+import pathlib
+from typing import Annotated
+
+from keras_vit import UserError
+from keras_vit.parser import Aliases, Count, Positional, Range, Seed, check_ranges
+from keras_vit.runs import Run, open_run, open_run_directory
+from keras_vit.unknown import UnknownKind
+from training.options.common import DataOptions
+
+FalseAlarms = Annotated[float, Range("(0, 1)")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnknownOptions:
+    """Fit a score that tells pictures of none of the classes, and store it in the run."""
+
+    run: str
+    """Run directory."""
+    source: DataOptions
+    false_alarms: FalseAlarms = 0.05
+    """Share of evaluation images, which are of the classes, that the threshold calls unknown."""
+    kind: UnknownKind | None = None
+    """The score; default the one that tells left-out classes best, or combined where that is hardly worse."""
+    images: Count = 10_000
+    """Most training images to fit it to, drawn at random."""
+    batch_size: Count = 256
+    """Images per forward pass."""
+    seed: Seed = 0
+    """Seed of the draws."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def open_run(self) -> Run:
+        """The run. Raises UserError for anything else, and for images of several classes each."""
+        run = open_run_directory(self.run)
+        if run.is_multi_label:
+            raise UserError(
+                f"{self.run} is for images of several classes each, or of none, so that no image is unknown to it; "
+                "choose a run with one class for each image."
+            )
+        return run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnomalyFitOptions:
+    """Learn from pictures of good parts what is normal."""
+
+    checkpoint: Annotated[str, Aliases(("--run", "--model"))]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name, of a Vision Transformer."""
+    data: str
+    """Folder of pictures of good parts, searched recursively; folder:PATH is the same."""
+    workdir: str
+    """New directory: model.keras, anomaly.json, and saved_model/1."""
+    blocks: tuple[int, ...] | None = None
+    """Blocks whose patch tokens are compared, concatenated; negative numbers count from the last. Default: the middle
+    one, whose patches know most of textures."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to which pictures are stretched; default the model's own."""
+    coreset: Annotated[float, Range("(0, 1]")] = 0.1
+    """Share of the patches that is kept in memory, at most 10,000."""
+    false_alarms: FalseAlarms = 0.05
+    """Share of good parts, of those held out, that the threshold calls defective."""
+    batch_size: Count = 8
+    """Pictures per forward pass."""
+    seed: Seed = 0
+    """Seed of the projection and of the pictures that are held out."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @property
+    def folder(self) -> str:
+        """The folder of good parts."""
+        return self.data.removeprefix("folder:")
+
+    def open_run(self) -> Run:
+        """The model. Raises UserError for what is none."""
+        return open_run(self.checkpoint, image_size=self.image_size)
+
+    def check(self) -> None:
+        """Raise UserError if the folder is missing, or if the directory to write has something in it."""
+        if not pathlib.Path(self.folder).is_dir():
+            raise UserError(f"There is no folder {self.folder!r}; --data takes a folder of pictures of good parts.")
+        workdir = pathlib.Path(self.workdir)
+        if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+            raise UserError(f"{self.workdir} exists already; choose another --workdir, or delete it.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnomalyPredictOptions:
+    """Find what differs from the good parts."""
+
+    pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
+    """Image files, folders and patterns."""
+    run: str
+    """Directory that keras-vit anomaly fit has written."""
+    output: str | None = None
+    """File for the results, which ends in .csv or .html (a page with heat maps)."""
+
+    def __post_init__(self) -> None:
+        if self.output is not None and pathlib.Path(self.output).suffix not in (".csv", ".html"):
+            raise UserError(f"--output takes a file that ends in .csv or .html, but is {self.output!r}.")

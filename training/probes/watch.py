@@ -1,0 +1,104 @@
+"""Watch the features of a model while it trains without labels, and stop when they get worse."""
+
+import json
+import math
+
+import keras
+import numpy as np
+
+from keras_vit import preprocessing_of
+from keras_vit.files.atomic import write_text
+from keras_vit.files.npz import read_npz, write_npz
+from training.evaluation.predictors import outputs
+from training.input.dataset import Split, random_subset
+from training.input.sources import DataSet
+from training.loop.build import trained_model
+from training.loop.run import RunDirectory
+from training.probes.features import Features, check_several_classes, feature_extractor
+from training.probes.nearest_neighbors import nearest_neighbors
+
+# Training and evaluation images that are compared, at most, and images per forward pass.
+_MOST_IMAGES, _BATCH = (5_000, 2_000), 256
+_NEIGHBORS = 20
+# Standard errors below the best measurement from which on features count as worse.
+_WORSE = 2.0
+
+
+class WatchFeatures(keras.callbacks.Callback):
+    """Measures the features by nearest neighbors before the first step, every few epochs, and after the last step.
+
+    Writes all measurements to knn.json of the run directory. When one lies more than two standard errors below the
+    best, training stops, and the weights become those of the best, which best_features.npz keeps until then. Both files
+    are continued when an interrupted run is, so it stops at the same step.
+
+    Args:
+        source: whose labels are compared; of large splits a random part.
+        run: the run directory.
+        every: epochs between two measurements; None for the first and the last only.
+    """
+
+    def __init__(self, source: DataSet, run: RunDirectory, every: int | None):
+        super().__init__()
+        check_several_classes(source)
+        self._classes, self._every = len(source.labels), every
+        self._splits = [
+            random_subset(split, min(split.num_examples, most), seed=0)
+            for split, most in zip((source.train, source.evaluation), _MOST_IMAGES, strict=True)
+        ]
+        self._file, self._best_file = run.path / "knn.json", run.path / "best_features.npz"
+        self._found: list[dict] = []
+
+    def on_train_begin(self, logs=None):
+        step = int(np.array(self.model.step))
+        if self._file.is_file():  # what was measured behind the checkpoint is measured again
+            self._found = [row for row in json.loads(self._file.read_text()) if row["step"] <= step]
+        if not self._found:
+            self._measure("before")
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._every is not None and (epoch + 1) % self._every == 0:
+            self._measure(f"epoch {epoch + 1}")
+            if self._is_worse():
+                print("The features got worse, so the run stops here and keeps the best weights.")
+                self.model.stop_training = True
+
+    def on_train_end(self, logs=None):
+        if self._found[-1]["step"] != int(np.array(self.model.step)):
+            self._measure("after")
+        before, last = self._found[0], self._found[-1]
+        if self._is_worse():
+            best = self._best()
+            if self._best_file.is_file():
+                for variable, value in zip(self._variables(), read_npz(self._best_file).values(), strict=True):
+                    variable.assign(value)
+            print(f"Kept: the weights {best['when']}, with {best['accuracy']:.1%} by {_NEIGHBORS} nearest neighbors.")
+        self._best_file.unlink(missing_ok=True)
+        print(
+            f"Features by {_NEIGHBORS} nearest neighbors: {before['accuracy']:.1%} before, {last['accuracy']:.1%} last."
+        )
+
+    def _measure(self, when: str) -> None:
+        model = trained_model(self.model)
+        train, evaluation = (self._features(model, split) for split in self._splits)
+        (row,) = nearest_neighbors(train, evaluation, self._classes, neighbors=[min(_NEIGHBORS, len(train.labels))])
+        row |= {"step": int(np.array(self.model.step)), "when": when}
+        self._found.append(row)
+        print(f"Features {when}: {row['accuracy']:.1%} by {row['neighbors']} nearest neighbors.")
+        if self._best() is row:
+            write_npz(self._best_file, {f"{i:05d}": np.array(v) for i, v in enumerate(self._variables())})
+        write_text(self._file, json.dumps(self._found, indent=2) + "\n")
+
+    def _features(self, model: keras.Model, split: Split) -> Features:
+        compute, preprocessing = feature_extractor(model).predict_on_batch, preprocessing_of(model)
+        return Features(*outputs(compute, split, preprocessing, num_classes=self._classes, batch_size=_BATCH))
+
+    def _best(self) -> dict:
+        return max(self._found, key=lambda row: row["accuracy"])
+
+    def _is_worse(self) -> bool:
+        best, last = self._best()["accuracy"], self._found[-1]["accuracy"]
+        return best - last > _WORSE * math.sqrt(best * (1.0 - best) / self._splits[1].num_examples)
+
+    def _variables(self) -> list[keras.Variable]:
+        """What `trained_model` saves: the weights, and their averages if there are some."""
+        return [*self.model.network.trainable_variables, *self.model.ema]

@@ -1,0 +1,39 @@
+"""Make a page to clean a data set: copies, suspicious labels, odd pictures, classes that overlap, coverage.
+
+    keras-vit embed --checkpoint hf:facebook/dinov2-small --data folder:pictures --output features
+    keras-vit review --index features
+
+writes features/review/review.html, on which each picture is kept, relabeled or dropped, and decisions.csv, which the
+page saves again and which `--exclude decisions.csv` of all commands with `--data folder:` or `csv:` reads.
+"""
+
+from collections.abc import Sequence
+
+from keras_vit import cli, parser
+from training.options.features import ReviewOptions
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--index DIR`"""
+    options = parser.parse(ReviewOptions, arguments, prog="python -m training.review")
+    options.check_paths()
+    cli.require_tensorflow()
+
+    from training.features.review import review
+    from training.features.store import open_index
+
+    index = open_index(options.index)
+    decisions = review(index, options)
+    following: tuple[str, ...]
+    data = (index.description.data or {}).get("data", "")
+    if data.startswith(("folder:", "csv:")):
+        following = ("pretrain", "auto", "--data", data, "--exclude", str(decisions), "--workdir", "runs/reviewed")
+    elif not data:
+        following = ("similar", "--index", options.index, *index.some([0]).paths)
+    else:
+        following = ("review", "--index", options.index, "--shown", "500")
+    cli.print_next([following])
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,31 @@
+"""Find the pictures of an index that fit a text, with the text tower of the checkpoint that made the index.
+
+    keras-vit embed --checkpoint hf:openai/clip-vit-base-patch32 photographs/ --output features
+    keras-vit search "red bicycle in snow" --index features --output found.html
+
+prints the pictures whose embeddings have the largest cosine similarity with that of the text.
+"""
+
+from collections.abc import Sequence
+
+from keras_vit import cli, parser
+from training.options.features import SearchOptions
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`TEXT --index DIR`"""
+    options = parser.parse(SearchOptions, arguments, prog="python -m training.search")
+    options.check_paths()
+    cli.require_tensorflow()
+
+    from training.features.lookup import search
+
+    best = search(options)
+    following: list[tuple[str, ...]] = [("similar", "--index", options.index, best)]
+    if options.output is None:
+        following.insert(0, ("search", options.text, "--index", options.index, "--output", "found.html"))
+    cli.print_next(following)
+
+
+if __name__ == "__main__":
+    cli.run(main)

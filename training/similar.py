@@ -1,0 +1,37 @@
+"""Find the pictures of an index that are most similar to given ones.
+
+    keras-vit similar --index features cat.jpg
+    keras-vit similar --index features cat.jpg -k 20 --output similar.html
+
+prints the pictures with the largest cosine similarity of their features. The index is a folder that `keras-vit embed`
+has written; the model that made it is used for the new pictures, and its fingerprint is compared.
+"""
+
+from collections.abc import Sequence
+
+from keras_vit import cli, parser
+from training.options.features import SimilarOptions
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`--index DIR PICTURES…`"""
+    options = parser.parse(SimilarOptions, arguments, prog="python -m training.similar")
+
+    from training.prediction.pictures import find_pictures
+
+    files = [str(file) for file in find_pictures(options.pictures)]
+    options.check_paths()
+    cli.require_tensorflow()
+
+    from training.features.lookup import similar
+
+    similar(files, options)
+    page = ("--output", "similar.html")
+    following: list[tuple[str, ...]] = [("review", "--index", options.index)]
+    if options.output is None:
+        following.insert(0, ("similar", "--index", options.index, *options.pictures, *page))
+    cli.print_next(following)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,119 @@
+"""Distillation of features: a small model learns the class token and the patch tokens of a large one, without labels.
+
+The losses are those of "AM-RADIO: Agglomerative Vision Foundation Model" (arXiv 2312.06709), section 3.3: the cosine
+for the summary of an image; 0.9 times the cosine and 0.1 times the smooth L1 distance for its patches. The model has a
+linear projection of each to the width of the teacher, which the trained model leaves out.
+"""
+
+import keras
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
+from keras_vit.models.layers import TokenDense
+from keras_vit.runs import Run
+from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
+from training.techniques.distillation import rescaled
+
+# Shares of the two losses of the patches.
+_COSINE, _SMOOTH_L1 = 0.9, 0.1
+
+
+def features_of(model: keras.Model) -> keras.Model:
+    """Images -> "summary" (B, D), what a head reads, and "patches" (B, h, w, D), normalized where the model does it.
+
+    Of a ResNet, the patches are the last feature map. Raises UserError for a model without one vector per image.
+    """
+    config = keras_vit.config_of(model)
+    if not isinstance(config, ViTConfig):
+        pooled = model.get_layer("pool")
+        return keras.Model(model.input, {"summary": pooled.output, "patches": pooled.input})
+    if config.classifier in ("none", "unpooled"):
+        raise UserError(
+            f"A model with the classifier {config.classifier!r} has no vector for the whole image, which is compared; "
+            "give another one."
+        )
+    tokens = f"block_{config.num_layers - 1}" if config.norm_after_pooling else "encoded"
+    summary = keras_vit.intermediates(model, ["pre_logits"]).output["pre_logits"]
+    return keras.Model(model.input, {"summary": summary, "patches": keras_vit.feature_map(model, tokens).output})
+
+
+def feature_student(network: keras.Model, teacher: keras.Model) -> keras.Model:
+    """The model to train: the features of a network without a head, projected to the widths of those of the teacher."""
+    projected = {
+        name: TokenDense(teacher.output[name].shape[-1], kernel_initializer="lecun_normal", name=f"{name}_projection")(
+            x
+        )
+        for name, x in features_of(network).output.items()
+    }
+    return keras.Model(network.input, projected, name=network.name)
+
+
+def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
+    """Load a teacher under the strategy that is in scope: images in the range and size of the student -> its features.
+
+    It sees the images in its own range and size; of a published checkpoint, the size of the original's preprocessing.
+
+    Args:
+        teacher: run directory, .keras file, or checkpoint of any layout, by path, address or official name.
+        own: preprocessing of the student.
+
+    Raises UserError if it takes gray images, but the student colors.
+    """
+    model = Run(teacher, keras_vit.describe(teacher).original_size).model
+    other = preprocessing_of(model)
+    if other.channels < own.channels:
+        raise UserError(
+            f"The teacher {teacher} sees gray images, but this model colors; give another teacher, or --channels 1."
+        )
+    images = keras.Input((*own.image_size, own.channels))
+    x = images
+    if own.image_size != other.image_size:
+        x = keras.ops.image.resize(x, other.image_size, antialias=True, data_format="channels_last")
+    features = features_of(model)
+    network = with_cpu_kernels(features) if on_cpu() else features
+    return keras.Model(images, network(rescaled(x, own, other)), name="teacher")
+
+
+class FeatureDistillation:
+    """The distances of the projected features from those of the teacher, from the outputs of `feature_student`.
+
+    The metric "cosine" is that of the summaries.
+
+    Args:
+        teacher: images -> features, as `open_feature_teacher` returns it.
+    """
+
+    metrics = ("loss", "cosine")
+    metric_dtype = "float32"
+
+    def __init__(self, teacher: keras.Model):
+        self._teacher = teacher
+
+    def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """As `Classification.measure`; the labels do not count. The sums are those of loss, cosine and weights."""
+        expected = tf.nest.map_structure(tf.stop_gradient, self._teacher(images, training=False))
+        losses, cosines = feature_losses(outputs, expected)
+        return weights * losses, [tf.reduce_sum(x) for x in (weights * losses, weights * cosines, weights)]
+
+
+def feature_losses(found: dict[str, tf.Tensor], expected: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss of each image (B,), and the cosine of its summaries (B,).
+
+    The grid of the expected patches is resized to that of the found ones, bilinearly and without antialiasing, as
+    torch's `interpolate(mode="bilinear", align_corners=False)` does.
+    """
+    found, expected = (tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), each) for each in (found, expected))
+    cosines = _cosine(found["summary"], expected["summary"])
+    patches = found["patches"]
+    wanted = tf.image.resize(expected["patches"], patches.shape[1:3], "bilinear")
+    difference = tf.abs(patches - wanted)
+    smooth = tf.where(difference < 1.0, 0.5 * tf.square(difference), difference - 0.5)
+    of_patches = 1.0 - tf.reduce_mean(_cosine(patches, wanted), axis=(1, 2))
+    losses = 1.0 - cosines + _COSINE * of_patches + _SMOOTH_L1 * tf.reduce_mean(smooth, axis=(1, 2, 3))
+    return losses, cosines
+
+
+def _cosine(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """(…, D) -> (…); 0 for a vector of zeros."""
+    return tf.reduce_sum(tf.nn.l2_normalize(one, axis=-1) * tf.nn.l2_normalize(other, axis=-1), axis=-1)
