@@ -24,6 +24,7 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tables import short_name
 from keras_vit.images import graph
+from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.segment_outputs import segment_outputs
 
 _THRESHOLD = 0.5
@@ -104,6 +105,7 @@ def _likely(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 def _compared_files(exported: ExportedModel, expected: SegmentReference, signature) -> float:
     """The share of pixels that are those of the Keras model, at the size of the pictures."""
     model, preprocessing, task = exported.model, preprocessing_of(exported.model), task_of(exported.model)
+    assert isinstance(task, SegmentationConfig | LinearSegmentationConfig)
     ours, theirs = [], []
     for data, image in zip(expected.inputs.samples.encoded, expected.images(), strict=True):
         size = tuple(graph.decode_to_channels(tf.constant(data), preprocessing).shape[:2])

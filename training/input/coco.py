@@ -100,7 +100,7 @@ def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[
             raise UserError(f"the category {each.category} of an object is not listed under categories")
         mask = _mask(each.segmentation, size)
         masks.append((int(mask.sum()), -1 if each.is_crowd else numbers[each.category], mask))
-    segments, labels = np.full(size, NONE, np.int32), []
+    segments, labels = np.full(size, NONE, np.int32), list[int]()
     for _, label, mask in sorted(masks, key=lambda each: (each[1] >= 0, -each[0])):
         segments[mask] = UNCOUNTED if label < 0 else len(labels)
         labels += [label] if label >= 0 else []
@@ -129,6 +129,8 @@ def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
             if len(lengths) < len(counts) or sum(lengths) != size[0] * size[1]:
                 raise ValueError("its counts")
             return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
+        if not isinstance(counts, str):
+            raise TypeError("its counts")
         return rle.decode({"size": list(size), "counts": counts.encode("ascii")}).astype(bool)
     except (ValueError, AttributeError, TypeError, UnicodeEncodeError):
         raise UserError("a run-length encoding should cover its picture exactly, but does not") from None

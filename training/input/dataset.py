@@ -92,11 +92,13 @@ class Batches(Protocol):
     The targets are a dict of arrays (B, ...), among them "labels" (B, T): the class of each target, -1 for none.
     """
 
-    def training(self, split: Split, recipe: Any, preprocessing: Preprocessing, **options: Any) -> tf.data.Dataset:
-        """Batches of (images, targets)."""
+    @property
+    def training(self) -> Callable[..., tf.data.Dataset]:
+        """Makes batches of (images, targets)."""
 
-    def evaluation(self, split: Split, preprocessing: Preprocessing, **options: Any) -> tf.data.Dataset:
-        """Batches of (images, targets, weights)."""
+    @property
+    def evaluation(self) -> Callable[..., tf.data.Dataset]:
+        """Makes batches of (images, targets, weights)."""
 
 
 @dataclasses.dataclass(frozen=True)
