@@ -157,7 +157,7 @@ def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder,
 def test_few_and_uneven_images_are_met_with_their_numbers_and_what_to_do():
     first, few, uneven = advice([98, 13, 36], from_scratch=True)
     assert first == "Training images per class: smallest class 13, median 36, largest 98."
-    assert "training.finetune --checkpoint augreg:S_16" in few
+    assert "finetune --checkpoint augreg:S_16" in few
     assert "--balance" in uneven
 
 
