@@ -19,6 +19,7 @@ from training.options.probes import ProbeOptions
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
 # Defaults of fields that older runs do not have.
 _NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0), ("knn_every", None))
+_NEWER_IN_RECIPE = (("class_weights", False),)
 # The same of runs that have --unlabelled only where it is given, and the options for it.
 _OF_UNLABELLED = ("unlabelled", "learn_by", "confidence", "rounds")
 # The same of pretraining; of fine-tuning, all runs have it.
@@ -117,6 +118,8 @@ def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> di
     settings = {name: value for name, value in settings.items() if (name, value) not in newer}
     if settings.get("unlabelled") is None:
         settings = {name: value for name, value in settings.items() if name not in _OF_UNLABELLED}
+    recipe = settings["recipe"].items()
+    settings["recipe"] = {name: value for name, value in recipe if (name, value) not in _NEWER_IN_RECIPE}
     settings["source"] = options.source.settings()
     return {"command": command, "recipe_name": recipe_name, "precision": options.execution.precision, **settings}
 

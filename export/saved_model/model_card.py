@@ -129,7 +129,8 @@ def _probabilities(origin: Provenance, threshold: float | None) -> str:
 # Fields of a recipe for the card, where they are set; config.json of the run has them all.
 _OF_TRAINING = (
     "epochs", "steps", "examples", "batch_size", "optimizer", "learning_rate", "weight_decay", "clip_norm", "loss",
-    "label_smoothing", "ema_decay", "lora", "teacher", "patch_dropout", "sharpness_radius", "balance", "flip", "shift",
+    "label_smoothing", "ema_decay", "lora", "teacher", "patch_dropout", "sharpness_radius", "balance",
+    "class_weights", "flip", "shift",
     "inception_crop", "autoaugment", "randaugment_layers", "randaugment_magnitude", "three_augment", "color_jitter",
     "random_erasing", "mixup", "cutmix",
 )  # fmt: skip

@@ -64,6 +64,7 @@ CHANGED = {
     "muon": dict(optimizer="muon", learning_rate=0.01, weight_decay=0.1, schedule=Schedule(warmup_steps=4),
         accumulation=2),
     "lora": dict(optimizer="adamw", learning_rate=0.01, schedule=Schedule(warmup_steps=4), accumulation=2),
+    "weighted": dict(optimizer="sgd", learning_rate=0.5, schedule=Schedule(decay="constant"), accumulation=2),
 }
 
 def train(strategy, name, several):
@@ -72,6 +73,7 @@ def train(strategy, name, several):
     trainer = build_trainer(
         with_adapters if name == "lora" else build,
         recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
+        class_weights=np.array([0.2, 0.5, 1, 2, 4], np.float32) if name == "weighted" else None,
     )
     run = RunDirectory(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
     if is_chief(strategy):
@@ -155,9 +157,18 @@ def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, stra
 
 
 @pytest.mark.slow
-def test_two_replicas_end_where_one_device_does_with_sgd_muon_and_adapters(tmp_path):
-    ends = ends_of(tmp_path, "mirrored,sgd,muon,lora", "single,sgd,muon,lora")
-    bounds = {"sgd": 1e-6, "sgd_ema": 1e-6, "muon": 1e-5, "lora": 1e-5, "sgd_counts": 0.0, "sgd_step": 0.0}
+def test_two_replicas_end_where_one_device_does_with_sgd_muon_adapters_and_class_weights(tmp_path):
+    ends = ends_of(tmp_path, "mirrored,sgd,muon,lora,weighted", "single,sgd,muon,lora,weighted")
+    bounds = {
+        "weighted": 1e-6,
+        "weighted_ema": 1e-6,
+        "sgd": 1e-6,
+        "sgd_ema": 1e-6,
+        "muon": 1e-5,
+        "lora": 1e-5,
+        "sgd_counts": 0.0,
+        "sgd_step": 0.0,
+    }
     for name, bound in bounds.items():
         assert_near(ends["mirrored"][name], ends["single"][name], bound)
 

@@ -168,13 +168,32 @@ def balanced(split: Split) -> Split:
 
     Raises UserError if the labels are not known without reading the examples.
     """
-    if split.multi_label:
-        raise UserError("--balance repeats the images of small classes, but these images have several; leave it out.")
-    if split.labels is None:
-        raise UserError("--balance needs --data digits, folder:PATH or csv:FILE, whose labels are known; leave it out.")
-    of_class = [np.flatnonzero(split.labels == label) for label in np.unique(split.labels)]
+    labels = _known_labels(split, "--balance repeats the images of small classes")
+    of_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = max(map(len, of_class))
     return split.take(np.concatenate([np.resize(indices, most) for indices in of_class]))
+
+
+def class_weights(split: Split, num_classes: int) -> np.ndarray:
+    """Return the weight of each class (K,) float32: one over its number of examples, with the mean 1 over the examples.
+
+    That is scikit-learn's "balanced"; a class without examples has the weight 0. Raises UserError if the labels are not
+    known without reading the examples.
+    """
+    labels = _known_labels(split, "--class-weights weights the images of small classes")
+    counts = np.bincount(labels, minlength=num_classes)
+    weights = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    return np.where(counts > 0, weights, 0.0).astype(np.float32)
+
+
+def _known_labels(split: Split, what: str) -> np.ndarray:
+    """The label of each example (n,). Raises UserError where there is none, for an option that does `what`."""
+    if split.multi_label:
+        raise UserError(f"{what}, but these images have several classes; leave it out.")
+    if split.labels is None:
+        option = what.partition(" ")[0]
+        raise UserError(f"{option} needs --data digits, folder:PATH or csv:FILE, whose labels are known; leave it out.")
+    return split.labels
 
 
 def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:

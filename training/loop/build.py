@@ -16,7 +16,7 @@ from keras_vit.models.layers import no_init_weights
 from keras_vit.models.segmentation import block_predictions
 from keras_vit.models.tasks import build_task, task_of
 from training.loop.jax_trainer import JaxTrainer
-from training.loop.objectives import distillation_objective, make_objective, uses_labels
+from training.loop.objectives import Classification, distillation_objective, make_objective, uses_labels
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.trainer import StepOptions, Trainer, TrainingForward
 from training.options.common import Execution
@@ -40,6 +40,7 @@ def build_trainer(
     execution: Execution,
     seed: int,
     deterministic: bool = False,
+    class_weights: np.ndarray | None = None,
 ) -> Trainer:
     """Create the model under the strategy and compile its trainer, with all variables created.
 
@@ -47,10 +48,17 @@ def build_trainer(
         make_model: returns the model; called once.
         num_steps: of the run.
         deterministic: whether TensorFlow's operations are deterministic, which excludes XLA.
+        class_weights: (K,), see `training.loop.objectives.Classification`.
     """
-    model = _new_model(make_model, strategy, execution)
     return compile_trainer(
-        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, deterministic=deterministic
+        _new_model(make_model, strategy, execution),
+        recipe,
+        num_steps,
+        strategy=strategy,
+        execution=execution,
+        seed=seed,
+        deterministic=deterministic,
+        class_weights=class_weights,
     )
 
 
@@ -96,6 +104,7 @@ def compile_trainer(
     strategy: tf.distribute.Strategy | None = None,
     seed: int = 0,
     deterministic: bool = False,
+    class_weights: np.ndarray | None = None,
 ) -> Trainer:
     """Compile the recipe's trainer for a model that was created under the strategy's scope, and build its optimizer."""
     strategy = strategy or tf.distribute.get_strategy()
@@ -113,7 +122,9 @@ def compile_trainer(
         if execution.precision == "float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
             optimizer.build(model.trainable_variables)
-    trainer = _make_trainer(model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed)
+    trainer = _make_trainer(
+        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, class_weights=class_weights
+    )
     trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
     return trainer
 
@@ -147,11 +158,14 @@ def _make_trainer(
     strategy: tf.distribute.Strategy,
     execution: Execution,
     seed: int,
+    class_weights: np.ndarray | None = None,
 ) -> Trainer:
     """Return the recipe's trainer of a prepared model, which is not compiled yet."""
     with strategy.scope():
         objective = make_objective(recipe, preprocessing_of(model))
         training_objective = distillation_objective(recipe, model)
+        if class_weights is not None:
+            training_objective = Classification(recipe.loss, recipe.label_smoothing, class_weights)
     return (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
         model,
         StepOptions(

@@ -35,10 +35,12 @@ class Classification:
             for images of several classes: its metric is the share of classes for which the model is right with the
             threshold 0.5, the binary accuracy of Keras.
         label_smoothing: probability mass taken from the label and spread over all classes.
+        class_weights: factor (K,) of the loss of an image of each class, as `class_weight` of Keras' `fit`; an image of
+            two mixed ones has their mean. The accuracy counts all images alike.
     """
 
-    def __init__(self, loss: Loss = "softmax", label_smoothing: float = 0.0):
-        self._loss, self._label_smoothing = loss, label_smoothing
+    def __init__(self, loss: Loss = "softmax", label_smoothing: float = 0.0, class_weights: np.ndarray | None = None):
+        self._loss, self._label_smoothing, self._class_weights = loss, label_smoothing, class_weights
         self.metrics = ("loss", "binary_accuracy" if loss == "multi-label" else "accuracy")
         self.metric_dtype = "float32" if loss == "multi-label" else "int32"  # shares or counts
 
@@ -50,6 +52,8 @@ class Classification:
         else:
             smooth = labels * (1.0 - self._label_smoothing) + self._label_smoothing / labels.shape[-1]
             losses = ops.sum(ops.binary_crossentropy(smooth, logits, from_logits=True), axis=-1)
+        if self._class_weights is not None:
+            losses = losses * ops.sum(ops.cast(labels, "float32") * self._class_weights, axis=-1)
         if self._loss == "multi-label":
             right = ops.mean(ops.cast((logits > 0.0) == (labels > 0.5), "float32"), axis=-1)
         else:

@@ -15,7 +15,7 @@ from keras_vit import Preprocessing, UserError, preprocessing_of
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from training.devices.strategies import open_strategy
-from training.input.dataset import balanced
+from training.input.dataset import balanced, class_weights
 from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import DataSet, open_source
 from training.loop.objectives import uses_labels
@@ -93,6 +93,8 @@ def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int
     recipe, source = options.recipe, setup.source
     if recipe.balance:
         source = dataclasses.replace(source, train=balanced(source.train))
+    if recipe.class_weights:
+        class_weights(source.train, len(source.labels))  # raises UserError where the labels are not known
     _check_batch(recipe, setup.strategy)
     if recipe.teacher is not None and recipe.distillation != "features":
         check_teacher_classes(recipe.teacher, source.labels)
@@ -118,7 +120,15 @@ def save_input(
     if recipe.teacher is not None and recipe.distillation == "soft" and recipe.label_smoothing:
         print(f"The recipe's label smoothing of {recipe.label_smoothing} has no effect with a soft teacher.")
     own_folder = options.source.data.startswith(("folder:", "csv:"))
-    if own_folder and source.train.labels is not None and not recipe.balance and uses_labels(recipe):
+    if recipe.class_weights:
+        weights = class_weights(source.train, len(source.labels))
+        least, most = int(weights.argmin()), int(weights.argmax())
+        print(
+            f"Class weights: {weights[least]:.2f} ({source.labels[least]}) to {weights[most]:.2f} "
+            f"({source.labels[most]}), 1 on average over the images."
+        )
+    is_evened = recipe.balance or recipe.class_weights
+    if own_folder and source.train.labels is not None and not is_evened and uses_labels(recipe):
         counts = np.bincount(source.train.labels)
         for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
             print(sentence)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_vit import UserError, preprocessing_of
 from keras_vit.files.remote import to_path
 from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
+from training.input.dataset import class_weights
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.input.sources import DataSet, bad_examples_reported
 from training.input.unlabelled import semi_supervised_batches
@@ -93,6 +94,7 @@ def run_training(
             execution=options.execution,
             seed=options.seed,
             deterministic=options.deterministic,
+            class_weights=class_weights(source.train, len(source.labels)) if options.recipe.class_weights else None,
         )
         if writes:
             run.start(settings, source.labels, weights, images=setup.source.fingerprint)

@@ -33,7 +33,7 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
         )
     if uneven:
         sentences.append(
-            "The classes are uneven: --balance shows all of them equally often, and the report of "
-            "evaluate has the means over the classes beside the accuracy."
+            "The classes are uneven: --balance shows all of them equally often, --class-weights makes the images of "
+            "small ones count more, and the report of evaluate has the means over the classes beside the accuracy."
         )
     return sentences

@@ -93,6 +93,9 @@ class Recipe:
     """Share of the patches of each image, chosen at random, that training leaves out of all blocks (PatchDropout)."""
     balance: bool = False
     """Repeat the training images of each class, until all classes have as many as the largest; an epoch gets longer."""
+    class_weights: bool = False
+    """Weight the loss of each training image by one over the number of images of its class; the weights have the mean 1
+    over the training images."""
     sharpness_radius: NotNegative = 0.0
     """SAM: length of the step uphill at whose end the gradient is taken; 0.05 is the paper's, 0 for none. A training
     step takes twice as long."""
@@ -163,6 +166,8 @@ class Recipe:
             raise UserError(
                 "--randaugment-magnitude has no effect without --randaugment-layers; give --randaugment-layers 2."
             )
+        if self.balance and self.class_weights:
+            raise UserError("--balance and --class-weights both make up for small classes; give one of them.")
         self._check_crop()
         self._check_teacher()
 
@@ -197,6 +202,8 @@ class Recipe:
                 f"{kind} distillation has no temperature; leave --temperature out, or --distillation "
                 f"{self.distillation}."
             )
+        if self.teacher is not None and self.class_weights:
+            raise UserError("A teacher's probabilities replace the labels, so --class-weights has no effect; give one.")
         if self.teacher is not None and self.loss != "softmax":
             raise UserError(f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.")
         if (self.distillation != "soft") + bool(self.patch_sizes) + bool(self.patch_dropout) > 1:
@@ -249,6 +256,8 @@ class PseudoLabelRecipe(Recipe):
                 "Pictures without labels are learned by a softmax from the run's own average; leave --teacher, "
                 "--patch-sizes, --patch-dropout and --loss out."
             )
+        if self.class_weights:
+            raise UserError("Pictures without labels have no class weights; leave --class-weights out.")
         if self.ema_decay is None:
             raise UserError("Pictures without labels are learned from the moving average; give --ema-decay 0.999.")
 
@@ -338,6 +347,8 @@ class PretrainRecipe(Recipe):
             raise UserError(f"The target {self.target} needs all patches; leave --patch-sizes and --patch-dropout out.")
         if self.teacher is not None:
             raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
+        if self.class_weights:
+            raise UserError(f"--class-weights is for labels; with --target {self.target} leave it out.")
         for field in ("mixup", "cutmix", "label_smoothing", "head_bias"):
             if getattr(self, field):
                 raise UserError(f"{_option(field)} is for labels; with --target {self.target} leave it 0.")

@@ -1,0 +1,111 @@
+"""Class weights: those of scikit-learn and the steps of Keras' `fit`, and what a run says of them."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.utils.class_weight import compute_class_weight
+
+import keras_vit
+from keras_vit import UserError
+from tests.loop.test_trainer import TINY, batches, flat, trainer
+from tests.support import randomize
+from training import pretrain
+from training.input import sources
+from training.input.dataset import Split, class_weights
+from training.input.sources import DataSet, array_split
+from training.loop.objectives import Classification
+
+
+def images_of(labels: list[int], names: tuple[str, ...] = ("a", "b", "c", "d")) -> Split:
+    noise = np.random.default_rng(0).integers(0, 256, (len(labels), 8, 8, 1), np.uint8)
+    return array_split(noise, np.array(labels), names)
+
+
+def test_weights_are_those_of_scikit_learn_with_mean_one_over_the_images():
+    labels = [0] * 5 + [1] * 2 + [3]  # none of class 2
+    weights = class_weights(images_of(labels), 4)
+    np.testing.assert_allclose(
+        weights[[0, 1, 3]], compute_class_weight("balanced", classes=np.array([0, 1, 3]), y=labels)
+    )
+    assert weights[2] == 0.0
+    assert weights[labels].mean() == pytest.approx(1.0)
+
+
+def test_labels_that_are_not_known_give_no_weights():
+    with pytest.raises(UserError, match="--class-weights needs --data digits, folder:PATH or csv:FILE"):
+        class_weights(Split(3, images_of([0, 1, 2]).read), 3)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_steps_and_loss_are_those_of_fit_with_class_weight(loss):
+    weights = np.array([0.5, 3.0, 1.25], np.float32)
+    keras.utils.set_random_seed(3)
+    stock = randomize(keras_vit.build(TINY, image_size=16, num_classes=3))
+    of_logits = {
+        "softmax": keras.losses.CategoricalCrossentropy(from_logits=True),
+        # Keras takes the mean over the classes, where the objective takes the sum.
+        "sigmoid": lambda y, x: 3.0 * keras.losses.binary_crossentropy(y, x, from_logits=True),
+    }[loss]
+    stock.compile(keras.optimizers.SGD(0.1, momentum=0.9), of_logits, metrics=["categorical_accuracy"])
+    history = stock.fit(batches(3), class_weight=dict(enumerate(weights)), shuffle=False, verbose=0).history
+    for accumulation in (1, 2):
+        ours = trainer(objective=Classification(loss, class_weights=weights), accumulation=accumulation)
+        logs = [ours.train_on_batch(*batch, return_dict=True) for batch in batches(3)]
+        np.testing.assert_allclose(flat(ours.network.weights), flat(stock.weights), atol=2e-6)
+        assert np.mean([log["loss"] for log in logs]) == pytest.approx(history["loss"][0], rel=1e-5)
+        accuracy = np.mean([log["accuracy"] for log in logs])
+        assert accuracy == pytest.approx(history["categorical_accuracy"][0])  # all images count alike
+
+
+def test_a_mixed_image_has_the_mean_weight_of_its_classes():
+    logits, labels = tf.constant([[1.0, 2.0], [1.0, 2.0]]), tf.constant([[0.25, 0.75], [1.0, 0.0]])
+    alike, weighted = (
+        Classification(class_weights=weights).measure(None, labels, logits, tf.ones(2))[0]
+        for weights in (None, np.array([4.0, 2.0], np.float32))
+    )
+    np.testing.assert_allclose(weighted / alike, [2.5, 4.0], rtol=1e-6)
+
+
+@pytest.fixture(name="uneven")
+def _uneven(monkeypatch):
+    names = ("ant", "bee", "cat")
+    data = DataSet(names, images_of([0] * 20 + [1] * 8 + [2] * 4, names), images_of([0, 0, 1, 2], names))
+    monkeypatch.setattr(sources, "digits", lambda: data)
+
+
+ARGUMENTS = [
+    "digits", "--data", "digits", "--batch-size", "8", "--warmup-steps", "0", "--epochs", "1", "--label-smoothing", "0",
+    "--model.num-layers", "1", "--model.hidden-size", "12", "--model.mlp-dim", "20",
+]  # fmt: skip
+
+
+def test_a_run_says_its_weights_and_evaluates_without_them(uneven, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    pretrain.main([*ARGUMENTS, "--workdir", str(run), "--class-weights"])
+    assert "Class weights: 0.53 (ant) to 2.67 (cat), 1 on average over the images." in capsys.readouterr().out
+    assert json.loads((run / "config.json").read_text())["settings"]["recipe"]["class_weights"] is True
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    model = keras_vit.run_directory.load_model(run)
+    split = images_of([0, 0, 1, 2], ("ant", "bee", "cat"))
+    pixels = np.stack([np.asarray(split.example(tf.constant(n, tf.int64))[0]) for n in range(4)])
+    logits = np.asarray(model(keras_vit.preprocessing_of(model)(pixels)))
+    losses = keras.losses.sparse_categorical_crossentropy(np.array([0, 0, 1, 2]), logits, from_logits=True)
+    assert last["val_loss"] == pytest.approx(float(np.mean(losses)), rel=1e-4)
+    with pytest.raises(UserError, match="differs in recipe.class_weights"):
+        pretrain.main([*ARGUMENTS, "--workdir", str(run)])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--balance"], "--balance and --class-weights both make up for small classes; give one of them"),
+        (["--teacher", "x.keras"], "so --class-weights has no effect; give one"),
+        (["--target", "patch-pixels"], "--class-weights is for labels; with --target patch-pixels leave it out"),
+    ],
+)
+def test_options_that_exclude_class_weights_are_refused(options, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        pretrain.main([*ARGUMENTS, "--workdir", str(tmp_path / "run"), "--class-weights", *options])
