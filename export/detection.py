@@ -1,6 +1,5 @@
 """What the exports of detectors share: the form of their output, and how they are compared with the Keras model."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,15 +9,12 @@ import numpy as np
 from export import parity
 from export.inference_model import in_dtype
 from export.options import SourceOptions
-from export.source import ExportedModel, Provenance, random_images, read_folder
+from export.source import ExportedModel, open_with_classes
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import ParityError
-from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.tables import short_name
 from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.config import DetectionConfig
 from keras_vit.models.tasks import task_of
-from keras_vit.run_directory import SAMPLES
 from keras_vit.runs import Run
 
 # Of each image the likeliest patches, whose boxes a file of lower precision must keep: how many, what share of them,
@@ -38,22 +34,7 @@ def open_detector(run: Run, options: SourceOptions) -> ExportedModel:
             f"{run.name} has no classes of its own; give it some by keras-vit detect predict --classes … "
             "--save DIR, and export that directory."
         )
-    count = run.model.output["class_logits"].shape[-1]
-    file = options.labels or run.file(LABELS)
-    labels = read_labels(file) if file else tuple(map(str, range(count)))
-    if len(labels) != count:
-        raise UserError(f"The detector has {count} classes, but {file} names {len(labels)}; name each class once.")
-    if options.run is not None and run.file(SAMPLES):
-        samples, seen = run.samples, "evaluation images of the run"
-    elif options.images is not None:
-        samples, seen = read_folder(options.images, ()), f"images of {options.images}"
-    else:
-        samples, seen = random_images(run.preprocessing), "random images"
-    samples = dataclasses.replace(samples, labels=np.full(len(samples.encoded), -1))
-    terms = options.license or run.license
-    return ExportedModel(
-        run.model, labels, samples, Provenance(run.name, seen, weights=short_name(run.name), license=terms)
-    )
+    return open_with_classes(run, options, run.model.output["class_logits"].shape[-1])
 
 
 def detections_model(model: keras.Model) -> keras.Model:
@@ -106,12 +87,6 @@ def require_agreement(name: str, expected: parity.Reference, found: np.ndarray) 
             "it was not kept."
         )
     return share
-
-
-def facts_of(origin: Provenance, artifact: str, files: Mapping[str, Mapping[str, Any]]) -> dict:
-    """The content of report.json. files: by name, with the numbers that were measured."""
-    known = {key: value for key, value in origin.as_json().items() if key in ("model", "weights", "license")}
-    return {"artifact": artifact, **known, "images_from": origin.images, "files": files, "operators": {}}
 
 
 def table_of(files: Mapping[str, Mapping[str, Any]]) -> tuple[str, Sequence[str], Sequence[Sequence[object]]]:

@@ -10,19 +10,18 @@ import numpy as np
 from export import parity
 from export.inference_model import in_dtype
 from export.options import SourceOptions
-from export.source import ExportedModel, Provenance, random_images, read_folder
-from keras_vit import UserError, preprocessing_of
+from export.source import ExportedModel, open_with_classes
+from keras_vit import preprocessing_of
 from keras_vit.errors import ParityError
-from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.tables import short_name
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.models.tasks import task_of
-from keras_vit.run_directory import SAMPLES
 from keras_vit.runs import Run
 
 # Share of pixels that must be equal: rounding moves edges by a few, lower precision by more.
 _LEAST_EQUAL, _LEAST_ROUNDED = 0.999, 0.9
+# A score is a probability, of instance times the mean over a mask, whose edge may move by a pixel.
+_ROUNDED_SCORE = 1e-3
 Outputs = Mapping[str, np.ndarray]
 
 
@@ -33,22 +32,7 @@ def is_segmenter(run: Run) -> bool:
 
 def open_segmenter(run: Run, options: SourceOptions) -> ExportedModel:
     """A model that segments with its labels and images to verify its export on."""
-    count = task_of(run.model).num_classes  # type: ignore[union-attr]
-    file = options.labels or run.file(LABELS)
-    labels = read_labels(file) if file else tuple(map(str, range(count)))
-    if len(labels) != count:
-        raise UserError(f"The model has {count} classes, but {file} names {len(labels)}; name each class once.")
-    if options.run is not None and run.file(SAMPLES):
-        samples, seen = run.samples, "evaluation images of the run"
-    elif options.images is not None:
-        samples, seen = read_folder(options.images, ()), f"images of {options.images}"
-    else:
-        samples, seen = random_images(run.preprocessing), "random images"
-    samples = dataclasses.replace(samples, labels=np.full(len(samples.encoded), -1))
-    terms = options.license or run.license
-    return ExportedModel(
-        run.model, labels, samples, Provenance(run.name, seen, weights=short_name(run.name), license=terms)
-    )
+    return open_with_classes(run, options, task_of(run.model).num_classes)  # type: ignore[union-attr]
 
 
 class SegmentOutputs(keras.layers.Layer):
@@ -98,11 +82,15 @@ def reference_of(exported: ExportedModel) -> SegmentReference:
 
 
 def equal_pixels(expected: Outputs, found: Outputs) -> float:
-    """Share of the pixels of an image with the same class; of masks, the share of equal pixels of all of them."""
+    """Share of the pixels of an image with the same class; of masks, of the pixels that are in one.
+
+    The latter leaves out what is in neither mask, most of a picture, which would hide small masks that differ.
+    """
     if "label_map" in expected:
         return float(np.mean(expected["label_map"] == found["label_map"]))
     if "masks" in expected:
-        return float(np.mean(expected["masks"].astype(bool) == found["masks"].astype(bool)))
+        ours, theirs = expected["masks"].astype(bool), found["masks"].astype(bool)
+        return 1.0 - float((ours != theirs).sum() / max((ours | theirs).sum(), 1))
     ours, theirs = (np.append(each["classes"], -1)[each["segment_map"]] for each in (expected, found))
     return float(np.mean(ours == theirs))
 
@@ -110,7 +98,7 @@ def equal_pixels(expected: Outputs, found: Outputs) -> float:
 def compared(name: str, expected: Sequence[Outputs], found: Sequence[Outputs], *, exact: bool) -> dict[str, float]:
     """The share of equal pixels over all images, and the largest difference of a score.
 
-    Raises ParityError if the pixels differ by more than rounding, or with exact False by more than a tenth.
+    Raises ParityError if pixels or scores differ by more than rounding, or with exact False a tenth of the pixels.
 
     name: of the artifact.
     """
@@ -122,13 +110,13 @@ def compared(name: str, expected: Sequence[Outputs], found: Sequence[Outputs], *
             "kept."
         )
     pairs = [(a["scores"], b["scores"]) for a, b in zip(expected, found, strict=True) if "scores" in a]
-    return {"equal_pixels": share, "score_difference": max((float(np.abs(a - b).max()) for a, b in pairs), default=0.0)}
-
-
-def facts_of(origin: Provenance, artifact: str, files: Mapping[str, Mapping[str, Any]]) -> dict:
-    """The content of report.json. files: by name, with the numbers that were measured."""
-    known = {key: value for key, value in origin.as_json().items() if key in ("model", "weights", "license")}
-    return {"artifact": artifact, **known, "images_from": origin.images, "files": files, "operators": {}}
+    difference = max((float(np.abs(a - b).max()) for a, b in pairs), default=0.0)
+    if exact and not difference <= _ROUNDED_SCORE:
+        raise ParityError(
+            f"A score of the {name} differs from the model's by {difference:.3g}, more than {_ROUNDED_SCORE:g}, so it "
+            "was not kept."
+        )
+    return {"equal_pixels": share, "score_difference": difference}
 
 
 def table_of(files: Mapping[str, Mapping[str, Any]]) -> tuple[str, Sequence[str], Sequence[Sequence[object]]]:

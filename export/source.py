@@ -1,7 +1,8 @@
 """The model to export, from a run or a checkpoint, with its labels, its sample images, and its origin."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,7 +16,7 @@ from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
 from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import ModelSpec
-from keras_vit.run_directory import Samples
+from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.runs import Run
 from keras_vit.unknown import UnknownScorer
 
@@ -49,6 +50,11 @@ class Provenance:
     def license_text(self) -> str:
         """The license for people."""
         return self.license or "not specified; add the license of the weights and of the data"
+
+    def facts(self, artifact: str, files: Mapping[str, Mapping[str, Any]]) -> dict:
+        """The content of report.json of a model of a further task. files: by name, with what was measured."""
+        known = {"model": self.name, "weights": self.weights, "license": self.license}
+        return {"artifact": artifact, **known, "images_from": self.images, "files": files, "operators": {}}
 
     def as_json(self) -> dict[str, str | float | None]:
         """The fields of report.json."""
@@ -120,8 +126,8 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
 
 
 def open_without_classes(run: Run, options: SourceOptions) -> ExportedModel:
-    """The model of a run or checkpoint, with or without a head, for an export of embeddings."""
-    if options.run is not None:
+    """The model of a run or checkpoint, with or without a head, and images to verify its export on."""
+    if options.run is not None and run.file(SAMPLES):
         samples, seen = run.samples, "evaluation images of the run"
     elif options.images is not None:
         samples, seen = read_folder(options.images, ()), f"images of {options.images}"
@@ -132,6 +138,19 @@ def open_without_classes(run: Run, options: SourceOptions) -> ExportedModel:
     return ExportedModel(
         run.model, (), samples, Provenance(run.name, seen, weights=short_name(run.name), license=terms)
     )
+
+
+def open_with_classes(run: Run, options: SourceOptions, num_classes: int) -> ExportedModel:
+    """The model of a further task, whose classes are named by --labels, by its own labels.txt, or by their numbers."""
+    exported = open_without_classes(run, options)
+    if options.labels is not None:
+        labels = checkpoint_labels(options.labels, num_classes)
+    elif file := run.file(LABELS):
+        labels = checkpoint_labels(str(file), num_classes)
+    else:
+        labels = tuple(map(str, range(num_classes)))
+    samples = dataclasses.replace(exported.samples, labels=np.full(len(exported.samples.encoded), -1))
+    return dataclasses.replace(exported, labels=labels, samples=samples)
 
 
 def _verified_on(samples: Samples, seen: str, most: int) -> tuple[Samples, str]:

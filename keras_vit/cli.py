@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from keras_vit.errors import ParityError, UserError
 from keras_vit.native_stderr import native_stderr_silenced
@@ -153,6 +153,22 @@ def as_typed(text: str) -> str:
     """A text with every `keras-vit COMMAND` as it runs in this shell; it stays so where the script is on the path."""
     names = "|".join(map(re.escape, COMMANDS))
     return re.sub(rf"(?<![\w/-]){_SCRIPT}(?= ({names})\b)", lambda _: _program(), text)
+
+
+def run_job(
+    prog: str, about: str, jobs: Mapping[str, Callable[[Sequence[str]], None]], arguments: Sequence[str]
+) -> None:
+    """Run a command of several jobs, such as `keras-vit detect predict`: its first argument names one.
+
+    about: shown by --help.
+    """
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: {as_typed(prog)} {'|'.join(jobs)} [OPTIONS]\n\n{as_typed(about)}")
+    elif name in jobs:
+        jobs[name](rest)
+    else:
+        raise UserError(f"{prog} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
 
 
 def print_next(commands: Sequence[Sequence[str]]) -> None:

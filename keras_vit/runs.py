@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,7 +171,17 @@ class Run:
     def unknown(self) -> UnknownScorer | None:
         """The score of images of none of its classes; None unless `keras-vit unknown` fitted one at this image size."""
         file = self.file(UNKNOWN) if self.image_size is None else None
-        return read_unknown(file) if file else None
+        if file is None:
+            return None
+        scorer = read_unknown(file)
+        if scorer.model_checksum != self.model_checksum:
+            raise UserError(f"{file} was fitted to another model than this run has; run keras-vit unknown again.")
+        return scorer
+
+    @property
+    def model_checksum(self) -> int:
+        """CRC-32 of model.keras of the run directory. Raises UserError if it has none."""
+        return zlib.crc32(run_directory.find(self.directory or self.place, run_directory.MODEL).read_bytes())
 
     @functools.cached_property
     def is_multi_label(self) -> bool:

@@ -48,6 +48,8 @@ class UnknownScorer:
     """An image with a larger score is unknown."""
     false_alarms: float = 0.05
     """The share of images of the classes that exceed the threshold, as it was asked for."""
+    model_checksum: int = 0
+    """CRC-32 of the file of the model to whose features it was fitted."""
     auroc: tuple[float, ...] = ()
     """Of each of `KINDS`: the area under the ROC curve between known and left-out classes, when it was fitted."""
 
@@ -103,6 +105,7 @@ class UnknownScorer:
             "kind": np.array(KINDS.index(self.kind)),
             "threshold": np.array(self.threshold),
             "false_alarms": np.array(self.false_alarms),
+            "model_checksum": np.array(self.model_checksum, np.int64),
             "auroc": np.array(self.auroc, np.float64),
         }
         write_npz(path, {**numbers, **self.arrays})
@@ -118,6 +121,7 @@ def read_unknown(path: str | os.PathLike) -> UnknownScorer:
             {name: arrays[name].astype(np.float32) for name in _ARRAYS[kind]},
             float(arrays["threshold"]),
             float(arrays["false_alarms"]),
+            int(arrays["model_checksum"]),
             tuple(arrays["auroc"].tolist()),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ writes a SavedModel. `fit` and `predict` with --help list their options.
 import pathlib
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, parser, run_directory
+from keras_vit import cli, parser, run_directory
 from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
 
 _PROG = "keras-vit anomaly"
@@ -18,14 +18,7 @@ _PROG = "keras-vit anomaly"
 
 def main(arguments: Sequence[str]) -> None:
     """`fit | predict`, with the options of each"""
-    jobs = {"fit": _fit, "predict": _predict}
-    name, *rest = arguments or ["--help"]
-    if name in ("-h", "--help"):
-        print(f"usage: {cli.as_typed(_PROG)} {'|'.join(jobs)} [OPTIONS]\n\n{cli.as_typed(__doc__ or '')}")
-        return
-    if name not in jobs:
-        raise UserError(f"{_PROG} takes {' or '.join(jobs)} and its options, but was given {name!r} first.")
-    jobs[name](rest)
+    cli.run_job(_PROG, __doc__ or "", {"fit": _fit, "predict": _predict}, arguments)
 
 
 def _fit(arguments: Sequence[str]) -> None:

@@ -50,12 +50,13 @@ def main(arguments: Sequence[str]) -> None:
     training = [*data, "--workdir", options.workdir, "--seed", str(options.seed)]
     checkpoint, baseline = usable_checkpoint(options.checkpoint), None
     more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
+    first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
     if checkpoint is None:
         if more:
             raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
         pretrain.train(["auto", *training, *_resize(options.resize)])
-    elif recipe := unfinished_recipe(options.workdir):  # another timing might choose other epochs
-        choice = ["--epochs", str(recipe["epochs"]), *_resize(recipe["resize"])]
+    elif recipe := unfinished_recipe(first):  # another timing might choose other epochs
+        choice = ["--epochs", str(recipe["epochs"]), *_resize(recipe["resize"]), *more]
         finetune.train(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
     else:
         size = original_image_size(checkpoint)

@@ -12,7 +12,7 @@ import contextlib
 import pathlib
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, parser, run_directory
+from keras_vit import cli, parser, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
@@ -25,14 +25,7 @@ _PROG = "keras-vit detect"
 
 def main(arguments: Sequence[str]) -> None:
     """`predict | fit | evaluate`, with the options of each"""
-    jobs = {"predict": _predict, "fit": _fit, "evaluate": _evaluate}
-    name, *rest = arguments or ["--help"]
-    if name in ("-h", "--help"):
-        print(f"usage: {cli.as_typed(_PROG)} {'|'.join(jobs)} [OPTIONS]\n\n{cli.as_typed(__doc__ or '')}")
-        return
-    if name not in jobs:
-        raise UserError(f"{_PROG} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
-    jobs[name](rest)
+    cli.run_job(_PROG, __doc__ or "", {"predict": _predict, "fit": _fit, "evaluate": _evaluate}, arguments)
 
 
 def _predict(arguments: Sequence[str]) -> None:
@@ -109,7 +102,10 @@ def _evaluate(arguments: Sequence[str]) -> None:
     from training.detection.evaluation import evaluate, write_report
 
     detector = open_detector_of(run, data.labels, options.templates)
-    pictures = data.evaluation if data.has_split else data.all
+    is_trained = isinstance(settings := run.config.get("settings"), dict) and settings.get("command") == "detect"
+    pictures = data.evaluation if data.has_split or is_trained else data.all
+    if is_trained and not data.has_split:
+        print("Every tenth picture is measured; the others may have trained the detector.")
     write_report(evaluate(detector, pictures), detector, output)
     folder = str(pictures[0].file.parent)
     cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])

@@ -29,14 +29,7 @@ _PROG = "keras-vit segment"
 
 def main(arguments: Sequence[str]) -> None:
     """`fit | evaluate | predict`, with the options of each"""
-    jobs = {"fit": _fit, "evaluate": _evaluate, "predict": _predict}
-    name, *rest = arguments or ["--help"]
-    if name in ("-h", "--help"):
-        print(f"usage: {cli.as_typed(_PROG)} {'|'.join(jobs)} [OPTIONS]\n\n{cli.as_typed(__doc__ or '')}")
-        return
-    if name not in jobs:
-        raise UserError(f"{_PROG} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
-    jobs[name](rest)
+    cli.run_job(_PROG, __doc__ or "", {"fit": _fit, "evaluate": _evaluate, "predict": _predict}, arguments)
 
 
 def _fit(arguments: Sequence[str]) -> None:

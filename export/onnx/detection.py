@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 
 from export import report
-from export.detection import agreement, detections_model, facts_of, reference_of, require_equal, table_of
+from export.detection import agreement, detections_model, reference_of, require_equal, table_of
 from export.inference_model import inference_model
 from export.onnx import runtimes
 from export.onnx.runtimes import FILES
@@ -45,7 +45,7 @@ def export_detector(exported: ExportedModel, options: OnnxOptions) -> list[tuple
             share = agreement(expected.logits, found)
             files[kind] = {"max_abs_diff": difference, "agreement": share, "bytes": size}
             written.append((output / file.name, difference))
-        facts, title = facts_of(origin, "ONNX of a detector", files), f"Detector {short_name(origin.name)} as ONNX"
+        facts, title = origin.facts("ONNX of a detector", files), f"Detector {short_name(origin.name)} as ONNX"
         section = preprocessing_section(preprocessing_of(exported.model), raw_pixels=False)
         panels: dict = {"bytes": {kind: row["bytes"] for kind, row in files.items()}}
         report.write(stage, title, facts, [table_of(files)], panels, section)

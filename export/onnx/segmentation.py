@@ -12,7 +12,7 @@ from export.onnx import runtimes
 from export.onnx.runtimes import FILES
 from export.options import OnnxOptions
 from export.preprocessing_code import preprocessing_section
-from export.segmentation import compared, facts_of, reference_of, segments_model, table_of
+from export.segmentation import compared, reference_of, segments_model, table_of
 from export.source import ExportedModel
 from keras_vit import UserError, preprocessing_of
 from keras_vit.files.atomic import staged
@@ -43,7 +43,7 @@ def export_segmenter(exported: ExportedModel, options: OnnxOptions) -> list[tupl
             files[kind] = row | {"bytes": sum((stage / name).stat().st_size for name in FILES[kind])}
             written.append((output / file.name, row["equal_pixels"]))
         title = f"Segmentation {short_name(origin.name)} as ONNX"
-        facts = facts_of(origin, "ONNX of a segmentation", files)
+        facts = origin.facts("ONNX of a segmentation", files)
         section = preprocessing_section(preprocessing_of(exported.model), raw_pixels=False)
         panels: dict = {"bytes": {kind: row["bytes"] for kind, row in files.items()}}
         report.write(stage, title, facts, [table_of(files)], panels, section)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from export import parity, report
-from export.detection import agreement, detections_model, facts_of, reference_of, require_equal, table_of
+from export.detection import agreement, detections_model, reference_of, require_equal, table_of
 from export.files import directory_bytes, save_module
 from export.inference_model import inference_model
 from export.saved_model.export import put_as_next_version
@@ -51,7 +51,7 @@ def export_detector(exported: ExportedModel, output: pathlib.Path) -> tuple[path
         row = {"max_abs_diff": difference, "agreement": agreement(expected.logits, found)}
         files = {"SavedModel": row | {"bytes": directory_bytes(version)}}
         title = f"Detector {short_name(exported.origin.name)} as SavedModel"
-        facts = facts_of(exported.origin, "SavedModel of a detector", files)
+        facts = exported.origin.facts("SavedModel of a detector", files)
         report.write(
             version,
             title,

@@ -17,7 +17,7 @@ from export import report
 from export.files import directory_bytes, save_module
 from export.inference_model import inference_model
 from export.saved_model.export import put_as_next_version
-from export.segmentation import SegmentReference, compared, facts_of, reference_of, segments_model, table_of
+from export.segmentation import SegmentReference, compared, reference_of, segments_model, table_of
 from export.source import ExportedModel
 from keras_vit import preprocessing_of, task_of
 from keras_vit.files.atomic import staged
@@ -49,10 +49,11 @@ def export_segmenter(exported: ExportedModel, output: pathlib.Path) -> tuple[pat
         from_files = _compared_files(exported, expected, loaded["serving_default"])
         files = {"SavedModel": row | {"equal_pixels_of_files": from_files, "bytes": directory_bytes(version)}}
         title = f"Segmentation {short_name(exported.origin.name)} as SavedModel"
-        facts = facts_of(exported.origin, "SavedModel of a segmentation", files)
+        facts = exported.origin.facts("SavedModel of a segmentation", files)
         panels: dict = {"bytes": {"SavedModel": files["SavedModel"]["bytes"]}}
         report.write(version, title, facts, tables=[table_of(files)], panels=panels)
-        return put_as_next_version(version, output), min(row["equal_pixels"], from_files)
+        shares = [row["equal_pixels"], *([] if from_files is None else [from_files])]
+        return put_as_next_version(version, output), min(shares)
 
 
 def _write(exported: ExportedModel, path: pathlib.Path) -> None:
@@ -61,7 +62,7 @@ def _write(exported: ExportedModel, path: pathlib.Path) -> None:
     at_input, shape = segments_model(network), (*preprocessing.image_size, preprocessing.channels)
     module = tf.Module()
     module.weights = [weight.value for weight in network.weights]
-    module.labels = tf.constant(list(exported.labels))
+    module.labels = tf.constant([*exported.labels, ""])  # the last of queries of panoptic that are no object
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec((None, *shape), tf.float32, name="image")])
     def image_tensor(image):
@@ -102,8 +103,8 @@ def _likely(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {"class_logits": tf.gather(logits, chosen, axis=1), "mask_logits": tf.gather(masks, chosen, axis=-1)}
 
 
-def _compared_files(exported: ExportedModel, expected: SegmentReference, signature) -> float:
-    """The share of pixels that are those of the Keras model, at the size of the pictures."""
+def _compared_files(exported: ExportedModel, expected: SegmentReference, signature) -> float | None:
+    """The share of pixels that are those of the Keras model, at the size of the pictures; None without any object."""
     model, preprocessing, task = exported.model, preprocessing_of(exported.model), task_of(exported.model)
     assert isinstance(task, SegmentationConfig | LinearSegmentationConfig)
     ours, theirs = [], []
@@ -121,4 +122,4 @@ def _compared_files(exported: ExportedModel, expected: SegmentReference, signatu
         answer = signature(image_bytes=tf.constant(data))
         theirs.append({name: answer[name].numpy() for name in kept})
     pairs = [pair for pair in zip(ours, theirs, strict=True) if "masks" not in pair[0] or len(pair[0]["masks"])]
-    return compared("SavedModel of files", *zip(*pairs, strict=True), exact=True)["equal_pixels"] if pairs else 1.0
+    return compared("SavedModel of files", *zip(*pairs, strict=True), exact=True)["equal_pixels"] if pairs else None

@@ -8,13 +8,13 @@ import pathlib
 from collections.abc import Sequence
 
 from export import report
-from export.detection import detections_model, facts_of, reference_of, require_agreement, require_equal, table_of
-from export.options import CALIBRATED, TFLiteFormat
+from export.detection import detections_model, reference_of, require_agreement, require_equal, table_of
+from export.options import TFLiteFormat
 from export.preprocessing_code import preprocessing_section
 from export.source import ExportedModel
 from export.tflite import quantize, tflite_file
 from export.tflite.export import convert
-from keras_vit import UserError, preprocessing_of
+from keras_vit import preprocessing_of
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 
@@ -27,10 +27,7 @@ def export_detector(
     Raises ParityError, and writes nothing, if float32 differs by more than rounding, or another format changes more
     than a tenth of the likeliest boxes.
     """
-    if calibrated := [kind for kind in formats if kind in CALIBRATED]:
-        raise UserError(
-            f"{calibrated[0]} is calibrated for classes; take float32, float16, int8-dynamic or int8-weights."
-        )
+    quantize.refuse_calibrated(formats)
     expected, preprocessing, origin = reference_of(exported), preprocessing_of(exported.model), exported.origin
     written: dict[TFLiteFormat, tuple[pathlib.Path, float]] = {}
     files = dict[str, dict]()
@@ -53,7 +50,7 @@ def export_detector(
             files[kind] = {"max_abs_diff": difference, "agreement": share, "bytes": file.stat().st_size}
             written[kind] = (output / file.name, difference)
         float_file.unlink()
-        facts, title = facts_of(origin, "TFLite of a detector", files), f"Detector {short_name(origin.name)} as TFLite"
+        facts, title = origin.facts("TFLite of a detector", files), f"Detector {short_name(origin.name)} as TFLite"
         panels: dict = {"bytes": {kind: row["bytes"] for kind, row in files.items()}}
         section = preprocessing_section(preprocessing, raw_pixels=False)
         report.write(stage, title, facts, [table_of(files)], panels, section)

@@ -10,11 +10,11 @@ import keras
 
 from export import parity, report
 from export.embeddings import embedding_model, facts_of, reference_of, require_same_direction
-from export.options import CALIBRATED, TFLiteFormat
+from export.options import TFLiteFormat
 from export.source import Provenance
 from export.tflite import quantize, tflite_file
 from export.tflite.export import convert
-from keras_vit import UserError, preprocessing_of
+from keras_vit import preprocessing_of
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.run_directory import Samples
@@ -42,10 +42,7 @@ def export_embeddings(
         origin: of the model.
         normalize: whether embeddings have length 1.
     """
-    if calibrated := [kind for kind in formats if kind in CALIBRATED]:
-        raise UserError(
-            f"{calibrated[0]} is calibrated for classes; take float32, float16, int8-dynamic or int8-weights."
-        )
+    quantize.refuse_calibrated(formats)
     origin = origin or Provenance()
     model = embedding_model(model, normalize=normalize)
     expected = reference_of(model, samples)

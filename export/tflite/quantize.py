@@ -36,9 +36,10 @@ from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer,
 from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
 from export import parity
-from export.options import TFLiteFormat
+from export.options import CALIBRATED, TFLiteFormat
 from export.tflite import four_bits
 from export.tflite.calibration import products, searched_ranges, with_corrected_biases
+from keras_vit import UserError
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
@@ -75,6 +76,14 @@ class Step:
     agreement: float
     """Share of the images with the same predicted class."""
     kept: bool
+
+
+def refuse_calibrated(formats: Sequence[TFLiteFormat]) -> None:
+    """Raise UserError for formats that need calibration, which is that of classes."""
+    if calibrated := [kind for kind in formats if kind in CALIBRATED]:
+        raise UserError(
+            f"{calibrated[0]} is calibrated for classes; take float32, float16, int8-dynamic or int8-weights."
+        )
 
 
 def quantize(float_file: pathlib.Path, kind: TFLiteFormat) -> bytes:

@@ -8,13 +8,13 @@ import pathlib
 from collections.abc import Sequence
 
 from export import report
-from export.options import CALIBRATED, TFLiteFormat
+from export.options import TFLiteFormat
 from export.preprocessing_code import preprocessing_section
-from export.segmentation import Outputs, SegmentReference, compared, facts_of, reference_of, segments_model, table_of
+from export.segmentation import Outputs, SegmentReference, compared, reference_of, segments_model, table_of
 from export.source import ExportedModel
 from export.tflite import quantize, tflite_file
 from export.tflite.export import convert
-from keras_vit import UserError, preprocessing_of
+from keras_vit import preprocessing_of
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 
@@ -27,10 +27,7 @@ def export_segmenter(
     Raises ParityError, and writes nothing, if float32 differs by more than rounding, or another format in more than a
     tenth of the pixels.
     """
-    if calibrated := [kind for kind in formats if kind in CALIBRATED]:
-        raise UserError(
-            f"{calibrated[0]} is calibrated for classes; take float32, float16, int8-dynamic or int8-weights."
-        )
+    quantize.refuse_calibrated(formats)
     expected, preprocessing, origin = reference_of(exported), preprocessing_of(exported.model), exported.origin
     written: dict[TFLiteFormat, tuple[pathlib.Path, float]] = {}
     files = dict[str, dict]()
@@ -46,7 +43,7 @@ def export_segmenter(
             written[kind] = (output / file.name, row["equal_pixels"])
         float_file.unlink()
         title = f"Segmentation {short_name(origin.name)} as TFLite"
-        facts = facts_of(origin, "TFLite of a segmentation", files)
+        facts = origin.facts("TFLite of a segmentation", files)
         panels: dict = {"bytes": {kind: row["bytes"] for kind, row in files.items()}}
         section = preprocessing_section(preprocessing, raw_pixels=False)
         report.write(stage, title, facts, [table_of(files)], panels, section)

@@ -76,7 +76,7 @@ def test_intervals_of_equal_pictures_are_points_and_no_object_is_refused():
         measured(LABELS, [empty], [objects])
 
 
-def test_misses_and_false_alarms_are_told():
+def test_misses_and_false_alarms_are_named():
     corners = np.array([[0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 70, 70]], np.float32)
     picture = Picture(pathlib.Path("a.png"), SIZE, corners, np.array([0, 1, 1]))
     found = Objects(corners[[1, 0, 2]] + 1, np.array([0.9, 0.8, 0.7]), np.array([1, 0, 0]))
@@ -102,6 +102,11 @@ def test_the_command_writes_numbers_a_table_and_a_page(tmp_path, capsys):
     assert "| ant" in (tmp_path / "report" / "detection.md").read_text()
     assert "missed: " in (tmp_path / "report" / "detection.html").read_text()
     assert "AP50" in capsys.readouterr().out
+    # One that was trained may have seen all pictures but every tenth.
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"command": "detect"}}))
+    command.main(["evaluate", *data, "--output", str(tmp_path / "report")])
+    assert json.loads((tmp_path / "report" / "detection.json").read_text())["pictures"] == 1
+    assert "Every tenth picture is measured" in capsys.readouterr().out
     (tmp_path / "run" / "labels.txt").write_text("ant\ncow\n")
     with pytest.raises(UserError, match="has the classes ant, cow, but the data have ant, bee"):
         command.main(["evaluate", *data, "--output", str(tmp_path / "report")])

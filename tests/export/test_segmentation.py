@@ -108,6 +108,27 @@ def test_an_export_with_other_pixels_is_not_kept():
         compared("file", [right], [wrong], exact=False)
 
 
+def test_small_masks_and_scores_that_differ_are_not_kept():
+    mask, scores = np.zeros((1, 64, 64), bool), np.array([0.9])
+    mask[0, 3, 3] = True
+    right = {"masks": mask, "classes": np.zeros(1, int), "scores": scores}
+    with pytest.raises(ParityError, match="0.0% of the pixels of the file"):
+        compared("file", [right], [right | {"masks": np.roll(mask, 1, axis=1)}], exact=True)
+    with pytest.raises(ParityError, match="A score of the file differs from the model's by 0.2"):
+        compared("file", [right], [right | {"scores": scores - 0.2}], exact=True)
+
+
+@pytest.mark.slow
+def test_a_picture_without_any_object_is_served(tmp_path):
+    source = exported("panoptic")
+    head = source.model.get_layer("class_head")
+    head.bias.assign([0.0] * 4 + [50.0])  # the last is no object
+    path, _ = export_saved_model(source, tmp_path / "served")
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    answer = serve(image_bytes=tf.io.encode_png(np.zeros((20, 30, 3), np.uint8)))
+    assert answer["segment_map"].numpy().max() == -1
+
+
 def test_the_model_of_segments_gives_what_the_outputs_say():
     model = exported("panoptic").model
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 40, 3)).astype(np.float32)

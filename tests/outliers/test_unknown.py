@@ -129,6 +129,14 @@ def test_exports_compute_the_same_score(run, tmp_path):
     assert report["formats"]["float32"]["unknown_max_abs_diff"] < 1e-4
 
 
+def test_the_score_of_another_model_is_refused(run, tmp_path):
+    opened = open_run(run)
+    opened.model.save(tmp_path / "model.keras")
+    (tmp_path / UNKNOWN).write_bytes((run / UNKNOWN).read_bytes())
+    with pytest.raises(UserError, match="was fitted to another model"):
+        _ = open_run(tmp_path).unknown
+
+
 def test_a_damaged_file_of_the_score_is_named(run, tmp_path):
     (tmp_path / "model.keras").write_bytes((run / "model.keras").read_bytes())
     np.savez(tmp_path / UNKNOWN, kind=np.array(2))

@@ -49,6 +49,19 @@ def test_classes_of_pixels_are_read(kind, tmp_path):
     assert (source.train.num_examples, source.evaluation.num_examples, source.held_out) == (9, 2, True)
 
 
+def test_another_mask_makes_another_data_set(tmp_path):
+    data = shapes.write_folder(tmp_path / "d", 11)
+    before = open_data(data)
+    assert open_data(data).train.fingerprint == before.train.fingerprint
+    mask = sorted((tmp_path / "d" / "masks").iterdir())[1]
+    numbers = np.asarray(PIL.Image.open(mask)).copy()
+    numbers[0, 0] = (numbers[0, 0] + 1) % len(LABELS)
+    PIL.Image.fromarray(numbers).save(mask)
+    after = open_data(data)
+    assert after.train.fingerprint != before.train.fingerprint
+    assert after.evaluation.fingerprint == before.evaluation.fingerprint
+
+
 @pytest.mark.parametrize("kind", ["objects", "coco", "panoptic", "voc"])
 def test_objects_are_read(kind, tmp_path):
     source = open_data(WRITERS[kind](tmp_path / "d", 11), "instance")

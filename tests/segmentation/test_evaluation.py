@@ -22,7 +22,7 @@ from training.segmentation.segmenter import Found, Segmenter, class_map
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Oracle(Segmenter):
-    """Says what it is told of each picture."""
+    """Answers with the given segments of each picture."""
 
     answers: tuple = ()
 
@@ -30,7 +30,7 @@ class Oracle(Segmenter):
         return self.answers[int(pixels[0, 0, 0])]
 
 
-def told(kind: str, truths: list, answers: list) -> tuple[Oracle, Split]:
+def oracle_and_split(kind: str, truths: list, answers: list) -> tuple[Oracle, Split]:
     """A segmenter with its answers, and a split with the truths, by the first pixel of each picture."""
     pixels = [np.full((*segments.shape, 3), number, np.uint8) for number, (_, segments) in enumerate(truths)]
     most = max(len(labels) for labels, _ in truths)
@@ -58,7 +58,7 @@ def test_iou_is_counted_at_the_size_of_the_masks_and_without_uncounted_pixels(tm
     truth[:, :5], truth[0] = 1, UNCOUNTED
     half = np.where(np.arange(20) < 10, 1, 0) * np.ones((10, 1), np.int32)
     answer = found_of([0, 1], half.astype(np.int32))
-    evaluation = evaluate(*told("semantic", [(np.arange(2), truth)] * 3, [answer] * 3))
+    evaluation = evaluate(*oracle_and_split("semantic", [(np.arange(2), truth)] * 3, [answer] * 3))
     metrics = evaluation.metrics
     assert metrics["classes"] == {"a": {"iou": pytest.approx(10 / 15)}, "b": {"iou": pytest.approx(5 / 10)}}
     assert metrics["mean_iou"] == pytest.approx((10 / 15 + 5 / 10) / 2)
@@ -75,7 +75,7 @@ def test_a_perfect_answer_has_quality_and_precision_1():
     segments[:4, :4], segments[6:, 6:] = 1, 2
     truth = (np.array([0, 1, 1]), segments)
     for kind, name in (("panoptic", "pq"), ("instance", "ap")):
-        metrics = evaluate(*told(kind, [truth], [found_of(*truth)])).metrics
+        metrics = evaluate(*oracle_and_split(kind, [truth], [found_of(*truth)])).metrics
         assert metrics[name] == pytest.approx(1.0)
 
 
@@ -106,7 +106,7 @@ def test_masks_of_crowds_are_no_false_alarms():
     segments[:4, :4], segments[4:] = 0, UNCOUNTED
     answer = np.full((8, 8), NONE, np.int32)
     answer[:4, :4], answer[4:] = 0, 1
-    split = told("instance", [(np.array([1]), segments)], [found_of([1, 1], answer, [0.5, 0.9])])
+    split = oracle_and_split("instance", [(np.array([1]), segments)], [found_of([1, 1], answer, [0.5, 0.9])])
     assert evaluate(*split).metrics["ap"] == pytest.approx(1.0)
 
 
@@ -119,7 +119,8 @@ def test_masks_without_anything_cannot_be_measured(kind, sentence):
     if kind == "panoptic":
         answer = found_of([], np.full((4, 4), NONE, np.int32))
     with pytest.raises(UserError, match=sentence):
-        evaluate(*told(kind, [(np.zeros(0, np.int32) if kind != "semantic" else np.arange(2), nothing)], [answer]))
+        labels = np.arange(2) if kind == "semantic" else np.zeros(0, np.int32)
+        evaluate(*oracle_and_split(kind, [(labels, nothing)], [answer]))
 
 
 def test_segments_in_a_graph_are_those_of_transformers_functions():
@@ -158,10 +159,10 @@ def test_a_padded_picture_is_seen_without_its_padding():
 
 
 def test_masks_are_written_as_a_folder_reads_them():
-    segmenter, _ = told("instance", [(np.array([1]), np.zeros((4, 4), np.int32))], [])
+    segmenter, _ = oracle_and_split("instance", [(np.array([1]), np.zeros((4, 4), np.int32))], [])
     segments = np.array([[0, 1], [NONE, 0]], np.int32)
     np.testing.assert_array_equal(mask_of(segmenter, found_of([1, 0], segments)), [[1000, 1], [65535, 1000]])
-    segmenter, _ = told("semantic", [(np.array([1]), np.zeros((4, 4), np.int32))], [])
+    segmenter, _ = oracle_and_split("semantic", [(np.array([1]), np.zeros((4, 4), np.int32))], [])
     np.testing.assert_array_equal(mask_of(segmenter, found_of([0, 1], segments.clip(0))), [[0, 1], [0, 0]])
 
 

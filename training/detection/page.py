@@ -14,7 +14,7 @@ from keras_vit.inspection.html_report import document
 
 # Longest side of a picture on the page, in pixels.
 _LONGEST = 800
-# Told apart with any color vision (Okabe and Ito), dark enough for white letters.
+# Distinct to any color vision (Okabe and Ito), dark enough for white letters.
 COLORS = ("#0072b2", "#c44e00", "#00734f", "#a0457a", "#5c4d00", "#444444")
 
 

@@ -148,7 +148,7 @@ def _page(title: str, predictor: Predictor, metrics: dict, plots: Sequence[str] 
         kind = metrics["unknown"]["score"]
         lines += [
             "",
-            f"Images of none of the classes: the score {kind} told left-out classes with an AUROC of "
+            f"Images of none of the classes: the score {kind} separated left-out classes with an AUROC of "
             f"{metrics['unknown'][kind]:.4f}.",
         ]
     if not predictor.labels:

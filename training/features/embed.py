@@ -167,7 +167,7 @@ def _check_same(folder: pathlib.Path, description: FeatureDescription) -> None:
 def embed_rows(
     listing: Listing, name: str, rows: np.ndarray, extractor: Extractor, progress: Progress | None = None
 ) -> Part:
-    """The features of some pictures of a split, in float32; single files that are no pictures are told apart."""
+    """The features of some pictures of a split, in float32; files that are no pictures are its problems."""
     split, problems = listing.splits[name], {}
     if listing.files is not None:
         files, contents = [listing.files[row] for row in rows], FileContents()

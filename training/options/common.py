@@ -30,7 +30,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def composed(name: str) -> str:
-    """A class name in Unicode's composed form (NFC): macOS stores the names of files decomposed, others as typed."""
+    """A class name in Unicode's composed form (NFC), for macOS stores the names of files decomposed."""
     return unicodedata.normalize("NFC", name)
 
 

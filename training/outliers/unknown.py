@@ -62,6 +62,7 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
         scorer,
         threshold=threshold_of(scores, options.false_alarms),
         false_alarms=options.false_alarms,
+        model_checksum=run.model_checksum,
         auroc=tuple(auroc[each] for each in KINDS),
     )
     assert run.directory is not None  # see `UnknownOptions.open_run`
@@ -87,7 +88,7 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
 def _best(auroc: dict[UnknownKind, float]) -> UnknownKind:
     """The score with the largest AUROC; "combined" where that is hardly smaller.
 
-    Left-out classes resemble the known ones, and favor logits. Pictures of another kind are told by the distance.
+    Left-out classes resemble the known ones, and favor logits. The distance separates pictures of another kind.
     """
     best = max(KINDS, key=lambda each: auroc[each])
     return "combined" if auroc["combined"] >= auroc[best] - _HARDLY else best

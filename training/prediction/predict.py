@@ -2,10 +2,13 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
 
+import keras
+import numpy as np
 import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection, run_directory
@@ -17,6 +20,7 @@ from keras_vit.inspection.html_report import Card, maps_of, prediction_page
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, RankedClasses, Scoring
+from keras_vit.unknown import features_and_logits
 from training.options.predict import Explanation, check_names
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
@@ -49,12 +53,18 @@ class Classifier:
         names = (image.name for image in images)
         return [Card(*each) for each in zip(names, pixels, maps, ranked, strict=True)]
 
+    @functools.cached_property
+    def _features_and_logits(self) -> keras.Model:
+        """One model for all batches, so that it is traced once."""
+        return features_and_logits(self.run.model)
+
     def _with_unknown(self, ranked: Sequence[RankedClasses], images: Sequence[inspection.Image]) -> list[RankedClasses]:
         """Add which images are of none of the classes, if the run has a score for it."""
         scorer = self.run.unknown
         if scorer is None:
             return list(ranked)
-        scores = scorer.scores(self.run.model, [model_inputs(images, self.run.preprocessing)[1]]).tolist()
+        inside = self._features_and_logits.predict_on_batch(model_inputs(images, self.run.preprocessing)[1])
+        scores = np.asarray(scorer.score(inside["pre_logits"], inside["logits"])).tolist()
         return [
             dataclasses.replace(each, unknown=score, is_unknown=score > scorer.threshold)
             for each, score in zip(ranked, scores, strict=True)
@@ -223,7 +233,7 @@ def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
             for rank, (name, share) in enumerate(prediction.classes, 1):
                 writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected, *unknown])
             if not prediction.classes and not prediction.problem:  # of a multi-label model
-                writer.writerow([prediction.file, "", "", "", "", prediction.rejected])
+                writer.writerow([prediction.file, "", "", "", "", prediction.rejected, *unknown])
             if prediction.problem:
                 writer.writerow([prediction.file, "", "", "", prediction.problem, ""])
 

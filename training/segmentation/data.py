@@ -93,7 +93,9 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
             f"The masks of {options.path} tell classes, but no objects of their own, which --task {task} needs; save "
             "objects as 16-bit PNGs with 1000 * class + number, or leave --task out."
         )
-    train, evaluation = (_split(pictures, task, len(labels)) for pictures in (scenes.train, scenes.evaluation))
+    train, evaluation = (
+        _split(pictures, task, len(labels), check.checksum(pictures)) for pictures in (scenes.train, scenes.evaluation)
+    )
     most = len(labels) if task == "semantic" else max(check.most, 1)
     return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=SceneBatches(most, stuff))
 
@@ -110,7 +112,7 @@ def of_task(segments: Segments, task: SegmentationTask, num_classes: int) -> tup
     return kept, np.append(table, [UNCOUNTED, NONE]).astype(np.int32)[numbers]  # by -2 and -1
 
 
-def _split(scenes: Sequence[Scene], task: SegmentationTask, num_classes: int) -> Split:
+def _split(scenes: Sequence[Scene], task: SegmentationTask, num_classes: int, checksum: int) -> Split:
     files = tf.constant([str(scene.file) for scene in scenes])
 
     def load(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -120,12 +122,11 @@ def _split(scenes: Sequence[Scene], task: SegmentationTask, num_classes: int) ->
         classes, segments = tf.numpy_function(load, [index], [tf.int32, tf.int32])
         return {"labels": tf.ensure_shape(classes, (None,)), "segments": tf.ensure_shape(segments, (None, None))}
 
-    names = "\n".join(scene.file.name for scene in scenes)
     return Split(
         len(scenes),
         lambda index: (tf.io.read_file(files[index]), tf.constant(-1)),
         lambda index: str(scenes[index].file),
-        fingerprint=zlib.crc32(names.encode("utf-8", "surrogateescape"), sum(s.file.stat().st_size for s in scenes)),
+        fingerprint=checksum,
         target=target,
     )
 
@@ -139,6 +140,7 @@ class _Check:
         """Classes that have objects."""
         self.most = 0
         """Segments of a picture at most."""
+        self._checksums: dict[str, int] = {}
         self._lock, self._warnings = threading.Lock(), ImageWarnings()
 
     def check(self, scenes: Sequence[Scene]) -> None:
@@ -161,11 +163,18 @@ class _Check:
             return str(error)
         if numbers.shape != (size := upright_size(scene.file)):
             return f"its mask has {numbers.shape[0]}x{numbers.shape[1]} pixels, but the picture {size[0]}x{size[1]}"
+        parts = os.fsencode(scene.file.name), data.numpy(), labels.tobytes(), objects.tobytes(), numbers.tobytes()
+        checksum = functools.reduce(lambda found, part: zlib.crc32(part, found), parts, 0)
         with self._lock:
             self.classes |= set(labels.tolist())
             self.things |= set(labels[objects].tolist())
             self.most = max(self.most, len(labels))
+            self._checksums[str(scene.file)] = checksum
         return None
+
+    def checksum(self, scenes: Sequence[Scene]) -> int:
+        """The same for the same pictures with the same segments."""
+        return zlib.crc32(np.array([self._checksums[str(scene.file)] for scene in scenes], np.uint32).tobytes())
 
     def numbered_labels(self, path: pathlib.Path) -> tuple[str, ...]:
         """The numbers of the classes as their names. Raises UserError if they do not begin at 0, without gaps."""

@@ -12,7 +12,7 @@ import PIL.Image
 from keras_vit.images.preprocessing import to_channels
 from keras_vit.inspection.html_report import document
 
-# Okabe and Ito's colors, told apart with any color vision, then lighter ones of the same.
+# Okabe and Ito's colors, distinct to any color vision, then lighter ones of the same.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
 _RGB = np.array([[int(color[place : place + 2], 16) for place in (1, 3, 5)] for color in _COLORS], np.float32)
 # Longest side of a picture on a page, and the share of a segment's color.
