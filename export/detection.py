@@ -35,7 +35,7 @@ def open_detector(run: Run, options: SourceOptions) -> ExportedModel:
     """A detector with its labels and images to verify its export on. Raises UserError if it has no classes."""
     if "class_logits" not in run.model.output:
         raise UserError(
-            f"{run.name} has no classes of its own; give it some by python -m training.detect predict --classes … "
+            f"{run.name} has no classes of its own; give it some by keras-vit detect predict --classes … "
             "--save DIR, and export that directory."
         )
     count = run.model.output["class_logits"].shape[-1]

@@ -1,13 +1,15 @@
 """Options of the export commands. Imports neither TensorFlow nor Keras, so that `--help` is fast."""
 
 import dataclasses
+import os
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, to_path
-from keras_vit.parser import Count, Range, check_ranges
+from keras_vit.parser import Count, Range, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run, open_run_directory
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
@@ -37,6 +39,10 @@ class SourceOptions:
     license: str | None = None
     """License of the weights, for the files and reports. Default: what the checkpoint, or the one that the run was
     fine-tuned from, states."""
+
+    def arguments(self) -> list[str]:
+        """The options as a command line has them."""
+        return arguments_of(self)
 
     def open_run(self) -> Run:
         """The model to export. Raises UserError unless one is there, and for settings of a checkpoint beside a run."""
@@ -118,6 +124,12 @@ class SavedModelOptions:
             raise UserError("--attention shows all tokens, and --merge-tokens merges them; pass one of the two.")
         if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
             raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
+
+    def kit_command(self) -> tuple[str, ...]:
+        """The command that writes what TF Serving needs for this model."""
+        output = self.output.rstrip("/")
+        name = re.sub(r"[^\w-]", "-", os.path.basename(os.path.abspath(output)))
+        return ("serving", "--models", output, "--name", name, "--output", f"{output}-serving")
 
 
 Target = Literal["cpu", "gpu", "npu"]
@@ -224,7 +236,7 @@ class KitOptions:
     """Write a folder for serving a model with TF Serving."""
 
     models: str
-    """Directory of the versions of the model, the --output of `python -m export.saved_model`."""
+    """Directory of the versions of the model, the --output of `keras-vit saved-model`."""
     name: str
     """Name of the model in requests."""
     output: str

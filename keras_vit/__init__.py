@@ -13,7 +13,7 @@ Models are functional `keras.Model`s: `compile`, `fit`, `save` and `keras.models
     intermediates       a model that returns activations by name, such as attention probabilities
     preprocessing_of    the function that turns an image into the input of a model
 
-`keras_vit.inspection` plots what a model learned. The packages `training` and `export` train and deploy models.
+`keras-vit inspect` plots what a model learned. The packages `training` and `export` train and deploy models.
 
 The models run on the TensorFlow and JAX backends. The torch backend is not supported: its layers cannot have names with
 dots. `import keras_vit` does not import Keras; the first function that requires it does.

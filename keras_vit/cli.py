@@ -31,6 +31,7 @@ _USERS_DISK = (
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 _SCRIPT = "keras-vit"  # that pip installs
+_MODULE = "keras_vit"  # that Python runs where the script is not installed
 # The modules are imported by name when a command is run: `keras_vit` imports neither `training` nor `export`.
 COMMANDS = {
     "auto": "training.auto",
@@ -141,28 +142,26 @@ def command_line() -> str:
 
 
 def as_typed(text: str) -> str:
-    """A text with every `python -m MODULE` as the user types it, which may be `keras-vit predict` or `python3 -m …`."""
-    names = {module.removesuffix(".__main__"): name for name, module in COMMANDS.items()}
-
-    def typed(found: re.Match) -> str:
-        module, flag = found[1], sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
-        started = "".join(sys.orig_argv[flag + 1 : flag + 2])
-        if _is_script() or started == "keras_vit":
-            return f"{_script() if _is_script() else shlex.join(sys.orig_argv[: flag + 2])} {names[module]}"
-        return f"{shlex.join(sys.orig_argv[: flag + 1])} {module}" if started in names else found[0]
-
-    return re.sub(rf"\bpython -m ({'|'.join(map(re.escape, names))})\b", typed, text)
+    """A text with every `keras-vit COMMAND` as it runs in this shell; it stays so where the script is on the path."""
+    names = "|".join(map(re.escape, COMMANDS))
+    return re.sub(rf"(?<![\w/-]){_SCRIPT}(?= ({names})\b)", lambda _: _program(), text)
 
 
 def print_next(commands: Sequence[Sequence[str]]) -> None:
-    """Print commands to go on with, as they are typed into a shell.
+    """Print commands to go on with, each of which runs when it is pasted into the shell.
 
-    commands: of each, a name of `COMMANDS` and its arguments.
+    commands: of each, a name of `COMMANDS` and its arguments, as they are without quotes.
     """
     print("Next:")
-    for name, *arguments in commands:
-        module = COMMANDS[name].removesuffix(".__main__")
-        print("  " + as_typed(f"python -m {module} {shlex.join(arguments)}"))
+    for command in commands:
+        print(f"  {_program()} {shlex.join(command)}")
+
+
+def _program() -> str:
+    """What starts a command in this shell: the script or, where there is none, Python with this package."""
+    if _is_script():
+        return _script()
+    return _SCRIPT if shutil.which(_SCRIPT) else f"{shlex.quote(sys.orig_argv[0])} -m {_MODULE}"
 
 
 def _is_script() -> bool:

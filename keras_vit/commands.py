@@ -1,4 +1,4 @@
-"""The console command `keras-vit NAME …`, which is the same as `python -m MODULE …` for every command.
+"""The console command `keras-vit NAME …`, which runs the module of the command with the other arguments.
 
 Its script does not put the current folder on Python's path, so it also works in a folder with a `training.py`.
 """
@@ -9,9 +9,53 @@ from collections.abc import Sequence
 from keras_vit import __version__, cli
 from keras_vit.cli import COMMANDS
 from keras_vit.errors import UserError, nearest
-from keras_vit.published import find_models
+from keras_vit.published import USUAL, find_models
 
 _LISTS = {"models": "the named models", "recipes": "the recipes for training"}
+# What the commands are for, and what each does, in half a line.
+_GROUPS = {
+    "Train": {
+        "auto": "train on your pictures in the way that suits them and this machine",
+        "finetune": "train a published model, or a run, on your pictures",
+        "pretrain": "train a model from scratch, with or without labels",
+        "linear-probe": "fit a linear classifier to frozen features, and save both as a run",
+        "detect": "find objects from words, from an example, or of your own classes",
+        "segment": "learn to label every pixel",
+        "unknown": "teach a run to tell pictures of none of its classes",
+        "anomaly": "find defects on parts by a memory of good ones",
+        "soup": "average the weights of fine-tuned runs",
+        "prepare": "make a clean folder of pictures",
+        "shard": "write a data set as TFRecord files",
+        "launch": "start several workers of a command on this machine",
+        "demo": "train and export a small example",
+    },
+    "Look": {
+        "predict": "classify pictures",
+        "evaluate": "measure a model, and show its mistakes",
+        "inspect": "draw what a model attends to",
+        "embed": "compute the features of pictures, and keep them in a folder",
+        "similar": "find the pictures that look like one",
+        "search": "find pictures by words",
+        "review": "find wrong labels, duplicates and outliers, and decide on them",
+        "samples": "write some pictures of a data set to a file",
+        "models": "list the named models, or those with a part of a name or a wildcard",
+        "recipes": "list the recipes for training, in the same way",
+    },
+    "Ship": {
+        "saved-model": "export for TF Serving",
+        "tflite": "export for phones",
+        "onnx": "export for ONNX Runtime, OpenVINO and the browser",
+        "serving": "write the configuration and the clients of TF Serving",
+        "convert": "write a checkpoint for another library",
+    },
+    "Measure": {
+        "fewshot": "accuracy of frozen features with a few pictures of each class",
+        "knn": "accuracy of the nearest neighbors among frozen features",
+        "verify-official": "repeat the published accuracy of a checkpoint",
+        "vtab": "fine-tune to the 19 tasks of VTAB-1k",
+        "study": "repeat a study of the papers on your data",
+    },
+}
 # What other programs call a command -> the commands here.
 _OTHER_NAMES = {
     "train": ("pretrain", "finetune"), "fit": ("pretrain", "finetune"), "fine-tune": ("finetune",),
@@ -45,11 +89,11 @@ def run_command(arguments: Sequence[str]) -> None:
     """
     name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
-        print("usage: keras-vit COMMAND …; keras-vit COMMAND --help lists the options\n")
-        for command, module in COMMANDS.items():
-            print(f"  {command:15} python -m {module.removesuffix('.__main__')}")
-        for command, listed in _LISTS.items():
-            print(f"  {command:15} list {listed}, or those with a part of a name or a wildcard")
+        print("usage: keras-vit COMMAND …; keras-vit COMMAND --help lists the options")
+        for group, commands in _GROUPS.items():
+            print(f"\n{group}")
+            for command, summary in commands.items():
+                print(f"  {command:15} {summary}")
         print("\nkeras-vit --print-completion bash (or zsh) prints a script for your shell that completes all this.")
         print("keras-vit --version prints the version.")
         return
@@ -96,11 +140,15 @@ def _print_list(kind: str, arguments: Sequence[str]) -> None:
 
 
 def _model_lines(wildcard: str) -> list[str]:
+    """A line for each model that fits: those that most people use first; those for tests only where they are named."""
+    found = find_models(wildcard)
+    found = [model for model in found if model.purpose != "tests"] or found
+    found.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))
     return [
         f"{model.name:20} {model.pixels} pixels {model.millions:8,.1f} M parameters  {model.purpose:20} "
         + f"{f'{model.accuracy} % ImageNet' if model.accuracy else '':15} {model.license:10} "
         + (", ".join(model.checkpoints) or "no checkpoint")
-        for model in find_models(wildcard)
+        for model in found
     ]
 
 

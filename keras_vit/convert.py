@@ -1,4 +1,4 @@
-"""`python -m keras_vit.convert IN OUT --layout LAYOUT`: convert a checkpoint to another layout."""
+"""`keras-vit convert IN OUT --layout LAYOUT`: convert a checkpoint to another layout."""
 
 import dataclasses
 import pathlib
@@ -40,7 +40,7 @@ class Arguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT --layout LAYOUT`"""
-    parsed = parser.parse(Arguments, arguments, prog="python -m keras_vit.convert")
+    parsed = parser.parse(Arguments, arguments, prog="keras-vit convert")
     check_name(parsed.source)
     check_model_file(parsed.source)
     cli.import_keras()
@@ -56,6 +56,8 @@ def main(arguments: Sequence[str]) -> None:
         num_groups=parsed.num_groups,
     )
     convert(parsed.source, parsed.target, parsed.layout, options)
+    features = ("--embeddings", "features", "--output", "features")
+    cli.print_next([("saved-model", "--checkpoint", str(parsed.target), *features)])
 
 
 if __name__ == "__main__":

@@ -237,6 +237,20 @@ def build(options_class: type[Options], given: Mapping[tuple[str, ...], Any], *,
     return _built(options_class, given, defaults, ())
 
 
+def arguments_of(options: Any, *without: str) -> list[str]:
+    """The fields of an options dataclass as a command line has them, without the defaults and the fields named.
+
+    Only for texts, numbers and tuples of them.
+    """
+    arguments = []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value != field.default and field.name not in without:
+            several = value if isinstance(value, tuple) else (value,)
+            arguments += [f"--{field.name.replace('_', '-')}", *map(str, several)]
+    return arguments
+
+
 def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, list[str]]:
     """Return the value of an option on which the other options depend, and the remaining arguments."""
     places = [index for index, argument in enumerate(arguments) if _option_name(argument) == option]

@@ -91,6 +91,11 @@ _HUB: Mapping[str, str] = {
     "FlexiViT-B_16": "timm/flexivit_base.1200ep_in1k",
     "FlexiViT-L_16": "timm/flexivit_large.1200ep_in1k",
 }
+# The models that most people take, the first ones first.
+USUAL = (
+    "DINOv2-S_14", "DINOv2-B_14", "ViT-B_16", "ViT-S_16", "CLIP-L_14", "SigLIP-B_16", "DINOv3-S_16", "DeiT3-S_16",
+    "BiT-R50x1",
+)  # fmt: skip
 _AUGREG_HYBRIDS = {"R_Ti_16": "R+ViT-Ti_16", "R26_S_32": "R26+ViT-S_32", "R50_L_32": "R50+ViT-L_32"}
 
 

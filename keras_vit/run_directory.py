@@ -27,7 +27,7 @@ CONFIG, MODEL, SAMPLES, METRICS = "config.json", "model.keras", "samples.npz", "
 IMAGES = "images_fingerprint"
 # Digests of the files of the training images, by which they are found among others.
 TRAINING_IMAGES = "training_images.npz"
-# The temperature that `training.evaluate --calibrate` fitted.
+# The temperature that `keras-vit evaluate --calibrate` fitted.
 TEMPERATURE = "temperature.json"
 # Training images, for calibration without the evaluation images.
 CALIBRATION = "calibration.npz"
@@ -186,7 +186,7 @@ def read_temperature(file: pathlib.Path) -> float:
     except (ValueError, KeyError, TypeError):
         temperature = None
     if not isinstance(temperature, float) or not 0.0 < temperature < math.inf:
-        raise UserError(f"{file} has no temperature; repeat python -m training.evaluate --calibrate, or remove it.")
+        raise UserError(f"{file} has no temperature; repeat keras-vit evaluate --calibrate, or remove it.")
     return temperature
 
 
@@ -196,7 +196,7 @@ def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
     if len(shape) != 2 or shape[1] != len(labels):
         raise UserError(
             f"The model's output has shape {shape}, but there are {len(labels)} labels; {MODEL} and {LABELS} must "
-            "belong to the same run. If the model ends with features, add a head with python -m training.finetune or "
+            "belong to the same run. If the model ends with features, add a head with keras-vit finetune or "
             f"keras_vit.adapt(model, num_classes={len(labels)})."
         )
 

@@ -20,7 +20,7 @@ from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz
 from keras_vit.files.remote import is_remote, is_web, to_path
 from keras_vit.models.config import Classes
-from keras_vit.run_directory import Samples
+from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
 from keras_vit.unknown import UNKNOWN, UnknownScorer, read_unknown
 
@@ -57,6 +57,10 @@ class TrainingData:
         """Whether the images differ, as far as both are known."""
         pairs = (self.counts, other.counts), (self.fingerprint, other.fingerprint)
         return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
+# Options of the data at their defaults.
+_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,13 +162,13 @@ class Run:
 
     @functools.cached_property
     def temperature(self) -> float:
-        """Divides the logits before the softmax; 1 unless `training.evaluate --calibrate` fitted another."""
+        """Divides the logits before the softmax; 1 unless `keras-vit evaluate --calibrate` fitted another."""
         file = self.file(run_directory.TEMPERATURE)
         return run_directory.read_temperature(file) if file else 1.0
 
     @functools.cached_property
     def unknown(self) -> UnknownScorer | None:
-        """The score of images of none of its classes; None unless `training.unknown` fitted one at this image size."""
+        """The score of images of none of its classes; None unless `keras-vit unknown` fitted one at this image size."""
         file = self.file(UNKNOWN) if self.image_size is None else None
         return read_unknown(file) if file else None
 
@@ -214,6 +218,37 @@ class Run:
             return TrainingData(source["data"], source.get("split_seed"), counts, fingerprint)
         except (KeyError, TypeError, AttributeError):
             return None
+
+    @property
+    def data_options(self) -> list[str]:
+        """Its data as options of a command line, such as --data folder:pictures; empty if they are not here."""
+        source = self.settings.get("source")
+        if not isinstance(source, dict) or not isinstance(source.get("data"), str):
+            return []
+        kind, _, path = source["data"].partition(":")
+        if kind in ("folder", "csv") and not to_path(path).exists():
+            return []
+        changed = {name: value for name, value in source.items() if value not in (None, _USUAL_DATA.get(name))}
+        return [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+
+    def next_commands(self, done: str) -> list[tuple[str, ...]]:
+        """What `keras_vit.cli.print_next` shows after the command `done`: up to three that take this run directory."""
+        data, name = self.data_options, self.name.removesuffix(run_directory.MODEL).rstrip("/") or "."
+        model = ("--run", name)
+        recipe = self.settings.get("recipe")
+        if isinstance(recipe, dict) and recipe.get("target", "classes") != "classes":  # pretrained without labels
+            return [
+                ("linear-probe", *model, *data, "--workdir", f"{name}-probe"),
+                ("finetune", "--checkpoint", name, *data, "--workdir", f"{name}-finetuned"),
+            ]
+        pictures = [text.removeprefix("folder:") for text in data[1:2] if text.startswith("folder:")] or ["--serve"]
+        commands = {
+            "evaluate": ("evaluate", *model, *data) if data else None,
+            "predict": ("predict", *model, *pictures),
+            "inspect": ("inspect", *model, "--output", f"{name}/inspection") if self.file(SAMPLES) else None,
+            "saved-model": ("saved-model", *model, "--output", f"{name}/saved_model"),
+        }
+        return [command for name, command in commands.items() if command and name != done][:3]
 
     @functools.cached_property
     def training_images(self) -> np.ndarray | None:

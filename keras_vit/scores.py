@@ -35,7 +35,7 @@ class Scoring:
     """How the logits of a model become probabilities and classes."""
 
     temperature: float = 1.0
-    """Divides the logits; see `training.evaluate --calibrate`."""
+    """Divides the logits; see `keras-vit evaluate --calibrate`."""
     threshold: float | None = None
     """An image whose likeliest class has a lower probability, 0 to 1, is rejected. Of an image that may have several
     classes, those that reach it count; default 0.5. None: no image is rejected."""

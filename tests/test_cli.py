@@ -220,7 +220,9 @@ def test_a_check_of_the_options_says_its_own_sentence():
 @pytest.mark.parametrize("argv", [["/env/bin/keras-vit", "predict"], ["/env/bin/keras-vit", "--verbose", "predict"]])
 def test_messages_and_help_name_the_command_that_was_typed(argv, monkeypatch, capsys):
     sentence = "Missing from {}: --run; --help lists all options."
-    for typed, name in ((["/training/predict.py"], "python -m training.predict"), (argv, "keras-vit predict")):
+    monkeypatch.setattr(sys, "orig_argv", ["py", "-m", "training.predict"])
+    monkeypatch.setenv("PATH", "")  # without the script
+    for typed, name in ((["/training/predict.py"], "py -m keras_vit predict"), (argv, "keras-vit predict")):
         monkeypatch.setattr(sys, "argv", [*typed, "cat.jpg"])
         with pytest.raises(UserError) as refused:
             predict.main(["cat.jpg"])
@@ -238,14 +240,14 @@ def test_messages_and_help_name_the_command_that_was_typed(argv, monkeypatch, ca
     [
         (["python3", "/env/bin/keras-vit", "knn"], ["/env/bin/keras-vit", "knn"], "keras-vit inspect --run 'a b'"),
         (["python3", "-m", "keras_vit", "knn"], ["/x/__main__.py", "knn"], "python3 -m keras_vit inspect --run 'a b'"),
-        (["a b/py", "-m", "training.knn"], ["/x/knn.py"], "'a b/py' -m keras_vit.inspection --run 'a b'"),
-        (["jupyter"], ["/x/jupyter"], "python -m keras_vit.inspection --run 'a b'"),
+        (["a b/py", "-m", "training.knn"], ["/x/knn.py"], "'a b/py' -m keras_vit inspect --run 'a b'"),
     ],
 )
 def test_a_message_names_other_commands_as_this_one_was_typed(orig_argv, argv, typed, monkeypatch, capsys):
     def refuse(_) -> None:
-        raise UserError("look at it with python -m keras_vit.inspection --run 'a b'.")
+        raise UserError("look at it with keras-vit inspect --run 'a b'.")
 
+    monkeypatch.setenv("PATH", "")  # without the script
     monkeypatch.setattr(sys, "orig_argv", orig_argv)
     monkeypatch.setattr(sys, "argv", argv)
     assert stopped(refuse, capsys, 2) == f"look at it with {typed}.\n"
@@ -256,9 +258,31 @@ def test_a_script_that_is_not_on_the_path_is_named_by_its_path(tmp_path, monkeyp
     script.parent.mkdir()
     script.touch(mode=0o755)
     monkeypatch.setattr(sys, "argv", [str(script), "knn"])
-    assert cli.as_typed("python -m training.knn") == f"'{script}' knn"
+    assert cli.as_typed("keras-vit knn") == f"'{script}' knn"
     monkeypatch.setenv("PATH", str(script.parent))
-    assert cli.as_typed("python -m training.knn") == "keras-vit knn"
+    assert cli.as_typed("keras-vit knn") == "keras-vit knn"
+
+
+def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsys):
+    names = ["my pictures", "Äpfel (rot) & 'süß'", "$HOME", "a*b"]
+    (tmp_path / "keras-vit").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "keras-vit").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    cli.print_next([("predict", "--run", *names), ("evaluate", "--run", "runs/a")])
+    heading, *commands = capsys.readouterr().out.splitlines()
+    assert heading == "Next:"
+    pasted = subprocess.run(["sh", "-c", commands[0]], capture_output=True, text=True, check=True)
+    assert pasted.stdout.splitlines() == ["predict", "--run", *names]
+    assert commands[1] == "  keras-vit evaluate --run runs/a"
+
+
+def test_only_one_spelling_of_the_commands_is_written():
+    """`python -m MODULE` works, too; the quickstart says so."""
+    modules = "|".join(re.escape(name.removesuffix(".__main__")) for name in cli.COMMANDS.values())
+    files = [path for room in ("keras_vit", "training", "export") for path in (ROOT / room).rglob("*.py")]
+    files += [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    found = [path for path in files if re.search(rf"python -m ({modules})\b(?!\.)", path.read_text())]
+    assert [path.name for path in found] == ["quickstart.md"]
 
 
 @pytest.mark.parametrize("where", ["environment", "keras.json"])

@@ -1,7 +1,7 @@
 """Find defects when only good parts are known: a heat map, a score and a verdict for each picture.
 
-    python -m training.anomaly fit --checkpoint hf:facebook/dinov2-small --data good/ --workdir runs/parts
-    python -m training.anomaly predict --run runs/parts new/ --output defects.html
+    keras-vit anomaly fit --checkpoint hf:facebook/dinov2-small --data good/ --workdir runs/parts
+    keras-vit anomaly predict --run runs/parts new/ --output defects.html
 
 `fit` keeps patch features of good parts (PatchCore, arXiv 2106.08265), sets a threshold on parts that it held out, and
 writes a SavedModel. `fit` and `predict` with --help list their options.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from keras_vit import UserError, cli, parser, run_directory
 from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
 
-_PROG = "python -m training.anomaly"
+_PROG = "keras-vit anomaly"
 
 
 def main(arguments: Sequence[str]) -> None:

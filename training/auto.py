@@ -1,6 +1,6 @@
 """Train a classifier on your pictures, evaluate it, and save it as a run.
 
-    python -m training.auto --data folder:pictures
+    keras-vit auto --data folder:pictures
 
 looks at the data and the machine: a linear classifier on the frozen features of a published checkpoint without a GPU,
 fine-tuning with a GPU or with --minutes, and training from scratch if there is no checkpoint. It says why.
@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from keras_vit import UserError, cli, parser
 from keras_vit.images.geometry import Resize
 from keras_vit.runs import open_run
-from training import evaluate, finetune, pretrain
+from training import finetune, pretrain
 from training.options.auto import AutoOptions
 from training.options.checks import check_data, unlabelled_path
-from training.options.common import DataOptions
 from training.options.evaluate import EvaluateOptions
 from training.options.probes import LinearProbeOptions
 from training.workdir import check_new_workdir, check_outside
@@ -23,7 +22,7 @@ from training.workdir import check_new_workdir, check_outside
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA [--checkpoint NAME]`"""
-    options = parser.parse(AutoOptions, arguments, prog="python -m training.auto")
+    options = parser.parse(AutoOptions, arguments, prog="keras-vit auto")
     check_data(options.source)
     check_outside(options.workdir, options.source.data)
     check_new_workdir(options.workdir)
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
         open_run(options.checkpoint)
     cli.require_tensorflow()
 
-    from training.evaluation.evaluate import evaluate as evaluate_data
+    from training.evaluation.evaluate import evaluate
     from training.evaluation.predictors import open_predictor
     from training.experiments.auto import (
         FEW_IMAGES,
@@ -46,19 +45,17 @@ def main(arguments: Sequence[str]) -> None:
     from training.input.sources import open_source
     from training.probes.logistic_regression import probe
 
-    data = _as_arguments(options.source)
+    data = options.source.arguments()
     training = [*data, "--workdir", options.workdir, "--seed", str(options.seed)]
     checkpoint = usable_checkpoint(options.checkpoint)
     more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
     if checkpoint is None:
         if more:
             raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
-        pretrain.main(["auto", *training, *_resize(options.resize)])
-        evaluate.main(["--run", options.workdir, *data])
+        pretrain.train(["auto", *training, *_resize(options.resize)])
     elif recipe := unfinished_recipe(options.workdir):  # another timing might choose other epochs
         choice = ["--epochs", str(recipe["epochs"]), *_resize(recipe["resize"])]
-        finetune.main(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
-        evaluate.main(["--run", options.workdir, *data])
+        finetune.train(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
     else:
         size = original_image_size(checkpoint)
         run, source = open_run(checkpoint, image_size=size), open_source(options.source)
@@ -68,35 +65,19 @@ def main(arguments: Sequence[str]) -> None:
             raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
         if epochs:
             choice = ["--epochs", str(epochs), *_resize(resize), *more]
-            finetune.main(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
-            evaluate.main(["--run", options.workdir, *data])
+            finetune.train(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
         else:
             named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir)
             folds = 5 if source.train.num_examples < FEW_IMAGES else None
             probe(run, source, dataclasses.replace(named, image_size=size, resize=resize, folds=folds))
-            measured = EvaluateOptions(run=options.workdir, source=options.source)
-            predictor = open_predictor(measured.open_run(), measured.input, measured.devices)
-            evaluate_data(predictor, source, measured)
-    pictures = options.source.data.removeprefix("folder:")
-    model = ("--run", options.workdir)
-    cli.print_next(
-        [
-            ("predict", *model, pictures) if options.source.data.startswith("folder:") else ("evaluate", *model, *data),
-            ("inspect", *model, "--output", f"{options.workdir}/inspection"),
-            ("saved-model", *model, "--output", f"{options.workdir}/saved_model"),
-        ]
-    )
+    measured = EvaluateOptions(run=options.workdir, source=options.source)
+    trained = measured.open_run()
+    evaluate(open_predictor(trained, measured.input, measured.devices), open_source(options.source), measured)
+    cli.print_next(trained.next_commands("evaluate"))
 
 
 def _resize(resize: Resize | None) -> list[str]:
     return [] if resize is None else ["--resize", resize]
-
-
-def _as_arguments(source: DataOptions) -> list[str]:
-    """The options of the data as a command line has them."""
-    changed = [field for field in dataclasses.fields(source) if getattr(source, field.name) != field.default]
-    pairs = [(f"--{field.name.replace('_', '-')}", str(getattr(source, field.name))) for field in changed]
-    return [text for pair in pairs for text in pair]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The complete workflow on real images that need no download: train, evaluate, export, verify.
 
-    python -m training.demo --workdir runs/demo
+    keras-vit demo --workdir runs/demo
 
 trains a small ViT on scikit-learn's handwritten digits, evaluates it on the 360 test images, exports it as SavedModel
 and TFLite, compares both with the Keras model on all test images, and writes summary.json. Minutes on two cores.
@@ -40,7 +40,7 @@ def demo(workdir: str, seed: int) -> dict:
 
 def main(arguments: Sequence[str]) -> None:
     """`--workdir DIR`"""
-    options = parser.parse(DemoOptions, arguments, prog="python -m training.demo")
+    options = parser.parse(DemoOptions, arguments, prog="keras-vit demo")
     cli.require_tensorflow()
 
     from keras_vit.files.remote import local_path
@@ -50,6 +50,14 @@ def main(arguments: Sequence[str]) -> None:
     # A second lock besides that of the training, because the exports also need the directory for themselves.
     with report_interruption(), locked(local_path(options.workdir, "workdir"), ".demo.lock"):
         demo(options.workdir, options.seed)
+    models, kit = f"{options.workdir}/saved_model", f"{options.workdir}/serving"
+    cli.print_next(
+        [
+            ("predict", "--run", options.workdir, "--serve"),
+            ("inspect", "--run", options.workdir, "--output", f"{options.workdir}/inspection"),
+            ("serving", "--models", models, "--name", "digits", "--output", kit),
+        ]
+    )
 
 
 if __name__ == "__main__":

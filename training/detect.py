@@ -1,9 +1,9 @@
 """Find objects on pictures with a Vision Transformer: from words, from an example, or of your own classes.
 
-    python -m training.detect predict --checkpoint hf:google/owlv2-base-patch16-ensemble --classes "a red stamp" new/
-    python -m training.detect predict --checkpoint hf:google/owlvit-base-patch32 --like a.jpg --box 10 20 80 60 new/
-    python -m training.detect fit --checkpoint augreg:B_16 --data yolo:stamps/data.yaml --workdir runs/stamps
-    python -m training.detect evaluate --run runs/stamps --data yolo:stamps/data.yaml --output runs/stamps
+    keras-vit detect predict --checkpoint hf:google/owlv2-base-patch16-ensemble --classes "a red stamp" new/
+    keras-vit detect predict --checkpoint hf:google/owlvit-base-patch32 --like a.jpg --box 10 20 80 60 new/
+    keras-vit detect fit --checkpoint augreg:B_16 --data yolo:stamps/data.yaml --workdir runs/stamps
+    keras-vit detect evaluate --run runs/stamps --data yolo:stamps/data.yaml --output runs/stamps
 
 `predict`, `fit` and `evaluate` with --help list their options.
 """
@@ -20,7 +20,7 @@ from training.options.detect import DetectEvaluateOptions, DetectFitOptions, Det
 from training.options.predict import with_pictures
 from training.workdir import check_workdir_of
 
-_PROG = "python -m training.detect"
+_PROG = "keras-vit detect"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from training.options.features import EmbedOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
-    options = parser.parse(EmbedOptions, arguments, prog="python -m training.embed")
+    options = parser.parse(EmbedOptions, arguments, prog="keras-vit embed")
     run_directory.check_output(options.output)
     source = options.source
     if source is not None:

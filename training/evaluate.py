@@ -1,6 +1,6 @@
 """Evaluate a model on the evaluation images of a data set, each exactly once.
 
-    python -m training.evaluate --run runs/mnist-notes --data tfds:mnist
+    keras-vit evaluate --run runs/mnist-notes --data tfds:mnist
 
 writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistakes.png into the run directory, or into
 --output. Instead of a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
@@ -17,7 +17,7 @@ from training.options.evaluate import EvaluateOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = parser.parse(EvaluateOptions, arguments, prog="python -m training.evaluate")
+    options = parser.parse(EvaluateOptions, arguments, prog="keras-vit evaluate")
     run = options.open_run()
     check_data(options.source)
     report_directory(run, options.output)
@@ -38,6 +38,8 @@ def main(arguments: Sequence[str]) -> None:
         predictor = open_predictor(run, options.input, options.devices)  # whose mistakes are found before data are read
         source = open_source(options.source, multi_label=True)
     evaluate(predictor, source, options)
+    if not predictor.is_export:
+        cli.print_next(options.next_commands(run))
 
 
 if __name__ == "__main__":

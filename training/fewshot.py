@@ -1,6 +1,6 @@
 """Few-shot linear accuracy: regularized least squares in closed form on frozen features of a few images per class.
 
-    python -m training.fewshot --run runs/mnist-small --data tfds:mnist
+    keras-vit fewshot --run runs/mnist-small --data tfds:mnist
 
 Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929) section 4.1. Code: big_vision `evaluators/fewshot_lsr.py`,
 whose image selection for a seed is the same here; all arithmetic is float64.
@@ -16,7 +16,7 @@ from training.options.probes import FewshotOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = parser.parse(FewshotOptions, arguments, prog="python -m training.fewshot")
+    options = parser.parse(FewshotOptions, arguments, prog="keras-vit fewshot")
     check_data(options.source)
     run = options.open_run()
     report_directory(run, options.output)

@@ -1,6 +1,6 @@
 """Fine-tune a model: any published checkpoint, or a run of this program, at any resolution.
 
-    python -m training.finetune --checkpoint augreg:B_16 --data folder:pictures --workdir runs/pictures
+    keras-vit finetune --checkpoint augreg:B_16 --data folder:pictures --workdir runs/pictures
 
 The new head is initialized to zeros; position embeddings are resized to the new grid. --recipe takes one of the recipes
 below, whose fields are options. The same command continues an interrupted run.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from keras_vit import cli, parser, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.published import upstream_checkpoint
+from keras_vit.runs import Run
 from training.devices.tpu import prepare_tpu
 from training.options.checks import (
     check_data,
@@ -34,12 +35,18 @@ _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
+    if workdir := train(arguments):
+        cli.print_next(Run(workdir).next_commands("train"))
+
+
+def train(arguments: Sequence[str]) -> str | None:
+    """Train by the arguments of the command; return the directory of the run, None where this process wrote none."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        typed = cli.as_typed("python -m training.finetune")
+        typed = cli.as_typed("keras-vit finetune")
         print(f"usage: {typed} --checkpoint FILE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
         print(f"Recipes: {_AUTO}, {', '.join(FINETUNE_NAMES)}; default {_DEFAULT_RECIPE}.")
         print("--recipe NAME --help lists all options with their values.")
-        return
+        return None
     name, rest = parser.named(arguments, "--recipe", _DEFAULT_RECIPE)
     # auto and the HyperRules depend on the data, so their values are not known yet.
     recipe = FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224))
@@ -73,6 +80,7 @@ def main(arguments: Sequence[str]) -> None:
         prepare_tpu(options.devices)
         cli.require_tensorflow()
 
+    from training.devices.strategies import is_chief
     from training.experiments.few_labels import finetune_with_unlabelled
     from training.input.dataset import typical_image
     from training.loop.finetune import finetune, patch_and_side
@@ -97,8 +105,7 @@ def main(arguments: Sequence[str]) -> None:
             finetune(options, name, setup)
         else:
             finetune_with_unlabelled(options, name, setup)
-            data = options.source.data
-            cli.print_next([("evaluate", "--run", options.workdir, "--data", data)])
+        return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
 
 
 def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:
@@ -115,7 +122,7 @@ def _options(name: str, given: parser.Given, recipe: Recipe) -> FinetuneOptions:
 
 
 def _prog(recipe_name: str) -> str:
-    return f"python -m training.finetune --recipe {recipe_name}"
+    return f"keras-vit finetune --recipe {recipe_name}"
 
 
 if __name__ == "__main__":

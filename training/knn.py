@@ -1,6 +1,6 @@
 """k-nearest-neighbor accuracy: each evaluation image is classified by the most similar training images.
 
-    python -m training.knn --run runs/mnist-small --data tfds:mnist
+    keras-vit knn --run runs/mnist-small --data tfds:mnist
 
 Similarity is the cosine of the frozen features; each neighbor votes with exp(cosine / temperature), as in "Unsupervised
 Feature Learning via Non-Parametric Instance Discrimination" (arXiv 1805.01978) section 3.4 and DINO (2104.14294).
@@ -16,7 +16,7 @@ from training.options.probes import KnnOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = parser.parse(KnnOptions, arguments, prog="python -m training.knn")
+    options = parser.parse(KnnOptions, arguments, prog="keras-vit knn")
     check_data(options.source)
     run = options.open_run()
     report_directory(run, options.output)
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> None:
     from training.probes.nearest_neighbors import knn
 
     knn(run, open_source(options.source), options)
+    cli.print_next([options.probe_command()])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Start several workers of a training command on this machine, to try out training on several machines.
 
-    python -m training.launch --workers 2 -- python -m training.pretrain digits --data digits --workdir runs/two
+    keras-vit launch --workers 2 -- keras-vit pretrain digits --data digits --workdir runs/two
 
 Each worker gets its own TF_CONFIG with a free port. Each line of its output is printed after its index. SIGTERM and
 Ctrl-C are forwarded to all workers. When a worker fails, the others have some time to notice before they are killed.
@@ -17,7 +17,7 @@ from training.options.train import LaunchOptions
 def main(arguments: Sequence[str]) -> None:
     """`--workers N -- COMMAND`"""
     split = list(arguments).index("--") if "--" in arguments else len(arguments)
-    options = parser.parse(LaunchOptions, arguments[:split], prog="python -m training.launch -- COMMAND")
+    options = parser.parse(LaunchOptions, arguments[:split], prog="keras-vit launch -- COMMAND")
     code = launch(arguments[split + 1 :], options.workers, options.grace)
     sys.exit(128 - code if code < 0 else code)
 

@@ -1,7 +1,7 @@
 """Linear probe: scikit-learn's logistic regression on frozen features of all training images.
 
-    python -m training.linear_probe --run runs/mnist-small --data tfds:mnist
-    python -m training.linear_probe --checkpoint hf:facebook/dinov2-small --data folder:pictures --workdir runs/probe
+    keras-vit linear-probe --run runs/mnist-small --data tfds:mnist
+    keras-vit linear-probe --checkpoint hf:facebook/dinov2-small --data folder:pictures --workdir runs/probe
 
 The strength of the penalty is chosen on a tenth of the training images; then the probe is fitted on all of them. With
 --workdir, the model with the probe as its head is saved as a run.
@@ -10,6 +10,7 @@ The strength of the penalty is chosen on a tenth of the training images; then th
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
+from keras_vit.runs import open_run
 from training.input.known_images import check_split
 from training.options.checks import check_data, report_directory
 from training.options.probes import LinearProbeOptions
@@ -18,7 +19,7 @@ from training.workdir import check_new_workdir, check_outside
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = parser.parse(LinearProbeOptions, arguments, prog="python -m training.linear_probe")
+    options = parser.parse(LinearProbeOptions, arguments, prog="keras-vit linear-probe")
     check_data(options.source)
     run = options.open_run()
     if options.workdir is not None:
@@ -33,17 +34,10 @@ def main(arguments: Sequence[str]) -> None:
     from training.probes.logistic_regression import probe
 
     probe(run, open_source(options.source), options)
-    if options.workdir is not None:
-        data, model = options.source.data, ("--run", options.workdir)
-        cli.print_next(
-            [
-                ("evaluate", *model, "--data", data),
-                ("predict", *model, data.removeprefix("folder:"))
-                if data.startswith("folder:")
-                else ("inspect", *model, "--output", f"{options.workdir}/inspection"),
-                ("saved-model", *model, "--output", f"{options.workdir}/saved_model"),
-            ]
-        )
+    if options.workdir is None:
+        cli.print_next([options.probe_command()])
+    else:
+        cli.print_next(open_run(options.workdir).next_commands("linear-probe"))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Classify image files with a run or a checkpoint.
 
-    python -m training.predict --run runs/pictures new/ cat.jpg
-    python -m training.predict --checkpoint hf:google/vit-base-patch16-224 new/ --output new.html --explain rollout
-    python -m training.predict --run runs/pictures --serve
-    python -m training.predict --checkpoint hf:openai/clip-vit-base-patch32 --classes cat dog "a rabbit" new/
+    keras-vit predict --run runs/pictures new/ cat.jpg
+    keras-vit predict --checkpoint hf:google/vit-base-patch16-224 new/ --output new.html --explain rollout
+    keras-vit predict --run runs/pictures --serve
+    keras-vit predict --checkpoint hf:openai/clip-vit-base-patch32 --classes cat dog "a rabbit" new/
 
 prints the five most likely classes of each picture. `runs/pictures new/`, without an option, is the same. A file that
 cannot be read is named, and the others are classified; if none can be read, the exit code is 2.
@@ -17,7 +17,7 @@ from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
 from training.options.predict import PredictOptions, check_names, with_pictures, with_run
 
-_PROG = "python -m training.predict"
+_PROG = "keras-vit predict"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str]) -> None:
                 server.serve_forever()
     else:
         predict(classifier, files, options.output)
+        cli.print_next(options.next_commands(run))
 
 
 if __name__ == "__main__":

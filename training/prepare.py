@@ -16,13 +16,14 @@ from training.options.data import PrepareOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT`"""
-    options = parser.parse(PrepareOptions, arguments, prog="python -m training.prepare")
+    options = parser.parse(PrepareOptions, arguments, prog="keras-vit prepare")
     options.check_folders()
     cli.require_tensorflow()
 
     from training.input.prepare import prepare
 
     prepare(**vars(options))
+    cli.print_next([("auto", "--data", f"folder:{options.output}", "--workdir", f"runs/{options.output.name}")])
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Train a model from scratch by a named recipe.
 
-    python -m training.pretrain mnist-notes --data tfds:mnist --workdir runs/mnist-notes
+    keras-vit pretrain mnist-notes --data tfds:mnist --workdir runs/mnist-notes
 
 reaches about 97 % on the test images of MNIST. The same command continues an interrupted run from its last checkpoint.
 On SIGTERM or Ctrl-C it saves a checkpoint and exits with code 75.
 
-    python -m training.pretrain auto --data folder:pictures --workdir runs/pictures
+    keras-vit pretrain auto --data folder:pictures --workdir runs/pictures
 
 chooses model, image size, epochs and augmentation from the data, and says why.
 
-    python -m training.pretrain dino-vit-s16 --checkpoint runs/old --data folder:pictures --workdir runs/own
+    keras-vit pretrain dino-vit-s16 --checkpoint runs/old --data folder:pictures --workdir runs/own
 
 goes on without labels from a published model or a run.
 """
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser
 from keras_vit.files.remote import to_path
+from keras_vit.runs import Run
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_continued, check_data, check_loss, check_recipe_of_files
 from training.options.jax import check_jax, check_tensorflow, jax_requested
@@ -34,11 +35,17 @@ _AUTO = "auto"
 
 def main(arguments: Sequence[str]) -> None:
     """`RECIPE --data … --workdir …`, and any field of the recipe."""
+    if workdir := train(arguments):
+        cli.print_next(Run(workdir).next_commands("train"))
+
+
+def train(arguments: Sequence[str]) -> str | None:
+    """Train by the arguments of the command; return the directory of the run, None where this process wrote none."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        typed = cli.as_typed("python -m training.pretrain")
+        typed = cli.as_typed("keras-vit pretrain")
         print(f"usage: {typed} RECIPE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
         print(f"Recipes: {_AUTO}, {', '.join(RECIPES)}. RECIPE --help lists all options with their values.")
-        return
+        return None
     if arguments[0].startswith("-"):
         raise UserError(
             f"The first argument must be a recipe, but is {arguments[0]!r}; give {_AUTO}, which fits the data, or one "
@@ -69,6 +76,7 @@ def main(arguments: Sequence[str]) -> None:
         cli.require_tensorflow()
 
     from keras_vit.checkpoints.describe import describe
+    from training.devices.strategies import is_chief
     from training.input.dataset import typical_image
     from training.loop.pretrain import pretrain
     from training.loop.run import RunDirectory
@@ -91,6 +99,7 @@ def main(arguments: Sequence[str]) -> None:
         if measured and not setup.source.multi_label and not options.dry_run:
             callbacks = [WatchFeatures(setup.source, RunDirectory(to_path(options.workdir)), options.knn_every)]
         pretrain(options, name, setup, callbacks)
+        return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
 
 
 def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> PretrainOptions:
@@ -100,7 +109,7 @@ def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> Pretrain
 
 
 def _prog(recipe_name: str) -> str:
-    return f"python -m training.pretrain {recipe_name}"
+    return f"keras-vit pretrain {recipe_name}"
 
 
 if __name__ == "__main__":

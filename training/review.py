@@ -15,7 +15,7 @@ from training.options.features import ReviewOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--index DIR`"""
-    options = parser.parse(ReviewOptions, arguments, prog="python -m training.review")
+    options = parser.parse(ReviewOptions, arguments, prog="keras-vit review")
     options.check_paths()
     cli.require_tensorflow()
 

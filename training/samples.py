@@ -1,6 +1,6 @@
 """Write evaluation images of a data set to a file, for commands that do not use TensorFlow.
 
-    python -m training.samples --data tfds:mnist --count 1000 --output some
+    keras-vit samples --data tfds:mnist --count 1000 --output some
 
 writes samples.npz and labels.txt, as in a run directory.
 """
@@ -8,6 +8,7 @@ writes samples.npz and labels.txt, as in a run directory.
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
+from keras_vit.run_directory import SAMPLES
 from training.options.checks import check_data
 from training.options.data import SamplesOptions
 from training.workdir import check_no_run
@@ -15,7 +16,7 @@ from training.workdir import check_no_run
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
-    options = parser.parse(SamplesOptions, arguments, prog="python -m training.samples")
+    options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples")
     check_data(options.source)
     check_no_run(str(options.output))
     cli.require_tensorflow()
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str]) -> None:
     from training.input.sample_images import write_samples
 
     write_samples(**vars(options))
+    images = ("--images", str(options.output / SAMPLES), "--output", "inspection")
+    cli.print_next([("inspect", "--checkpoint", "hf:facebook/dinov2-small", *images)])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train a linear segmentation head on the frozen features of a model, evaluate it by mIoU, and export a SavedModel.
 
-    python -m training.segment --checkpoint runs/pictures --data scenes --workdir runs/scenes
+    keras-vit segment --checkpoint runs/pictures --data scenes --workdir runs/scenes
 
 The folder holds images/ and masks/, or train/ and test/ with these two. A mask has the name and the size of its image
 (scenes/masks/a.png for scenes/images/a.jpg), and its pixels are class numbers from 0; 255 is not counted. The file
@@ -18,7 +18,7 @@ from training.workdir import check_outside, check_workdir
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data FOLDER --workdir DIR`"""
-    options = parser.parse(SegmentOptions, arguments, prog="python -m training.segment")
+    options = parser.parse(SegmentOptions, arguments, prog="keras-vit segment")
     run = options.open_run()
     if not is_remote(options.workdir):
         check_workdir(to_path(options.workdir))

@@ -15,7 +15,7 @@ from training.options.features import SimilarOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--index DIR PICTURES…`"""
-    options = parser.parse(SimilarOptions, arguments, prog="python -m training.similar")
+    options = parser.parse(SimilarOptions, arguments, prog="keras-vit similar")
 
     from training.prediction.pictures import find_pictures
 

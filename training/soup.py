@@ -1,6 +1,6 @@
 """Average the weights of fine-tuned runs: one model, as fast as each of them, often better than the best.
 
-    python -m training.soup runs/fine-0 runs/fine-1 runs/fine-2 --output runs/soup --greedy
+    keras-vit soup runs/fine-0 runs/fine-1 runs/fine-2 --output runs/soup --greedy
 
 The output is a run directory like the others. The runs start from one checkpoint and have one architecture: averages of
 models that were trained from scratch are useless.
@@ -16,7 +16,7 @@ from training.options.evaluate import SoupOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`RUN RUN … --output DIR [--greedy]`"""
-    options = parser.parse(SoupOptions, arguments, prog="python -m training.soup")
+    options = parser.parse(SoupOptions, arguments, prog="keras-vit soup")
     runs = [open_run_directory(name) for name in options.runs]
     check_soup(runs)
     cli.require_tensorflow()
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     from training.evaluation.soup import cook
 
     cook(runs, options)
+    cli.print_next(open_run_directory(options.output).next_commands("soup"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The paper's studies on your data: grids of runs, in parallel, with a table and a figure like the paper's.
 
-    python -m training.study position-embedding --data tfds:mnist --workdir runs/positions
+    keras-vit study position-embedding --data tfds:mnist --workdir runs/positions
 
 data-size: accuracy of ViT, hybrid and BiT against the number of training images. scaling: against the training FLOPs.
 small-data: what is proposed for a ViT on few images, against their number.
@@ -27,7 +27,7 @@ _DEFAULT_RECIPE = "study-small"
 def main(arguments: Sequence[str]) -> None:
     """`STUDY --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        typed = cli.as_typed("python -m training.study")
+        typed = cli.as_typed("keras-vit study")
         print(f"usage: {typed} STUDY --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
         print(f"Studies: {', '.join(STUDIES)}. The base recipe is {_DEFAULT_RECIPE}, for 28x28 grayscale images, or")
         print("that of --recipe NAME. STUDY --help lists all options with their values.")
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     if name not in STUDIES:
         raise UserError(f"There is no study {name!r}; the nearest names are {nearest(name, STUDIES)}.")
     recipe_name, rest = parser.named(rest, "--recipe", _DEFAULT_RECIPE)
-    named, prog = find_recipe(recipe_name), f"python -m training.study {name} --recipe {recipe_name}"
+    named, prog = find_recipe(recipe_name), f"keras-vit study {name} --recipe {recipe_name}"
     given = parser.read(StudyOptions, rest, prog=prog, recipe=named)
     options = parser.build(StudyOptions, given, prog=prog, recipe=named)
     options = dataclasses.replace(options, recipe=overridden(options.recipe, named))

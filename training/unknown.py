@@ -1,6 +1,6 @@
 """Fit a score that tells pictures of none of a run's classes, and store it in the run.
 
-    python -m training.unknown --run runs/pictures --data folder:pictures
+    keras-vit unknown --run runs/pictures --data folder:pictures
 
 Five scores are fitted to the features of the training images. The one that tells left-out classes best, or nearly so,
 is kept as unknown.npz, with a threshold that 5 % of the evaluation images exceed. Prediction and exports of the run
@@ -17,7 +17,7 @@ from training.options.outliers import UnknownOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = parser.parse(UnknownOptions, arguments, prog="python -m training.unknown")
+    options = parser.parse(UnknownOptions, arguments, prog="keras-vit unknown")
     check_data(options.source)
     run = options.open_run()
     check_split(run, options.source)
@@ -27,12 +27,7 @@ def main(arguments: Sequence[str]) -> None:
     from training.outliers.unknown import unknown
 
     unknown(run, open_source(options.source), options)
-    cli.print_next(
-        [
-            ("predict", "--run", options.run, "pictures"),
-            ("saved-model", "--run", options.run, "--output", f"{options.run}/served"),
-        ]
-    )
+    cli.print_next(run.next_commands("unknown"))
 
 
 if __name__ == "__main__":

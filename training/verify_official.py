@@ -1,7 +1,7 @@
 """Measure a published checkpoint on ImageNet and compare its top-1 accuracy with the published one.
 
-    python -m training.verify_official imagenet21k+imagenet2012/ViT-B_16-224 --data folder:imagenet/val
-    python -m training.verify_official big_vision:vit_s16_i1k_90ep --data tfds:imagenet2012
+    keras-vit verify-official imagenet21k+imagenet2012/ViT-B_16-224 --data folder:imagenet/val
+    keras-vit verify-official big_vision:vit_s16_i1k_90ep --data tfds:imagenet2012
 
 The checkpoint is downloaded, the images are preprocessed as the figure was measured, and the result is a row of a
 Markdown table. A folder is that of the 1000 class folders, of which every image counts, or holds train and val. The
@@ -18,7 +18,7 @@ from training.options.evaluate import VerifyOfficialOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`NAME --data …`"""
-    options = parser.parse(VerifyOfficialOptions, arguments, prog="python -m training.verify_official")
+    options = parser.parse(VerifyOfficialOptions, arguments, prog="keras-vit verify-official")
     check_data(options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
@@ -26,6 +26,8 @@ def main(arguments: Sequence[str]) -> None:
     from training.evaluation.verify_official import verify_official
 
     verify_official(options)
+    images = ("--images", options.source.data, "--output", "inspection")
+    cli.print_next([("inspect", "--checkpoint", options.name, *images)])
 
 
 if __name__ == "__main__":

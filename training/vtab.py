@@ -1,6 +1,6 @@
 """VTAB-1k: fine-tune a checkpoint to each of 19 tasks on 1,000 images, and report the mean accuracy.
 
-    python -m training.vtab --checkpoint augreg:B_16 --workdir runs/vtab --data-dir tfds
+    keras-vit vtab --checkpoint augreg:B_16 --workdir runs/vtab --data-dir tfds
 
 runs the tasks that are prepared in the TFDS directory and prints how to prepare the others. A setting is a run on 800
 images. The best setting on the 200 images of val200 is trained again on all 1,000 images and evaluated on the test
@@ -19,7 +19,7 @@ from training.options.experiments import VtabOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
-    options = parser.parse(VtabOptions, arguments, prog="python -m training.vtab")
+    options = parser.parse(VtabOptions, arguments, prog="keras-vit vtab")
     check_name(options.checkpoint)
     run_directory.check_model_file(options.checkpoint)
     prepare_tpu(options.devices)

@@ -1,6 +1,6 @@
 """Exports a model as ONNX and OpenVINO files, and verifies them against the Keras model.
 
-    python -m export.onnx --run runs/demo --output portable --formats onnx openvino
+    keras-vit onnx --run runs/demo --output portable --formats onnx openvino
 
 Writes model.onnx, or model.xml with model.bin, with the exporters of Keras. Input: image (B, H, W, C) float32 in the
 value range of the model, with any batch size. Output: logits (B, K). All arithmetic is float32. Needs the packages of
@@ -15,7 +15,7 @@ from keras_vit import cli, parser
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
-    options = parser.parse(OnnxOptions, arguments, prog="python -m export.onnx")
+    options = parser.parse(OnnxOptions, arguments, prog="keras-vit onnx")
     run = options.source.open_run()
     check_output(options.output)
     cli.require_tensorflow()
@@ -33,6 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     written = export_onnx(open_model(run, options.source), options)
     print(summary(written))
+    cli.print_next([("tflite", *options.source.arguments(), "--output", "phone")])
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def check_size(kind: OnnxFormat, model: keras.Model) -> None:
     if kind == "onnx" and weight_bytes > _MOST_WEIGHT_BYTES:
         raise UserError(
             f"The weights take {weight_bytes:,} bytes, but an ONNX file holds at most {_MOST_WEIGHT_BYTES:,}; export "
-            "a SavedModel with `python -m export.saved_model`."
+            "a SavedModel with `keras-vit saved-model`."
         )
 
 

@@ -1,6 +1,6 @@
 """Exports a model as a SavedModel for TF Serving, and verifies it against the Keras model.
 
-    python -m export.saved_model --run runs/demo --output served
+    keras-vit saved-model --run runs/demo --output served
 
 Writes the next version, served/<version>/, with the signatures of `signatures.py`, assets/labels.txt, warm-up requests,
 a model card (README.md) and the verification report (report.md, report.json, report.png). With --embeddings, also of a
@@ -16,7 +16,7 @@ from keras_vit.files.remote import to_path
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
-    options = parser.parse(SavedModelOptions, arguments, prog="python -m export.saved_model")
+    options = parser.parse(SavedModelOptions, arguments, prog="keras-vit saved-model")
     run = options.source.open_run()
     check_output(options.output)
     cli.require_tensorflow()
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> None:
             exported.model, exported.samples, to_path(options.output), origin=exported.origin, normalize=normalize
         )
         print(f"{path}: embeddings within {found.max_abs_diff:.2g} of the Keras model; see {path / 'report.md'}.")
+        cli.print_next([options.kit_command()])
         return
 
     from export import parity
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str]) -> None:
     parity.check_share(options.max_disagreement)
     path, found = export_saved_model(open_model(run, options.source), options)
     print(summary(path, found))
+    evaluation = [("evaluate", "--run", str(path), *run.data_options)] if run.data_options else []
+    cli.print_next([options.kit_command(), *evaluation])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python export/saved_model/cpp_loader.py DIRECTORY THREADS REPEATS FEED OUTPUT IMAGES.npy ANSWER.npy
 
 FEED and OUTPUT are tensor names of a signature; IMAGES is float32 (n, h, w, C). The script writes the outputs of all
-images to ANSWER, and prints as JSON the seconds of up to REPEATS calls with the first image. `export.saved_model` runs
-it. It imports nothing of this project, so that the C++ library is the only part of TensorFlow in the process.
+images to ANSWER, and prints as JSON the seconds of up to REPEATS calls with the first image. `keras-vit saved-model`
+runs it. It imports nothing of this project, so that the C++ library is the only part of TensorFlow in the process.
 """
 
 import contextlib

@@ -54,7 +54,7 @@ def write_kit(options: KitOptions) -> pathlib.Path:
 
 def _versions(models: pathlib.Path) -> list[int]:
     if not models.is_dir():
-        raise UserError(f"There is no directory {str(models)!r}; pass the --output of `python -m export.saved_model`.")
+        raise UserError(f"There is no directory {str(models)!r}; pass the --output of `keras-vit saved-model`.")
     found = sorted(int(path.parent.name) for path in models.glob("*/saved_model.pb") if path.parent.name.isdecimal())
     if not found:
         raise UserError(f"{models} has no version of a model, such as {models / '1'}; export one there first.")

@@ -1,6 +1,6 @@
 """Writes a folder for serving a model with TF Serving: server configuration, compose file, and client.
 
-    python -m export.serving.kit --models served --name digits --output kit
+    keras-vit serving --models served --name digits --output kit
 
 The compose file mounts the directory of all versions. To serve a version that is added later, list it in models.config;
 the server reads the file every minute. Clients that use a label ("stable") switch to another version when the label
@@ -16,7 +16,7 @@ from keras_vit import cli, parser
 
 def main(arguments: Sequence[str]) -> None:
     """`--models DIR --name NAME --output DIR`"""
-    options = parser.parse(KitOptions, arguments, prog="python -m export.serving.kit")
+    options = parser.parse(KitOptions, arguments, prog="keras-vit serving")
     output = write_kit(options)
     print(f"{output} is ready: `docker compose up` there.")
 

@@ -1,6 +1,6 @@
 """Exports a model as TFLite files for mobile devices, and verifies each file against the Keras model.
 
-    python -m export.tflite --run runs/demo --output phone --formats float32 int8-dynamic
+    keras-vit tflite --run runs/demo --output phone --formats float32 int8-dynamic
 
 Input: image (1, H, W, C) float32 in the value range of the model, or uint8 pixels with --uint8-input. Output: logits
 (1, K). The batch is fixed to 1, so that the device computes no shapes. `quantize.py` describes the formats. Each file
@@ -16,7 +16,7 @@ from keras_vit.files.remote import to_path
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
-    options = parser.parse(TFLiteOptions, arguments, prog="python -m export.tflite")
+    options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite")
     check_calibration(options)
     run = options.source.open_run()
     check_output(options.output)
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str]) -> None:
         )
         for path, found in files.values():
             print(f"{path}: embeddings within {found.max_abs_diff:.2g} of the Keras model.")
+        cli.print_next([("saved-model", *options.source.arguments(), "--embeddings", "features", "--output", "served")])
         return
 
     from export import parity
@@ -54,6 +55,9 @@ def main(arguments: Sequence[str]) -> None:
     exported = open_model(run, options.source)
     written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
     print(summary(written))
+    artifacts = [str(path) for path, _ in written.values()] if run.data_options else []
+    evaluations = [("evaluate", "--run", file, *run.data_options) for file in artifacts[:2]]
+    cli.print_next([*evaluations, ("saved-model", *options.source.arguments(), "--output", "served")])
 
 
 if __name__ == "__main__":

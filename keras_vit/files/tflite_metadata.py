@@ -19,7 +19,7 @@ from keras_vit.files.labels import LABELS, parse_labels
 ValueRange = tuple[float | tuple[float, ...], float | tuple[float, ...]]
 
 _METADATA, _NORMALIZATION = b"TFLITE_METADATA", 1
-# What `export.tflite` writes into every description.
+# What `keras-vit tflite` writes into every description.
 _OWN = b"; weights: "
 # In the description of a model whose probabilities are the sigmoid of its logits.
 SEVERAL_CLASSES = "an image may have several classes: sigmoid(logits)"
@@ -68,7 +68,7 @@ def preprocessing_text(fields: dict[str, Any]) -> str:
 
 
 def read(content: bytes) -> TFLiteMetadata | None:
-    """Return the metadata of a file that `export.tflite` wrote; None for another file, and for damaged metadata."""
+    """Return the metadata of a file that `keras-vit tflite` wrote; None for another file, and for damaged metadata."""
     try:
         return _read(content)
     except (struct.error, ValueError, IndexError, TypeError, ZeroDivisionError):

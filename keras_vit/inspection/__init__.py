@@ -1,6 +1,6 @@
 """Inspect a model: the figures of the ViT paper for any model, as arrays, plots and an HTML report.
 
-    python -m keras_vit.inspection --run runs/mnist-small --output inside
+    keras-vit inspect --run runs/mnist-small --output inside
 
 `inspect` computes an `InspectionResult` for a model and some images. `write` saves its plots, its arrays and the report
 index.html to a directory. The functions of `analysis` define each figure on NumPy arrays.

@@ -1,7 +1,7 @@
 """Inspect a model: plot what it learned and which parts of an image it attends to.
 
-    python -m keras_vit.inspection --run runs/mnist-small --output inside
-    python -m keras_vit.inspection --checkpoint augreg:B_16 --images photographs --output inside
+    keras-vit inspect --run runs/mnist-small --output inside
+    keras-vit inspect --checkpoint augreg:B_16 --images photographs --output inside
 
 Writes the paper's figures as PNG, arrays.npz, measures.json, and index.html with everything in one report.
 """
@@ -14,7 +14,7 @@ from keras_vit.inspection.options import InspectionOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
-    options = parser.parse(InspectionOptions, arguments, prog="python -m keras_vit.inspection")
+    options = parser.parse(InspectionOptions, arguments, prog="keras-vit inspect")
     run = options.open_run()
     options.check(run)
     cli.import_keras()
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str]) -> None:
     from keras_vit.inspection.run import run_inspection
 
     run_inspection(run, options)
+    cli.print_next(options.next_commands(run))
 
 
 if __name__ == "__main__":

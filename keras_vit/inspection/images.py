@@ -140,7 +140,7 @@ def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Im
 def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
     """Read shuffled evaluation images of a data set.
 
-    keras_vit does not depend on TensorFlow. So `training.samples` writes the images to a file in a separate process.
+    keras_vit does not depend on TensorFlow. So `keras-vit samples` writes the images to a file in a separate process.
     """
     checkout = pathlib.Path(__file__).parents[2]  # the directory of training/, independent of the working directory
     places = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]

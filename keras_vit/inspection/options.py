@@ -69,6 +69,13 @@ class InspectionOptions:
         check_images(self.image_source(run))
         run_directory.check_output(self.output)
 
+    def next_commands(self, run: Run) -> list[tuple[str, ...]]:
+        """Commands to go on with after the inspection."""
+        if run.file(run_directory.CONFIG):
+            return run.next_commands("inspect")
+        heads = () if self.num_heads is None else ("--num-heads", str(self.num_heads))
+        return [("saved-model", "--checkpoint", run.name, *heads, "--embeddings", "features", "--output", "features")]
+
     def image_source(self, run: Run) -> str:
         """The argument --images, or the samples of the run directory if there is none."""
         if self.images:

@@ -1,4 +1,4 @@
-"""The work of `python -m keras_vit.inspection`: compute, write the report, print a summary."""
+"""The work of `keras-vit inspect`: compute, write the report, print a summary."""
 
 from keras_vit.files.labels import read_labels
 from keras_vit.inspection.compute import inspect

@@ -1,4 +1,4 @@
-"""`python -m keras_vit.convert`: its report, its errors, and no files after a failure."""
+"""`keras-vit convert`: its report, its errors, and no files after a failure."""
 
 import dataclasses
 import errno
@@ -14,7 +14,7 @@ from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 
 def test_every_key_is_reported_and_the_written_file_is_verified(tmp_path, capsys):
     convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / "x.safetensors"), "--layout", "timm"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.partition("Next:")[0].splitlines()
     query = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
     assert f"{query}  ->  blocks.0.attn.qkv.weight  (144, 48)" in lines
     assert len(lines) == 56 + 4
@@ -34,7 +34,7 @@ def test_every_key_is_reported_and_the_written_file_is_verified(tmp_path, capsys
 def test_resized_new_and_dropped_weights_are_reported(tmp_path, capsys):
     arguments = ["--layout", "npz", "--num-classes", "3", "--image-size", "48", "48"]
     convert.main([str(FIXTURES / "vit_token_rep.npz"), str(tmp_path / "x.npz"), *arguments])
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.partition("Next:")[0].splitlines()
     assert "head/kernel  ->  head/kernel  (48, 3)  new, of zeros" in lines
     positions = "Transformer/posembed_input/pos_embedding"
     assert f"{positions}  ->  {positions}  (1, 37, 48)  resized" in lines
@@ -86,7 +86,7 @@ def test_preprocessing_that_a_file_cannot_hold_is_reported(tmp_path, capsys):
     config = dataclasses.replace(TINY, patch_size=8)
     randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=3)).save(tmp_path / "model.keras")
     convert.main([str(tmp_path / "model.keras"), str(tmp_path / "x.npz"), "--layout", "npz"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.partition("Next:")[0].splitlines()
     assert "smaller side resized to 30, center crop to 24 x 24 (area), 0..255 to 0.0..1.0." in lines[-2]
     assert "stretched to 24 x 24 (bilinear), 0..255 to -1.0..1.0; set it there." in lines[-1]
     convert.main([str(tmp_path / "model.keras"), str(tmp_path / "hf"), "--layout", "huggingface"])

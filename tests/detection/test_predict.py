@@ -169,7 +169,7 @@ def test_a_classifier_is_no_detector(tmp_path):
 def test_a_detector_of_words_is_saved_as_a_run(tmp_path, capsys):
     words = ["--checkpoint", "owl", "--threshold", "0", "--save", str(tmp_path / "new"), "--classes", *WORDS]
     document = found_by(*words)
-    assert "export.saved_model --run" in capsys.readouterr().out
+    assert "saved-model --run" in capsys.readouterr().out
     assert found_by("--run", str(tmp_path / "new"), "--threshold", "0") == document
     with pytest.raises(UserError, match="--save takes a new directory"):
         found_by(*words)

@@ -1,4 +1,4 @@
-"""`python -m keras_vit.inspection`: untrusted images, the HTML report, user errors, and inspection during training."""
+"""`keras-vit inspect`: untrusted images, the HTML report, user errors, and inspection during training."""
 
 import base64
 import html.parser
@@ -284,7 +284,7 @@ def test_run_is_inspected_with_its_samples(run, tmp_path, capsys):
     assert "label: bee" in (output / "index.html").read_text()
     printed = capsys.readouterr().out
     assert "Attention rollout over 5 images" in printed
-    assert printed.endswith(f"5 files in {output}; open {output / 'index.html'}.\n")
+    assert f"5 files in {output}; open {output / 'index.html'}.\nNext:\n" in printed
 
 
 @pytest.mark.parametrize("option", ["--run", "--checkpoint"])

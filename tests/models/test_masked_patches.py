@@ -197,7 +197,7 @@ def test_a_run_learns_and_ends_with_the_features_of_its_model(finished):
 
 
 def test_a_run_without_classes_says_what_it_needs(finished):
-    with pytest.raises(UserError, match="If the model ends with features, add a head with python -m training.finetune"):
+    with pytest.raises(UserError, match="If the model ends with features, add a head with keras-vit finetune"):
         run_directory.load(finished.path)
 
 

@@ -73,7 +73,7 @@ def test_it_stops_when_the_features_get_worse_and_keeps_the_best(upstream, monke
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("digits", ["--checkpoint", "{}"], "this recipe learns classes; give the checkpoint to training.finetune"),
+        ("digits", ["--checkpoint", "{}"], "this recipe learns classes; give the checkpoint to keras-vit finetune"),
         ("auto", ["--checkpoint", "{}"], "the recipe auto learns classes"),
         ("digits", ["--knn-every", "1"], "--knn-every measures features"),
         ("mnist-mae", ["--checkpoint", "{}", "--model.hidden-size", "8"], "has no effect; leave it out"),

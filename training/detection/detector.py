@@ -146,6 +146,6 @@ def _detector_model(run: Run) -> keras.Model:
     if not isinstance(run.model.output, dict) or not isinstance(task_of(run.model), DetectionConfig):
         raise UserError(
             f"{run.name} is no detector; give OWL-ViT or OWLv2, such as hf:google/owlv2-base-patch16-ensemble, or a "
-            "run of python -m training.detect fit."
+            "run of keras-vit detect fit."
         )
     return run.model

@@ -23,8 +23,8 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
     """
     if count < 1 or not command:
         raise UserError(
-            "training.launch takes --workers N, at least 1, and a command after --, as in: --workers 2 -- python -m "
-            "training.pretrain digits --data digits --workdir runs/two."
+            "keras-vit launch takes --workers N, at least 1, and a command after --, as in: --workers 2 -- "
+            "keras-vit pretrain digits --data digits --workdir runs/two."
         )
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     workers, readers = [], []

@@ -124,8 +124,8 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
     if not _workers():
         if "SLURM_PROCID" not in os.environ:
             raise UserError(
-                "The strategy multi-worker needs TF_CONFIG in the environment, or a SLURM job; `python -m "
-                "training.launch --workers 2` starts workers on this machine, to try it out."
+                "The strategy multi-worker needs TF_CONFIG in the environment, or a SLURM job; "
+                "`keras-vit launch --workers 2` starts workers on this machine, to try it out."
             )
         os.environ["TF_CONFIG"] = json.dumps(slurm_config(os.environ))
     task = json.loads(os.environ["TF_CONFIG"])["task"]

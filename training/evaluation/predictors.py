@@ -77,7 +77,7 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
     shape = model.output_shape
     if len(shape) != 2 or "logits" not in keras_vit.intermediates(model).output:
         raise UserError(
-            f"{run.name} has no head: it ends with features of shape {shape}; probe them by training.fewshot."
+            f"{run.name} has no head: it ends with features of shape {shape}; probe them by keras-vit fewshot."
         )
     own = run.preprocessing
     if run_directory.is_ours(run.place):
@@ -213,7 +213,7 @@ def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predi
     if not found:
         raise UserError(
             f"{path} has no signature from images to logits or probabilities, only "
-            f"{', '.join(loaded.signatures) or 'none at all'}; export the model by python -m export.saved_model."
+            f"{', '.join(loaded.signatures) or 'none at all'}; export the model by keras-vit saved-model."
         )
     kind = _FROM_BYTES if _FROM_BYTES in found else _FROM_TENSOR
     function, name, spec, output, num_classes = found[kind]
@@ -298,7 +298,7 @@ def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     if not fits or kind not in (np.float32, np.uint8) or returned[0]["dtype"] != np.float32:
         raise UserError(
             f"{path} should take one image (1, H, W, C), float32 or uint8, and give float32 logits (1, K), but its "
-            f"tensors have shapes {', '.join(map(str, shapes))}; export the model by python -m export.tflite."
+            f"tensors have shapes {', '.join(map(str, shapes))}; export the model by keras-vit tflite."
         )
     own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
     content = local_copy(path).read_bytes()

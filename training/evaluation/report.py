@@ -177,7 +177,7 @@ def calibration_sentence(found: dict) -> str:
         f"Temperature {found['temperature']:.3g}: with it the log loss is {after['log_loss']:.3g} instead of "
         f"{before['log_loss']:.3g} and the expected calibration error {after['ece']:.3g} instead of "
         f"{before['ece']:.3g}, on the images that it was fitted to. All other numbers here are without it; "
-        "training.predict and exports use it."
+        "keras-vit predict and exports use it."
     )
 
 

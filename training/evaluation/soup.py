@@ -6,14 +6,13 @@
 """
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
 
 import keras_vit
-from keras_vit import UserError, cli, preprocessing_of, run_directory
+from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
@@ -72,8 +71,7 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.RunDirectory
                 (target.path / name).write_bytes(file.read_bytes())
         target.write_metrics(records)
         target.save_model(model)
-    measure = cli.as_typed(f"python -m training.evaluate --run {shlex.quote(options.output)}")
-    print(f"See {target.path}; measure it with {measure}.")
+    print(f"See {target.path}.")
     return target
 
 

@@ -240,7 +240,7 @@ def check_finite(values: np.ndarray) -> None:
     if bad:
         raise UserError(
             f"The features of {bad:,} of {len(values):,} images are not finite numbers; the model's weights "
-            "are broken, or its numbers overflow: inspect it with python -m keras_vit.inspection."
+            "are broken, or its numbers overflow: inspect it with keras-vit inspect."
         )
 
 

@@ -1,7 +1,7 @@
 """The index of TFRecord files: the length of every record, found once and kept beside the files as records.npz.
 
 A record is: length (8 bytes, little-endian), CRC of it (4), data, CRC of them (4). So the lengths give every offset.
-`training.shard` writes the index with the files. For other files it is made by reading the 12 bytes before each record.
+`keras-vit shard` writes the index with the files. For others it is made by reading the 12 bytes before each record.
 """
 
 import concurrent.futures

@@ -112,7 +112,7 @@ class TFRecords:
 
 
 def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
-    """TFRecord files as `training.shard` writes them: train-*, eval-* (or test, val) and, beside them, labels.txt.
+    """TFRecord files as `keras-vit shard` writes them: train-*, eval-* (or test, val) and, beside them, labels.txt.
 
     Each record is a tf.train.Example with image/encoded, the bytes of a file, and image/class/label, a line of
     labels.txt from 0.

@@ -1,4 +1,4 @@
-"""A callback that writes the figures of `keras_vit.inspection` during training."""
+"""A callback that writes the figures of `keras-vit inspect` during training."""
 
 import pathlib
 from collections.abc import Callable

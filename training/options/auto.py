@@ -1,4 +1,4 @@
-"""Options of `training.auto`."""
+"""Options of `keras-vit auto`."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ class AutoOptions:
     minutes: Positive | None = None
     """Time for fine-tuning all weights. Default: on a GPU as long as it takes, on a CPU none."""
     unlabelled: str | None = None
-    """folder:PATH of pictures without labels, for fine-tuning all weights; see training.finetune."""
+    """folder:PATH of pictures without labels, for fine-tuning all weights; see keras-vit finetune."""
     resize: Resize | None = None
     """How images are resized to the model's input; default what classifies better on frozen features."""
     seed: Seed = 0

@@ -270,7 +270,7 @@ def check_continued(checkpoint: str, given: Given, recipe_name: str) -> None:
     if recipe_name == "auto":
         raise UserError(
             "--checkpoint goes on from a model without labels, but the recipe auto learns classes; take a recipe such "
-            "as mae-vit-b16 or dino-vit-s16, or give the checkpoint to training.finetune."
+            "as mae-vit-b16 or dino-vit-s16, or give the checkpoint to keras-vit finetune."
         )
     if fields := [path[-1] for path in given if path[:2] == ("recipe", "model")]:
         name = fields[0].replace("_", "-")

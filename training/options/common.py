@@ -11,7 +11,7 @@ from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, Natural, Seed, check_ranges
+from keras_vit.parser import Aliases, Count, Natural, Seed, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run
 from training.recipes.recipe import Recipe
 
@@ -41,7 +41,7 @@ class DataOptions:
     data: str
     """digits, tfds:NAME[:CONFIG], folder:PATH of class folders or of train and test with class folders, csv:FILE with
     the columns path and label (or labels, several classes as cat|dog; or probabilities, as cat=0.7|dog=0.3), or
-    tfrecord:GLOB of the files that training.shard writes; PATH, FILE and GLOB may be in a bucket, as
+    tfrecord:GLOB of the files that keras-vit shard writes; PATH, FILE and GLOB may be in a bucket, as
     gs://bucket/folder."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default TFDS' own."""
@@ -54,10 +54,10 @@ class DataOptions:
     and skip it. To skip images in TFRecord files, all files are read once."""
     split_seed: Natural | None = None
     """Of a folder or CSV file without splits, draw the tenth of each class that is kept for evaluation with this seed;
-    default every tenth image by name. Give the same to training.evaluate."""
+    default every tenth image by name. Give the same to keras-vit evaluate."""
     exclude: str | None = None
     """Of a folder or CSV file: decisions.csv of keras-vit review, whose pictures with the decision drop are left out
-    and those with relabel get their new label. Give the same to training.evaluate."""
+    and those with relabel get their new label. Give the same to keras-vit evaluate."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -71,6 +71,10 @@ class DataOptions:
     def path(self) -> pathlib.Path:
         """Of a folder or file, where it is."""
         return to_path(self.data.partition(":")[2])
+
+    def arguments(self) -> list[str]:
+        """The options as a command line has them."""
+        return arguments_of(self)
 
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them: without what is newer and not set, as runs did before it."""
@@ -194,6 +198,11 @@ class FeatureOptions:
         if self.resize is not None and self.crop_from is not None:
             raise UserError("--crop-from stretches and crops images, so --resize has no effect; give one of them.")
         refuse_without_effect(self, [(("cache",), self.index is None, "features that are computed, without --index")])
+
+    def probe_command(self) -> tuple[str, ...]:
+        """The command that makes a model of these features."""
+        workdir = ("--workdir", "runs/probe")
+        return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *workdir)
 
     def open_run(self) -> Run:
         """The model of the features. Raises UserError for what is no model."""

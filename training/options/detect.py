@@ -1,4 +1,4 @@
-"""Options of `training.detect`, and what can be checked of them before TensorFlow is imported."""
+"""Options of `keras-vit detect`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""Options of `training.evaluate`, `training.verify_official` and `training.soup`."""
+"""Options of `keras-vit evaluate`, `keras-vit verify-official` and `keras-vit soup`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class EvaluateOptions:
     line; alone: the names of the data's classes, with spaces for underscores."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, whose embeddings are averaged; clip, siglip or a .txt file, as for
-    training.predict. Default: the texts as they are."""
+    keras-vit predict. Default: the texts as they are."""
     batch_size: Count = 256
     """Images per forward pass; does not change the metrics."""
     output: str | None = None
@@ -38,7 +38,7 @@ class EvaluateOptions:
     save_predictions: bool = False
     """Also write predictions.npz: logits (n, K) and labels (n,)."""
     calibrate: bool = False
-    """Fit a temperature to the evaluation images and store it in the run: training.predict and exports of the run then
+    """Fit a temperature to the evaluation images and store it in the run: keras-vit predict and exports of the run then
     divide the logits by it, so that probabilities agree with frequencies."""
     input: InputOptions = dataclasses.field(default_factory=InputOptions)
     devices: StrategyOptions = dataclasses.field(default_factory=lambda: StrategyOptions("single"))
@@ -57,6 +57,13 @@ class EvaluateOptions:
                 ("image_size", "resize", "crop_from", "value_range"), "--calibrate, which is for the run as it is used"
             )
         return run
+
+    def next_commands(self, run: Run) -> list[tuple[str, ...]]:
+        """Commands to go on with after the evaluation of a run or checkpoint."""
+        if run.file(run_directory.CONFIG):
+            return run.next_commands("evaluate")
+        start = ("finetune", "--checkpoint", self.run, *(() if self.classes is None else ("--zero-shot-head",)))
+        return [(*start, *self.source.arguments(), "--workdir", "runs/finetuned")]
 
     @property
     def takes_classes_of_data(self) -> bool:

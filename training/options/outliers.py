@@ -1,4 +1,4 @@
-"""Options of `training.unknown` and `training.anomaly`. Imports no TensorFlow."""
+"""Options of `keras-vit unknown` and `keras-vit anomaly`. Imports no TensorFlow."""
 
 import dataclasses
 import pathlib

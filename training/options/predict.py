@@ -1,4 +1,4 @@
-"""Options of `training.predict`, and what can be checked of them before TensorFlow is imported."""
+"""Options of `keras-vit predict`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
 import http.server
@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.labels import read_labels
-from keras_vit.parser import Aliases, Given, Positional
+from keras_vit.parser import Aliases, Given, Positional, arguments_of
 from keras_vit.run_directory import CONFIG, MODEL
+from keras_vit.runs import Run
 
 Explanation = Literal["rollout", "relevance"]
 HOST = "127.0.0.1"
@@ -60,7 +61,7 @@ class PredictOptions:
         if self.run.endswith(".tflite") or any(any(pathlib.Path(self.run).glob(name)) for name in _EXPORTED):
             raise UserError(
                 f"{self.run} is an export, but pictures are classified by the model itself; give the run that it was "
-                "exported from, or measure the export by training.evaluate."
+                "exported from, or measure the export by keras-vit evaluate."
             )
         if self.serve and self.output is not None:
             raise UserError("--serve shows its results in the browser; leave --output out.")
@@ -83,6 +84,14 @@ class PredictOptions:
         )
         if self.classes is not None and self.labels is not None:
             raise UserError("--classes names the classes by their texts; leave --labels out.")
+
+    def next_commands(self, run: Run) -> list[tuple[str, ...]]:
+        """Commands to go on with after the pictures were classified."""
+        if run.file(CONFIG):
+            return run.next_commands("predict")
+        model = ("predict", *arguments_of(self, "pictures", "output", "explain", "serve", "port"))
+        has_page = (self.output or "").endswith(".html")
+        return [(*model, "--serve") if has_page else (*model, "--output", "predictions.html", *self.pictures)]
 
     def check_port(self) -> None:
         """Raise UserError if the page is to be served on a port that is in use."""

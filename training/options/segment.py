@@ -1,4 +1,4 @@
-"""Options of `training.segment`."""
+"""Options of `keras-vit segment`."""
 
 import dataclasses
 import pathlib

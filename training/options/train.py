@@ -18,7 +18,7 @@ class PretrainOptions(TrainingOptions):
     """Train a model from scratch by a recipe, whose fields are options."""
 
     checkpoint: str | None = None
-    """Without labels: the model to go on from, as for training.finetune, instead of random weights. It replaces the
+    """Without labels: the model to go on from, as for keras-vit finetune, instead of random weights. It replaces the
     recipe's model, and a tenth of the recipe's learning rate is the default."""
     knn_every: Count | None = None
     """Without labels: epochs between two measurements of the features by nearest neighbors, with the labels of the
@@ -32,12 +32,12 @@ class PretrainOptions(TrainingOptions):
             if self.checkpoint is not None:
                 raise UserError(
                     "--checkpoint goes on from a model without labels, but this recipe learns classes; give the "
-                    "checkpoint to training.finetune, or take a recipe such as mae-vit-b16 or dino-vit-s16."
+                    "checkpoint to keras-vit finetune, or take a recipe such as mae-vit-b16 or dino-vit-s16."
                 )
             if self.knn_every is not None:
                 raise UserError("--knn-every measures features, but this recipe learns classes; leave it out.")
         if self.knn_every is not None and self.devices.strategy == "multi-worker":
-            raise UserError("--knn-every measures on one machine; leave it out, and use training.knn afterwards.")
+            raise UserError("--knn-every measures on one machine; leave it out, and use keras-vit knn afterwards.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class FinetuneOptions(TrainingOptions):
     spaces for underscores, instead of zeros; its projection and normalization stay."""
     templates: tuple[str, ...] | None = None
     """For --zero-shot-head: sentences in which each name replaces {}, whose embeddings are averaged; clip, siglip or a
-    .txt file, as for training.predict. Default: the names as they are."""
+    .txt file, as for keras-vit predict. Default: the names as they are."""
     wise_ft: Share = 1.0
     """Share of the trained weights in the saved ones; the rest are those before the training (WiSE-FT, where 0.5 is
     usual). The metrics of the run are those of the trained weights."""
@@ -96,7 +96,7 @@ class FinetuneOptions(TrainingOptions):
             if getattr(self, name) is not None:
                 raise UserError(f"Two towers tell their own --{name.replace('_', '-')}; leave it out.")
         if self.recipe.distillation == "features":
-            raise UserError("--distillation features leaves a model without a head; give it to training.pretrain.")
+            raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
         if self.wise_ft < 1.0 and self.recipe.lora:
             raise UserError("WiSE-FT averages whole weights, but --lora trains factors of their change; give one.")
 

@@ -111,8 +111,8 @@ def open_classifier(
     figures = inspection.available_figures(model)
     if "relevance" not in figures:
         raise UserError(
-            f"{run.name} ends with features of shape {model.output_shape} and has no classes; add a head with python "
-            "-m training.finetune or keras_vit.adapt(model, num_classes=…)."
+            f"{run.name} ends with features of shape {model.output_shape} and has no classes; add a head with "
+            "keras-vit finetune or keras_vit.adapt(model, num_classes=…)."
         )
     if explain is not None and explain not in figures:
         raise UserError(f"{run.name} has no attention to show by --explain {explain}; give --explain relevance.")

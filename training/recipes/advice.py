@@ -29,7 +29,7 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
     if few:
         sentences.append(
             "They are few for a model from scratch; fine-tuning is usually far better: "
-            + cli.as_typed(f"python -m training.finetune --checkpoint {CHECKPOINT}, with the same --data.")
+            + cli.as_typed(f"keras-vit finetune --checkpoint {CHECKPOINT}, with the same --data.")
         )
     if uneven:
         sentences.append(

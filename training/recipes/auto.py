@@ -91,7 +91,7 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
     if changes:
         listed = " and ".join([", ".join(changes[:-1]), changes[-1]]) if changes[1:] else changes[0]
         reasons.append(f"Augmentation: {listed}.")
-    return [*reasons, cli.as_typed("Checkpoint: none; python -m training.finetune --recipe auto starts from one.")]
+    return [*reasons, cli.as_typed("Checkpoint: none; keras-vit finetune --recipe auto starts from one.")]
 
 
 def _largest_side(facts: DataFacts) -> int:

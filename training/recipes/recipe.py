@@ -294,7 +294,7 @@ class PretrainRecipe(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lora:
-            raise UserError("LoRA adapts a trained model; give --lora to training.finetune, or leave it out.")
+            raise UserError("LoRA adapts a trained model; give --lora to keras-vit finetune, or leave it out.")
         if isinstance(self.model, ResNetConfig) and self.layer_decay != 1.0:
             raise UserError(NO_BLOCKS)
         if self.target == "self-distillation":

@@ -6,7 +6,7 @@
         [ranking] = client.classify([open("picture.jpg", "rb").read()])
     print(ranking[0].label, ranking[0].score)
 
-`python -m export.serving.kit` copies this folder next to the server configuration, so its imports are relative.
+`keras-vit serving` copies this folder next to the server configuration, so its imports are relative.
 """
 
 from .answers import (
