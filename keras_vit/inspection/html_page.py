@@ -2,11 +2,15 @@
 
 import base64
 import html
+import io
 from collections.abc import Sequence
 
+import numpy as np
+import PIL.Image
 
-def document(title: str, sections: Sequence[str], *, style: str, script: str = "") -> str:
-    """Return a page as text, from its sections as HTML, the empty ones left out.
+
+def document(title: str, sections: Sequence[str], *, style: str = "", script: str = "") -> str:
+    """Return a page as text, from its sections as HTML; empty ones are left out.
 
     Args:
         title: plain text.
@@ -23,19 +27,28 @@ def data_address(image: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
 
 
-def percent(probability: float) -> str:
-    """A probability as text, such as 4.2%."""
-    return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"
+def thumbnail_address(pixels: np.ndarray, side: int) -> str:
+    """An image (h, w, C) uint8 of 1 to 4 channels as a JPEG on white, at most `side` pixels long."""
+    if pixels.shape[-1] % 2 == 0:
+        alpha = pixels[..., -1:].astype(np.float32) / 255.0
+        pixels = np.round(pixels[..., :-1] * alpha + 255.0 * (1.0 - alpha)).astype(np.uint8)
+    image = PIL.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    image.thumbnail((side, side))
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=85)
+    return data_address(stream.getvalue(), "jpeg")
 
 
 _STYLE = """
 :root { color-scheme: light; font: 16px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
 body { max-width: 76rem; margin: 0 auto; padding: 0.75rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; margin: 0.25rem 0; } h2 { font-size: 1.15rem; margin: 1.5rem 0 0.25rem; }
-small { font-weight: normal; color: #444; } figure { margin: 0; }
+h3, article h2 { font-size: 1rem; margin: 0 0 0.5rem; } small { font-weight: normal; color: #444; }
+figure { margin: 0; } img, canvas { width: 100%; height: auto; display: block; }
+figcaption { font-size: 0.8rem; color: #333; }
 .controls { display: flex; flex-wrap: wrap; gap: 0.5rem 1rem; align-items: center; margin: 0.5rem 0; }
 .controls select { font: inherit; max-width: 14rem; }
-.cards { display: grid; gap: 1rem; }
+.cards { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }
 article { border: 1px solid #ccc; border-radius: 0.5rem; padding: 0.75rem; min-width: 0; }
 article[hidden] { display: none; }
 """

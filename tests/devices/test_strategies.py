@@ -159,7 +159,16 @@ def test_replicas_and_workers_end_where_one_device_does_with_clipping(ends, stra
 @pytest.mark.slow
 def test_two_replicas_end_where_one_device_does_with_sgd_muon_adapters_and_class_weights(tmp_path):
     ends = ends_of(tmp_path, "mirrored,sgd,muon,lora,weighted", "single,sgd,muon,lora,weighted")
-    bounds = {"weighted": 1e-6, "weighted_ema": 1e-6, "sgd": 1e-6, "sgd_ema": 1e-6, "muon": 1e-5, "lora": 1e-5, "sgd_counts": 0.0, "sgd_step": 0.0}
+    bounds = {
+        "weighted": 1e-6,
+        "weighted_ema": 1e-6,
+        "sgd": 1e-6,
+        "sgd_ema": 1e-6,
+        "muon": 1e-5,
+        "lora": 1e-5,
+        "sgd_counts": 0.0,
+        "sgd_step": 0.0,
+    }
     for name, bound in bounds.items():
         assert_near(ends["mirrored"][name], ends["single"][name], bound)
 

@@ -5,15 +5,13 @@ It begins with the mistakes as pictures; then come the classes as bars, and whic
 
 import dataclasses
 import html
-import io
 from collections.abc import Sequence
 
 import numpy as np
-import PIL.Image
 import tensorflow as tf
 
-from keras_vit.inspection.html_page import data_address, document
-from training.evaluation.plots import LEGIBLE_CLASSES, as_colors, most_confused
+from keras_vit.inspection.html_page import document, thumbnail_address
+from training.evaluation.plots import LEGIBLE_CLASSES, most_confused
 from training.evaluation.predictions import Predictions
 from training.input.dataset import Split
 
@@ -148,27 +146,10 @@ def _card(split: Split, mistake: Mistake, order: int, root: str) -> str:
 def _picture(split: Split, index: int, name: str) -> str:
     """The picture as it is stored, reduced; or why it cannot be shown: one picture must not cost the others."""
     try:
-        image = as_colors(split.example(tf.constant(index, tf.int64))[0].numpy())
-        address = _jpeg_address(image)
+        address = thumbnail_address(split.example(tf.constant(index, tf.int64))[0].numpy(), _SIDE)
     except Exception as error:
         return f'<p class="none">cannot be shown: {html.escape(str(error)[:120])}</p>'
-    return f'<img src="{address}" alt="{html.escape(name)}" loading="lazy">'
-
-
-def _jpeg_address(image: np.ndarray) -> str:
-    """An image (h, w, 3 or 4) as a data address, on white and at most `_SIDE` pixels long; enlarged if it is tiny."""
-    picture = PIL.Image.fromarray(image)
-    if picture.mode == "RGBA":
-        white = PIL.Image.new("RGBA", picture.size, "white")
-        picture = PIL.Image.alpha_composite(white, picture)
-    picture = picture.convert("RGB")
-    factor = _SIDE / max(picture.size)
-    if factor < 1.0:
-        size = [max(round(side * factor), 1) for side in picture.size]
-        picture = picture.resize((size[0], size[1]), PIL.Image.Resampling.LANCZOS)
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=85)
-    return data_address(stream.getvalue(), "jpeg")
+    return f'<img src="{address}" alt="{html.escape(name)}">'
 
 
 def _bars(report: Report) -> str:
@@ -243,26 +224,26 @@ def _facts(facts: Sequence[tuple[str, str, str]]) -> str:
     return (
         '<h2>All measures</h2><div class="scroll"><table class="facts"><thead><tr><th scope="col">measure</th>'
         f'<th scope="col">value</th><th scope="col">95 % interval</th></tr></thead><tbody>{rows}</tbody></table></div>'
-        "<p>Another sample of as many images would give a value within the interval 95 times of 100. A difference that "
-        "is smaller than that may be chance.</p>"
+        "<p>The interval says how far chance reaches: another sample of as many pictures could give any value in it. "
+        "To see whether another model is really better, evaluate it with --compare.</p>"
     )
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.005 or share == 0.0 else "&lt; 1 %"
+    return f"{100 * share:.0f}&nbsp;%" if share >= 0.005 or share == 0.0 else "&lt;&nbsp;1&nbsp;%"
 
 
 _STYLE = """
 p { margin: 0.4rem 0; max-width: 48rem; } .controls { max-width: none; } article small { font-size: 0.75rem; }
 .cards { gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(min(10.5rem, 45%), 1fr)); }
 article { padding: 0.5rem; font-size: 0.85rem; }
-article img, .none { width: 100%; height: 9rem; object-fit: contain; display: block; background: #f4f4f4; }
+article img, .none { height: 9rem; object-fit: contain; background: #f4f4f4; }
 .wrong { color: #b34700; }
 .scroll { overflow: auto; max-height: 40rem; max-width: 100%; }
 table { border-collapse: collapse; font-size: 0.85rem; }
 th, td { padding: 0.15rem 0.5rem; text-align: left; font-weight: normal; overflow-wrap: normal; }
 thead th { position: sticky; top: 0; background: #fff; border-bottom: 1px solid #999; font-weight: bold; }
-th[scope=row] { max-width: 14rem; overflow-wrap: anywhere; }
+th[scope=row] { min-width: 6rem; max-width: 14rem; overflow-wrap: anywhere; }
 .bars td:nth-child(n+3) { min-width: 6rem; }
 .bar { display: block; padding: 0 0.25rem; white-space: nowrap; background: linear-gradient(to right,
   #9ecae9 calc(var(--share) * 100%), #eee calc(var(--share) * 100%)); }

@@ -64,14 +64,15 @@ def most_confused(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
 def _draw_pairs(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
     """A bar for each of the most frequent confusions."""
     pairs = most_confused(matrix, _PAIRS)
-    figure = matplotlib.figure.Figure(figsize=(7.0, 1.2 + 0.24 * max(len(pairs), 1)), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(8.0, 1.2 + 0.24 * max(len(pairs), 1)), layout="constrained")
     axes = figure.subplots()
     texts = [f"{_short(names[row])} taken for {_short(names[column])}" for row, column, _ in pairs]
     bars = axes.barh(range(len(pairs)), [count for *_, count in pairs], color="tab:blue")
     axes.bar_label(bars, padding=2, fontsize=8)
     axes.set_yticks(range(len(pairs)), texts, fontsize=8, parse_math=False)
     axes.invert_yaxis()
-    axes.set(xlabel="images", title=f"The most frequent confusions of {len(names):,} classes")
+    axes.set(xlabel="images")
+    figure.suptitle(f"The most frequent confusions of {len(names):,} classes", fontsize=11)
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axes.margins(x=0.1)
     save_figure(figure, path)
@@ -121,13 +122,14 @@ def draw_mistakes(
     columns = min(len(mistakes), _GALLERY[1])
     rows = -(-len(mistakes) // columns)
     figure = matplotlib.figure.Figure(figsize=(max(2.2 * columns, 3.6), 2.9 * rows + 0.4), layout="constrained")
+    figure.set_layout_engine("constrained", h_pad=0.12)  # inches, so that no row is cut off at the edge
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in grid:
         axes.set_axis_off()
     for axes, index in zip(grid, mistakes, strict=False):
         try:
             image = split.example(tf.constant(index, tf.int64))[0].numpy()
-            axes.imshow(as_colors(image), vmin=0, vmax=255)
+            axes.imshow(_as_colors(image), vmin=0, vmax=255)
         except Exception as error:  # of any kind: one picture must not cost the others
             reason = textwrap.fill(f"cannot be shown: {error}"[:120], _LONGEST_NAME)
             axes.text(0.5, 0.5, reason, ha="center", va="center", fontsize=6, parse_math=False)
@@ -140,7 +142,7 @@ def draw_mistakes(
     save_figure(figure, path, dpi=110)
 
 
-def as_colors(image: np.ndarray) -> np.ndarray:
+def _as_colors(image: np.ndarray) -> np.ndarray:
     """An image (h, w, C) of 1 to 4 channels as RGB or RGBA; the second and the fourth channel are alpha."""
     if image.shape[-1] > 2:
         return image

@@ -76,11 +76,46 @@ def _joined(texts: Sequence[str] | Iterator[str]) -> str:
     return _BETWEEN.join(texts)
 
 
-def read_correct(directory: str) -> dict[str, bool]:
-    """Whether each image was right in an earlier evaluation, from its predictions.csv.
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """An earlier evaluation, of another model on the same images."""
 
-    Raises UserError if the directory has none, or one that is no file of ours.
-    """
+    name: str
+    """The directory of its report."""
+    correct: dict[str, bool]
+    """Whether each image was right."""
+
+    def check_images(self, files: Sequence[str]) -> None:
+        """Raise UserError unless these are its images."""
+        if self.correct.keys() != set(files):
+            common = len(self.correct.keys() & set(files))
+            raise UserError(
+                f"{self.name} was evaluated on other images: {common:,} of its {len(self.correct):,} are among the "
+                f"{len(files):,} of now; evaluate both models with the same --data."
+            )
+
+    def measure(self, now: Predictions) -> dict[str, Any]:
+        """How the model of now differs, and whether that may be chance.
+
+        By McNemar's exact test: of the images that only one of two equally good models gets right, each is as likely to
+        be right by the one as by the other.
+        """
+        before = np.array([self.correct[file] for file in now.files])
+        gained, lost = int(np.sum(now.correct & ~before)), int(np.sum(~now.correct & before))
+        p = float(scipy.stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+        return {
+            "with": self.name,
+            "accuracy": float(before.mean()),
+            "difference": float(now.correct.mean() - before.mean()),
+            "only_now_right": gained,
+            "only_then_right": lost,
+            "p_value": p,
+            "within_noise": p >= _LEVEL,
+        }
+
+
+def open_comparison(directory: str) -> Comparison:
+    """Read predictions.csv of an earlier report. Raises UserError if the directory has none that is ours."""
     path = to_path(directory) / PREDICTIONS
     if not path.is_file():
         raise UserError(
@@ -91,43 +126,13 @@ def read_correct(directory: str) -> dict[str, bool]:
         rows = list(csv.DictReader(stream))
     if not rows or not {"file", "correct"} <= rows[0].keys():
         raise UserError(f"{path} has no columns file and correct; evaluate that model again.")
-    return {row["file"]: row["correct"] == "True" for row in rows}
-
-
-def check_same_images(directory: str, earlier: dict[str, bool], files: Sequence[str]) -> None:
-    """Raise UserError unless the earlier evaluation in a directory is of the same images."""
-    if earlier.keys() != set(files):
-        common = len(earlier.keys() & set(files))
-        raise UserError(
-            f"{directory} was evaluated on other images: {common:,} of its {len(earlier):,} are among the "
-            f"{len(files):,} of now; evaluate both models with the same --data."
-        )
-
-
-def compare(directory: str, earlier: dict[str, bool], now: Predictions) -> dict[str, Any]:
-    """How a model differs from the one of an earlier evaluation on the same images, and whether that may be chance.
-
-    By McNemar's exact test: of the images that only one of two equally good models gets right, each is as likely to be
-    right by the one as by the other.
-    """
-    before = np.array([earlier[file] for file in now.files])
-    gained, lost = int(np.sum(now.correct & ~before)), int(np.sum(~now.correct & before))
-    p = float(scipy.stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
-    return {
-        "with": directory,
-        "accuracy": float(before.mean()),
-        "difference": float(now.correct.mean() - before.mean()),
-        "only_now_right": gained,
-        "only_then_right": lost,
-        "p_value": p,
-        "within_noise": p >= _LEVEL,
-    }
+    return Comparison(directory, {row["file"]: row["correct"] == "True" for row in rows})
 
 
 def comparison_sentence(found: dict[str, Any]) -> str:
-    """What `compare` found, for people."""
+    """What `Comparison.measure` found, for people."""
     verdict = (
-        "the difference is within the noise of so few images"
+        "the difference is within the noise"
         if found["within_noise"]
         else f"the difference is more than noise (p = {found['p_value']:.2g})"
     )

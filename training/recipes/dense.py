@@ -13,8 +13,8 @@ SegmentationHead = Literal["eomt", "linear"]
 # Fields of `Recipe` that are for classes of whole images.
 _OF_CLASSES = (
     "loss", "head_bias", "label_smoothing", "patch_sizes", "patch_dropout", "balance", "class_weights",
-    "sharpness_radius", "teacher", "distillation", "temperature", "resize", "crop_from", "inception_crop", "shift", "autoaugment",
-    "randaugment_layers", "randaugment_magnitude", "random_erasing", "mixup", "cutmix",
+    "sharpness_radius", "teacher", "distillation", "temperature", "resize", "crop_from", "inception_crop", "shift",
+    "autoaugment", "randaugment_layers", "randaugment_magnitude", "random_erasing", "mixup", "cutmix",
 )  # fmt: skip
 
 
