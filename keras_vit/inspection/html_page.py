@@ -51,6 +51,11 @@ figcaption { font-size: 0.8rem; color: #333; }
 .cards { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }
 article { border: 1px solid #ccc; border-radius: 0.5rem; padding: 0.75rem; min-width: 0; }
 article[hidden] { display: none; }
+.scale { display: flex; align-items: center; gap: 0.5rem; margin: 0.5rem 0; font-size: 0.8rem; color: #333; }
+.scale .bar { flex: 1; max-width: 12rem; height: 0.6rem; border-radius: 0.15rem; }
+.guesses { list-style: none; margin: 0.75rem 0 0; padding: 0; font-size: 0.9rem; }
+.guesses li { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr) 4rem; gap: 0.5rem; }
+.guesses li span:last-child { text-align: right; } meter { width: 100%; }
 """
 
 _DOCUMENT = """<!DOCTYPE html>
