@@ -11,7 +11,7 @@ from export.token_merging import calling_with_merged_tokens
 from keras_vit.errors import UserError
 from keras_vit.models.attention import DotProductAttention, split_heads
 from keras_vit.models.build import calling_class_token_only, class_token_only
-from keras_vit.models.layers import StandardizedConv2D, TokenDense, gelu_erf, no_init_weights
+from keras_vit.models.layers import Activation, StandardizedConv2D, TokenDense, gelu_erf, no_init_weights
 
 
 def in_dtype(model: keras.Model, dtype: str) -> keras.Model:
@@ -135,6 +135,8 @@ class _OnnxLayers(InferenceLayers):
             return _StepByStepNorm.from_config(self.config(layer))
         if isinstance(layer, TokenDense) and layer.activation is gelu_erf:
             return _ErfDense.from_config({**self.config(layer), "activation": None})
+        if isinstance(layer, Activation) and layer.gelu == "erf":
+            return _ErfActivation.from_config(self.config(layer))
         if layer.name == "resnet.root_block.pool_padding":
             return _NearlyZeroPadding.from_config(self.config(layer))
         return super().layer(layer)
@@ -182,8 +184,18 @@ class _ErfDense(TokenDense):
     """
 
     def call(self, tokens):
-        x = super().call(tokens)
-        return 0.5 * x * (1.0 + ops.erf(x * 0.5**0.5))
+        return _gelu_by_erf(super().call(tokens))
+
+
+class _ErfActivation(Activation):
+    """Exact GELU, likewise."""
+
+    def call(self, x):
+        return _gelu_by_erf(x)
+
+
+def _gelu_by_erf(x):
+    return 0.5 * x * (1.0 + ops.erf(x * 0.5**0.5))
 
 
 class _NearlyZeroPadding(keras.layers.ZeroPadding2D):

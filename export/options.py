@@ -36,6 +36,8 @@ class SourceOptions:
     """Number of attention heads, if the checkpoint does not contain it."""
     num_groups: int | None = None
     """Number of GroupNorm groups, if the checkpoint does not contain it."""
+    verify_images: Count = 128
+    """Largest number of images that the export is verified on, evenly spaced among those that there are."""
     license: str | None = None
     """License of the weights, for the files and reports. Default: what the checkpoint, or the one that the run was
     fine-tuned from, states."""
@@ -46,6 +48,7 @@ class SourceOptions:
 
     def open_run(self) -> Run:
         """The model to export. Raises UserError unless one is there, and for settings of a checkpoint beside a run."""
+        check_ranges(self)
         if (self.run is None) == (self.checkpoint is None):
             raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
         if self.run is None:

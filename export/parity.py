@@ -12,6 +12,7 @@ from scipy import special
 from export.options import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
+from keras_vit.progress import Progress
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.unknown import UnknownScorer
 
@@ -85,9 +86,13 @@ def reference(
     """
     if not samples.encoded:
         raise UserError("An export is verified on sample images, but there are none.")
-    batches = (images for _, images in _batches(samples, preprocessing, raw_pixels))
-    inputs = (preprocessing.normalize(images) if raw_pixels else images for images in batches)
-    logits = np.concatenate([model.predict_on_batch(np.asarray(images)) for images in inputs])
+    found = []
+    with Progress("Running the Keras model", len(samples.encoded)) as progress:
+        for _, images in _batches(samples, preprocessing, raw_pixels):
+            inputs = preprocessing.normalize(images) if raw_pixels else images
+            found.append(model.predict_on_batch(np.asarray(inputs)))
+            progress.update(len(images))
+    logits = np.concatenate(found)
     if logits.shape[1] > 1 and logits.min() >= 0.0 and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
         raise UserError(
             f"The model {model.name!r} outputs probabilities, but an export takes logits and adds the softmax itself; "

@@ -100,10 +100,11 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
     else:
         labels = _labels_of(run, options)
         if options.images is None:
-            samples, seen = random_images(run.preprocessing), f"{_NUM_RANDOM} random images"
+            samples, seen = random_images(run.preprocessing), "random images"
         else:
             samples, seen = read_folder(options.images, labels), f"images of {options.images}"
         weights, terms = short_name(run.name), run.license
+    samples, seen = _verified_on(samples, seen, options.verify_images)
     is_run = options.run is not None
     origin = Provenance(
         name=run.name,
@@ -125,11 +126,18 @@ def open_without_classes(run: Run, options: SourceOptions) -> ExportedModel:
     elif options.images is not None:
         samples, seen = read_folder(options.images, ()), f"images of {options.images}"
     else:
-        samples, seen = random_images(run.preprocessing), f"{_NUM_RANDOM} random images"
+        samples, seen = random_images(run.preprocessing), "random images"
+    samples, seen = _verified_on(samples, seen, options.verify_images)
     terms = options.license or run.license
     return ExportedModel(
         run.model, (), samples, Provenance(run.name, seen, weights=short_name(run.name), license=terms)
     )
+
+
+def _verified_on(samples: Samples, seen: str, most: int) -> tuple[Samples, str]:
+    """Some of the sample images, and what they are."""
+    some, count = samples.some(most), len(samples.encoded)
+    return some, seen if some is samples else f"of {count:,} {seen}"
 
 
 def _weights(config: dict) -> tuple[str, str | None]:

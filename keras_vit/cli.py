@@ -123,6 +123,9 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
     # Else Python looks for cycles among the million objects of TensorFlow and Keras as it exits, which takes seconds.
     atexit.register(gc.freeze)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
     try:
         _call(command, arguments)
     except KeyboardInterrupt:
@@ -134,6 +137,11 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _end(number: int, _) -> typing.NoReturn:
+    """End by a signal, but remove unfinished files first."""
+    sys.exit(128 + number)
 
 
 def command_line() -> str:

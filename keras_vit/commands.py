@@ -20,7 +20,7 @@ _GROUPS = {
         "pretrain": "train a model from scratch, with or without labels",
         "linear-probe": "fit a linear classifier to frozen features, and save both as a run",
         "detect": "find objects from words, from an example, or of your own classes",
-        "segment": "learn to label every pixel",
+        "segment": "find the class of every pixel, or objects with their outlines",
         "unknown": "teach a run to tell pictures of none of its classes",
         "anomaly": "find defects on parts by a memory of good ones",
         "soup": "average the weights of fine-tuned runs",

@@ -232,6 +232,13 @@ class Samples:
     names: tuple[str, ...] = ()
     """What to call each image, such as its class folder and file; empty where it is not known."""
 
+    def some(self, most: int) -> "Samples":
+        """At most so many of the images, evenly spaced."""
+        if len(self.encoded) <= most:
+            return self
+        rows = np.linspace(0, len(self.encoded) - 1, most).astype(int)
+        return Samples(tuple(self.encoded[row] for row in rows), self.labels[rows])
+
     def save(self, path: str | os.PathLike) -> None:
         """Write an .npz file of numeric arrays."""
         ends = np.cumsum([len(image) for image in self.encoded], dtype=np.int64)

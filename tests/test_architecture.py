@@ -25,6 +25,7 @@ EXCEPTION = ROOT / "training" / "demo.py"
 FLOORS = (
     "keras_vit.errors",
     "keras_vit.native_stderr",
+    "keras_vit.progress",
     "keras_vit.cli",
     "keras_vit.parser",
     "keras_vit.files",
@@ -50,8 +51,8 @@ FLOORS = (
     "training.evaluation",
     "training.features",
     "training.probes",
-    "training.segmentation",
     "training.prediction",
+    "training.segmentation",
     "training.detection",
     "training.outliers",
     "training.experiments",

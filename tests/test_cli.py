@@ -592,3 +592,29 @@ cli.run(lambda _: Cycle())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+_STAGES_AND_WAITS = """
+import pathlib, sys, time
+from keras_vit import cli
+from keras_vit.files.atomic import staged
+
+def main(arguments):
+    with staged(pathlib.Path("out")) as stage:
+        (stage / "model.tflite").touch()
+        print("writing", flush=True)
+        time.sleep(60)
+
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_ended_leaves_nothing_behind(number, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _STAGES_AND_WAITS]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    assert not list(tmp_path.iterdir())

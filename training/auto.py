@@ -41,13 +41,14 @@ def main(arguments: Sequence[str]) -> None:
         resize_for,
         unfinished_recipe,
         usable_checkpoint,
+        zero_shot_accuracy,
     )
     from training.input.sources import open_source
     from training.probes.logistic_regression import probe
 
     data = options.source.arguments()
     training = [*data, "--workdir", options.workdir, "--seed", str(options.seed)]
-    checkpoint = usable_checkpoint(options.checkpoint)
+    checkpoint, baseline = usable_checkpoint(options.checkpoint), None
     more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
     if checkpoint is None:
         if more:
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     else:
         size = original_image_size(checkpoint)
         run, source = open_run(checkpoint, image_size=size), open_source(options.source)
+        baseline = zero_shot_accuracy(checkpoint, source)
         epochs = finetuning_epochs(run, source, options.minutes)
         resize = options.resize or resize_for(run, source)
         if more and not epochs:
@@ -73,7 +75,11 @@ def main(arguments: Sequence[str]) -> None:
     measured = EvaluateOptions(run=options.workdir, source=options.source)
     trained = measured.open_run()
     evaluate(open_predictor(trained, measured.input, measured.devices), open_source(options.source), measured)
-    cli.print_next(trained.next_commands("evaluate"))
+    commands = trained.next_commands("evaluate")
+    if checkpoint is not None and baseline is not None:  # the classes' names are a better start than zeros
+        words = ("finetune", "--checkpoint", checkpoint, "--zero-shot-head", *data)
+        commands[-1] = (*words, "--workdir", f"{options.workdir}-from-words")
+    cli.print_next(commands)
 
 
 def _resize(resize: Resize | None) -> list[str]:

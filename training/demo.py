@@ -23,7 +23,7 @@ def demo(workdir: str, seed: int) -> dict:
     from training.experiments.demo import Artifact, summary_rows, train_and_evaluate, write_summary
 
     run, accuracy = train_and_evaluate(workdir, seed)
-    source = SourceOptions(run=str(run.path))
+    source = SourceOptions(run=str(run.path), verify_images=360)  # all test images
     exported = open_model(source.open_run(), source)
     path, parity = export_saved_model(exported, SavedModelOptions(source, str(run.path / "saved_model")))
     served = Artifact(path, directory_bytes(path), parity.max_abs_diff, parity.accuracy)

@@ -1,6 +1,7 @@
 """Few-shot linear accuracy: regularized least squares in closed form on frozen features of a few images per class.
 
     keras-vit fewshot --run runs/mnist-small --data tfds:mnist
+    keras-vit fewshot --checkpoint hf:facebook/dinov2-small --data folder:pictures --shots 5 --workdir runs/few
 
 Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929) section 4.1. Code: big_vision `evaluators/fewshot_lsr.py`,
 whose image selection for a seed is the same here; all arithmetic is float64.
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 
 from keras_vit import cli, parser
 from training.input.known_images import check_split
-from training.options.checks import check_data, report_directory
+from training.options.checks import check_data
 from training.options.probes import FewshotOptions
+from training.workdir import check_probe_workdir
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -19,7 +21,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(FewshotOptions, arguments, prog="keras-vit fewshot")
     check_data(options.source)
     run = options.open_run()
-    report_directory(run, options.output)
+    check_probe_workdir(run, options)
     check_split(run, options.source)
     cli.require_tensorflow()
 
@@ -27,6 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     from training.probes.least_squares import fewshot
 
     fewshot(run, open_source(options.source), options)
+    cli.print_next(options.next_commands())
 
 
 if __name__ == "__main__":

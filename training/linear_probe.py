@@ -10,11 +10,10 @@ The strength of the penalty is chosen on a tenth of the training images; then th
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from keras_vit.runs import open_run
 from training.input.known_images import check_split
-from training.options.checks import check_data, report_directory
+from training.options.checks import check_data
 from training.options.probes import LinearProbeOptions
-from training.workdir import check_new_workdir, check_outside
+from training.workdir import check_probe_workdir
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -22,11 +21,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(LinearProbeOptions, arguments, prog="keras-vit linear-probe")
     check_data(options.source)
     run = options.open_run()
-    if options.workdir is not None:
-        check_outside(options.workdir, options.source.data)
-        check_new_workdir(options.workdir)
-    if options.workdir is None or options.output is not None:
-        report_directory(run, options.output)
+    check_probe_workdir(run, options)
     check_split(run, options.source)
     cli.require_tensorflow()
 
@@ -34,10 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     from training.probes.logistic_regression import probe
 
     probe(run, open_source(options.source), options)
-    if options.workdir is None:
-        cli.print_next([options.probe_command()])
-    else:
-        cli.print_next(open_run(options.workdir).next_commands("linear-probe"))
+    cli.print_next(options.next_commands())
 
 
 if __name__ == "__main__":

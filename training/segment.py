@@ -1,34 +1,118 @@
-"""Train a linear segmentation head on the frozen features of a model, evaluate it by mIoU, and export a SavedModel.
+"""Segment pictures with a Vision Transformer: the class of each pixel, objects, or both.
 
-    keras-vit segment --checkpoint runs/pictures --data scenes --workdir runs/scenes
+    keras-vit segment fit --checkpoint augreg:B_16 --data folder:scenes --workdir runs/scenes
+    keras-vit segment evaluate --run runs/scenes --data folder:scenes --output runs/scenes
+    keras-vit segment predict --run runs/scenes --output found new/
 
-The folder holds images/ and masks/, or train/ and test/ with these two. A mask has the name and the size of its image
-(scenes/masks/a.png for scenes/images/a.jpg), and its pixels are class numbers from 0; 255 is not counted. The file
-labels.txt in the folder may name the classes. --data tfds:oxford_iiit_pet takes images and masks from TensorFlow
-Datasets. The same command evaluates a finished run again.
+`fit`, `evaluate` and `predict` with --help list their options; `fit --head linear` trains a linear head on frozen
+features. The same fit command continues an interrupted run.
 """
 
+import dataclasses
+import pathlib
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
-from keras_vit.files.remote import is_remote, to_path
-from training.options.segment import SegmentOptions
-from training.workdir import check_outside, check_workdir
+from keras_vit import UserError, cli, parser, run_directory
+from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit.files.remote import to_path
+from keras_vit.runs import open_run
+from training.devices.tpu import prepare_tpu
+from training.options.jax import check_jax, check_tensorflow, jax_requested
+from training.options.predict import with_pictures
+from training.options.segment import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
+from training.recipes.dense import SEGMENT_RECIPES
+from training.recipes.overrides import overridden
+from training.workdir import check_workdir_of
+
+_PROG = "keras-vit segment"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--checkpoint FILE --data FOLDER --workdir DIR`"""
-    options = parser.parse(SegmentOptions, arguments, prog="keras-vit segment")
-    run = options.open_run()
-    if not is_remote(options.workdir):
-        check_workdir(to_path(options.workdir))
-        check_outside(options.workdir, f"folder:{options.data}")
-    options.check()
+    """`fit | evaluate | predict`, with the options of each"""
+    jobs = {"fit": _fit, "evaluate": _evaluate, "predict": _predict}
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: {cli.as_typed(_PROG)} {'|'.join(jobs)} [OPTIONS]\n\n{cli.as_typed(__doc__ or '')}")
+        return
+    if name not in jobs:
+        raise UserError(f"{_PROG} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
+    jobs[name](rest)
+
+
+def _fit(arguments: Sequence[str]) -> None:
+    head, _ = parser.named(arguments, "--head", "eomt")
+    recipe = SEGMENT_RECIPES.get(head, SEGMENT_RECIPES["eomt"])  # another head is refused with the other options
+    given = parser.read(SegmentFitOptions, arguments, prog=f"{_PROG} fit", recipe=recipe)
+    options = parser.build(SegmentFitOptions, given, prog=f"{_PROG} fit", recipe=recipe)
+    options = dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
+    check_name(options.checkpoint)
+    run_directory.check_model_file(options.checkpoint)
+    check_workdir_of(options, "segment", options.recipe.head, is_final=True)
+    if jax_requested():
+        check_jax(options, options.recipe)
+    else:
+        check_tensorflow(options)
+        prepare_tpu(options.devices)
+        cli.require_tensorflow()
+
+    from training.loop.setup import open_setup
+    from training.loop.signals import report_interruption
+    from training.segmentation.data import open_scenes
+    from training.segmentation.fit import fit
+
+    with report_interruption():
+        setup = open_setup(options, lambda: open_scenes(options.source, options.task))
+        fit(options, setup)
+    if not options.dry_run:
+        _print_next(options.workdir, setup.source.evaluation.name(0))
+
+
+def _print_next(run: str, picture: str) -> None:
+    """Print what to do with a run or checkpoint; `picture` is a file, or the name of a record."""
+    predict = [("segment", "predict", "--run", run, "--output", "found", picture)]
+    kind = "--run" if (pathlib.Path(run) / run_directory.CONFIG).is_file() else "--checkpoint"
+    export = ("saved-model", kind, run, "--output", "served")
+    cli.print_next([*(predict if pathlib.Path(picture).is_file() else []), export])
+
+
+def _evaluate(arguments: Sequence[str]) -> None:
+    options = parser.parse(SegmentEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
+    run = open_run(options.run)
+    output = run_directory.check_output(options.output)
     cli.require_tensorflow()
 
-    from training.segmentation.segment import open_data, segment
+    from training.segmentation.data import open_scenes
+    from training.segmentation.evaluation import evaluate, write_report
+    from training.segmentation.segmenter import open_segmenter
 
-    segment(run, open_data(options), options)
+    segmenter = open_segmenter(run, options.task)
+    data = open_scenes(options.source, segmenter.kind)
+    if data.labels != segmenter.labels:
+        raise UserError(
+            f"{options.run} has the classes {', '.join(segmenter.labels[:9])}, but the data have "
+            f"{', '.join(data.labels[:9])}; give data with the same classes in the same order."
+        )
+    write_report(evaluate(segmenter, data.evaluation), output)
+    _print_next(options.run, data.evaluation.name(0))
+
+
+def _predict(arguments: Sequence[str]) -> None:
+    prog = f"{_PROG} predict"
+    given = with_pictures(parser.read(SegmentPredictOptions, arguments, prog=prog))
+    options = parser.build(SegmentPredictOptions, given, prog=prog)
+
+    from training.prediction.pictures import find_pictures
+
+    run = open_run(options.run)
+    files = find_pictures(options.pictures)
+    output = run_directory.check_output(options.output)
+    cli.require_tensorflow()
+
+    from training.segmentation.predict import predict
+    from training.segmentation.segmenter import open_segmenter
+
+    predict(open_segmenter(run, options.task), files, to_path(output), options.threshold)
+    _print_next(options.run, "")
 
 
 if __name__ == "__main__":

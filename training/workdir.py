@@ -9,8 +9,11 @@ from typing import Any
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
+from keras_vit.runs import Run
 from training.lock import LOCK, check_unlocked
+from training.options.checks import report_directory
 from training.options.common import TrainingOptions
+from training.options.probes import ProbeOptions
 
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
@@ -42,6 +45,15 @@ def check_new_workdir(workdir: str) -> None:
     check_workdir(path)
     if (path / run_directory.MODEL).is_file():
         raise UserError(f"{path} holds a finished run; choose another --workdir, or delete {path}.")
+
+
+def check_probe_workdir(run: Run, options: ProbeOptions) -> None:
+    """Raise UserError unless the run of a probe, if any, and its report can be written."""
+    if options.workdir is not None:
+        check_outside(options.workdir, options.source.data)
+        check_new_workdir(options.workdir)
+    if options.workdir is None or options.output is not None:
+        report_directory(run, options.output)
 
 
 def check_outside(workdir: str, data: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
-import tqdm
 
 from export import fingerprint, parity, report
 from export.inference_model import in_dtype, inference_model
@@ -19,6 +18,7 @@ from keras_vit import UserError, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
+from keras_vit.progress import Progress
 
 # Further batch sizes to verify, on the first images.
 _BATCHES = (1, 5)
@@ -48,7 +48,7 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
     network = inference_model(model, for_onnx=True)
     written: dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, notes = {}, []
-    with staged(output) as stage:
+    with staged(output) as stage, Progress("Writing the files"):
         for kind in dict.fromkeys(formats):
             started = time.perf_counter()
             about = {"weights": origin.weights, "license": origin.license_text}
@@ -95,7 +95,7 @@ def _verify(file: pathlib.Path, kind: OnnxFormat, expected: parity.Reference) ->
 def _run(runner: Runner, expected: parity.Reference, name: str) -> np.ndarray:
     """Logits (n, K) of the sample images."""
     logits = []
-    with tqdm.tqdm(desc=f"Running {name}", total=len(expected.logits), unit="image", disable=None) as progress:
+    with Progress(f"verifying {name}", len(expected.logits)) as progress:
         for _, images in expected.batches():
             logits.append(runner(images))
             progress.update(len(images))

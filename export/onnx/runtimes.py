@@ -73,9 +73,9 @@ def write(
         directory: for the files.
         labels: class names. The ONNX file stores them and the preprocessing as metadata.
         about: further texts for the metadata of the ONNX file.
-        output: name of the output.
+        output: name of the output, of which there is one unless the model has a dict.
     """
-    named = keras.Model(model.input, {output: model.output})
+    named = model if isinstance(model.output, dict) else keras.Model(model.input, {output: model.output})
     image = keras.InputSpec(shape=model.input_shape, dtype="float32", name="image")
     path = directory / FILES[kind][0]
     with _silenced():

@@ -37,11 +37,17 @@ def main(arguments: Sequence[str]) -> None:
     from export.detection import is_detector, open_detector
     from export.saved_model.detection import export_detector
     from export.saved_model.export import export_saved_model, summary
+    from export.saved_model.segmentation import export_segmenter
+    from export.segmentation import is_segmenter, open_segmenter
     from export.source import open_model
 
     if is_detector(run):
         path, difference = export_detector(open_detector(run, options.source), to_path(options.output))
         print(f"{path}: boxes and logits within {difference:.2g} of the Keras model; see {path / 'report.md'}.")
+        return
+    if is_segmenter(run):
+        path, share = export_segmenter(open_segmenter(run, options.source), to_path(options.output))
+        print(f"{path}: {share:.2%} of the pixels are those of the Keras model; see {path / 'report.md'}.")
         return
     parity.check_share(options.max_disagreement)
     path, found = export_saved_model(open_model(run, options.source), options)

@@ -32,6 +32,7 @@ from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
 from keras_vit.files.tables import short_name
+from keras_vit.progress import Progress
 
 # Number of images for the C++ loader, and of timed calls.
 _CPP_IMAGES, _CPP_REPEATS = 4, 30
@@ -57,7 +58,7 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
     expected = parity.reference(
         in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
     )
-    with staged(output) as stage, tempfile.TemporaryDirectory() as assets:
+    with staged(output) as stage, tempfile.TemporaryDirectory() as assets, Progress("Writing the SavedModel"):
         version = stage / "version"
         labels_file = pathlib.Path(assets) / run_directory.LABELS
         labels_file.write_text(labels_text(labels), encoding="utf-8")
@@ -156,9 +157,11 @@ def _verify(
     warmup.write_requests(path, functions, expected.samples.encoded[0], image_shape)
     warmed_up = warmup.replay(path, functions)
     logits, probabilities = [], []
-    for files, images in expected.batches():
-        logits.append(loaded.signatures["image_tensor"](image=tf.constant(images))["logits"])
-        probabilities.append(loaded.signatures["serving_default"](image_bytes=tf.constant(files))["probabilities"])
+    with Progress("verifying", len(expected.logits)) as progress:
+        for files, images in expected.batches():
+            logits.append(loaded.signatures["image_tensor"](image=tf.constant(images))["logits"])
+            probabilities.append(loaded.signatures["serving_default"](image_bytes=tf.constant(files))["probabilities"])
+            progress.update(len(files))
     found = parity.compare(expected, np.concatenate(logits))
     activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
     difference = np.abs(np.concatenate(probabilities) - activation(expected.logits / origin.temperature)).max()

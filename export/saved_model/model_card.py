@@ -7,7 +7,7 @@ import keras
 
 from export.report import versions
 from export.source import Provenance
-from keras_vit import ViTConfig, config_of, preprocessing_of
+from keras_vit import ViTConfig, classes_of, config_of, preprocessing_of
 from keras_vit.files.tables import markdown_table
 from keras_vit.images.formats import format_list
 
@@ -29,6 +29,11 @@ with GrpcClient("localhost:8500", "NAME") as client:
     [ranking] = client.classify([pathlib.Path("picture.jpg").read_bytes()])
 print(ranking[0].label, ranking[0].score)
 """
+_OF_TEXTS = (
+    "The classes are texts: the embeddings of each in every template, averaged over those of a class, are the head."
+)
+# Classes whose texts are listed.
+_MOST_TEXTS = 1000
 # Rules for image files: see keras_vit/images/formats.py.
 _FILES = """Image files are {}. Of an animated GIF the first frame is used. Animated WebP is not supported, and WebP \
 not at all by servers with TensorFlow before 2.21. Transparent pixels of a GIF are black."""
@@ -75,6 +80,7 @@ def model_card(
     }
     lines = [f"# {model.name}: {len(labels)} classes", ""]
     lines += [markdown_table(("", ""), list(rows.items()), num_text_columns=2)]
+    lines += _texts(model)
     lines += ["", "## Signatures", "", "B is the number of images, 0 or more.", ""]
     lines += [markdown_table(("signature", "", "tensor", "type", "shape"), interface, num_text_columns=5)]
     lines += ["", f"{_FILES.format(format_list())} {_ALPHA[preprocessing.background]}", ""]
@@ -83,6 +89,19 @@ def model_card(
     lines += ["By gRPC, with a checkout of the project:", "", "```text", _GRPC.rstrip(), "```", ""]
     lines += ["Verification of this version: [report](report.md).", ""]
     return "\n".join(lines)
+
+
+def _texts(model: keras.Model) -> list[str]:
+    """The texts that the head was made of, with their templates; none for other models."""
+    classes = classes_of(model)
+    if classes is None:
+        return []
+    rows = [(label, " | ".join(texts)) for label, texts in zip(classes.labels, classes.texts, strict=True)]
+    lines = ["", "## Texts", "", _OF_TEXTS, ""]
+    lines += [f"* `{template}`" for template in classes.templates]
+    lines += ["", markdown_table(("class", "texts"), rows[:_MOST_TEXTS], num_text_columns=2)]
+    more = len(rows) - _MOST_TEXTS
+    return [*lines, "", f"{more:,} more classes, in assets/labels.txt."] if more > 0 else lines
 
 
 def _merging(merged: int) -> dict[str, str]:

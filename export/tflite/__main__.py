@@ -42,14 +42,21 @@ def main(arguments: Sequence[str]) -> None:
 
     from export import parity
     from export.detection import is_detector, open_detector
+    from export.segmentation import is_segmenter, open_segmenter
     from export.source import open_model
     from export.tflite.detection import export_detector
     from export.tflite.export import export_tflite, read_calibration, summary
+    from export.tflite.segmentation import export_segmenter
 
     if is_detector(run):
         detector, output = open_detector(run, options.source), to_path(options.output)
         for path, difference in export_detector(detector, output, options.formats).values():
             print(f"{path}: boxes and logits within {difference:.2g} of the Keras model.")
+        return
+    if is_segmenter(run):
+        segmenter, output = open_segmenter(run, options.source), to_path(options.output)
+        for path, share in export_segmenter(segmenter, output, options.formats).values():
+            print(f"{path}: {share:.2%} of the pixels are those of the Keras model.")
         return
     parity.check_share(options.max_disagreement)
     exported = open_model(run, options.source)

@@ -28,6 +28,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
+from keras_vit.progress import Progress
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
 from keras_vit.unknown import UnknownScorer, features_and_logits
@@ -86,10 +87,15 @@ def export_tflite(
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, errors, steps, in_eight_bits = {}, {}, {}, list[DenseLayers]()
-    with staged(output) as stage, tempfile.TemporaryDirectory(dir=stage) as temporary:
+    with (
+        staged(output) as stage,
+        tempfile.TemporaryDirectory(dir=stage) as temporary,
+        Progress("TFLite") as progress,
+    ):
         float_files: dict[tuple[bool, bool], pathlib.Path] = {}
-        for kind in formats:
+        for number, kind in enumerate(formats, 1):
             started = time.perf_counter()
+            progress.doing = f"{kind} ({number} of {len(formats)})"
             # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
             all_tokens, is_smoothed = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and smoothed is not model
             if (all_tokens, is_smoothed) not in float_files:
@@ -183,20 +189,22 @@ def convert(
     dynamic_batch: bool = False,
     all_tokens: bool = False,
     output: str = "logits",
+    finish: Callable[[keras.Model], keras.Model] | None = None,
     unknown: UnknownScorer | None = None,
 ) -> bytes:
     """Convert the `inference_model` of a model to a float32 TFLite file, with batch 1 or a dynamic batch.
 
     With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. `output` is
-    the name of the output; with `unknown`, there is another, unknown_score (B,). The conversion
-    goes through a SavedModel. A file converted from a concrete function would
-    have no weights.
+    the name of the output; with `unknown`, there is another, unknown_score (B,). `finish` adds what follows the
+    model, and may give a dict of outputs. The conversion goes through a SavedModel. A file converted from a concrete
+    function would have no weights.
     """
     preprocessing = preprocessing_of(model)
     if for_delegates is None:
         network = inference_model(model, all_tokens=all_tokens)
     else:
         network = delegate_model(model, for_delegates, all_tokens=all_tokens)
+    network = network if finish is None else finish(network)
     shape = (None if dynamic_batch else 1, *preprocessing.image_size, preprocessing.channels)
     scored = None if unknown is None else features_and_logits(network)
     spec = tf.TensorSpec(shape, tf.uint8 if uint8_input else tf.float32, name="image")
@@ -209,6 +217,8 @@ def convert(
             logits = inside["logits"]
             return {output: logits, "unknown_score": unknown.score(inside["pre_logits"], logits)}
         logits = network(pixels, training=False)
+        if isinstance(logits, dict):
+            return logits
         return {output: tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}
 
     module = tf.Module()

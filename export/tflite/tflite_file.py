@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import flatbuffers
 import numpy as np
-import tqdm
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
@@ -19,6 +18,7 @@ from keras_vit import Preprocessing, run_directory
 from keras_vit.files.labels import labels_text
 from keras_vit.files.tflite_metadata import preprocessing_text
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.progress import Progress
 
 # Largest number of interpreters in parallel.
 _MOST_WORKERS = 4
@@ -142,7 +142,6 @@ def run(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False
     workers = min(_MOST_WORKERS, os.cpu_count() or 1, count)
     is_score = output == "unknown_score"
     logits = np.empty(count if is_score else expected.logits.shape, np.float32)
-    progress = tqdm.tqdm(desc=f"Running {file.name}", total=count, unit="image", disable=None)
     interpreters = [interpreter(file, 1) for _ in range(workers)]
 
     def run_worker(worker: int, first: int, images: np.ndarray) -> None:
@@ -153,13 +152,13 @@ def run(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False
             interpreters[worker].set_tensor(source, images[index : index + 1])
             interpreters[worker].invoke()
             logits[first + index] = interpreters[worker].get_tensor(target)[0]
-            progress.update()
 
     first = 0
-    with progress, concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    with Progress("verifying", count) as progress, concurrent.futures.ThreadPoolExecutor(workers) as pool:
         for _, images in expected.batches(raw_pixels=raw_pixels):
             list(pool.map(lambda worker, first=first, images=images: run_worker(worker, first, images), range(workers)))
             first += len(images)
+            progress.update(len(images))
     return logits
 
 

@@ -391,6 +391,9 @@ class ViTConfig:
         return rows // self.patch[0], columns // self.patch[1]
 
 
+SegmentationTask = Literal["semantic", "instance", "panoptic"]
+
+
 @dataclasses.dataclass(frozen=True)
 class SegmentationConfig:
     """What turns a Vision Transformer into an encoder-only mask transformer (EoMT), see `segmentation_model`."""
@@ -408,9 +411,16 @@ class SegmentationConfig:
     training form. A model that is trained to the end needs none."""
     gelu: Gelu = "erf"
     """Activation of mask head and upscaling."""
+    task: SegmentationTask = "semantic"
+    """What becomes of classes and masks: the class of each pixel; the masks of objects, which may overlap; or segments
+    that do not."""
+    stuff: tuple[int, ...] = ()
+    """For panoptic: classes all of whose masks in a picture are one segment."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
+        if self.task not in get_args(SegmentationTask):
+            raise UserError(f"task must be one of {', '.join(get_args(SegmentationTask))}, but is {self.task!r}.")
         for field in ("num_classes", "num_queries", "num_blocks"):
             check_integers(field, getattr(self, field))
         check_integers("num_upscale_blocks", self.num_upscale_blocks, least=0)

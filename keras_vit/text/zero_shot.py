@@ -20,6 +20,7 @@ from keras_vit.models.build import build, config_of, dtype_policy, preprocessing
 from keras_vit.models.config import Classes, ViTConfig
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.tasks import task_of
+from keras_vit.progress import Progress
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
 from keras_vit.text.classes import check_classes
 from keras_vit.text.tokenizer import Tokenizer, open_tokenizer
@@ -27,8 +28,6 @@ from keras_vit.text.tower import build_text_tower
 
 # Texts of one forward pass.
 _BATCH = 256
-# From this number on, a progress bar is printed.
-_MANY = 2048
 # Positions of a shortened tower are a multiple of this.
 _STEP = 8
 
@@ -132,15 +131,14 @@ def _class_embeddings(text: TextCheckpoint, tokenize: Tokenizer, classes: Classe
     owners = np.repeat(np.arange(len(counts)), counts)
     sums = np.zeros((len(counts), text.config.output_size), np.float64)
     total, done = int(sum(counts)), 0
-    progress = keras.utils.Progbar(total, unit_name="text") if total >= _MANY else None
     towers: dict[int, keras.Model] = {}
-    for sentences in _batches(classes):
-        ids, lengths = tokenize.encode(sentences)
-        embeddings = _embed(text, towers, ids, int(lengths.max()))
-        np.add.at(sums, owners[done : done + len(ids)], embeddings)
-        done += len(ids)
-        if progress is not None:
-            progress.update(done)
+    with Progress("Reading the texts", total, "texts") as progress:
+        for sentences in _batches(classes):
+            ids, lengths = tokenize.encode(sentences)
+            embeddings = _embed(text, towers, ids, int(lengths.max()))
+            np.add.at(sums, owners[done : done + len(ids)], embeddings)
+            done += len(ids)
+            progress.update(len(ids))
     return (sums / np.linalg.norm(sums, axis=1, keepdims=True)).astype(np.float32)
 
 

@@ -6,8 +6,10 @@ import pathlib
 import re
 import shlex
 import subprocess
+import types
 
 import pytest
+import tensorflow as tf
 import yaml
 
 from keras_vit import UserError
@@ -84,7 +86,10 @@ def commands(service_and_job) -> list[list[str]]:
 def test_the_commands_of_the_files_can_be_parsed(service_and_job, monkeypatch, tmp_path):
     parsed = []
     monkeypatch.setattr(cli, "require_tensorflow", lambda: parsed.append(True))
-    monkeypatch.setattr("training.loop.pretrain.pretrain", lambda options, name, setup: parsed.append(options))
+    one_device = types.SimpleNamespace(strategy=tf.distribute.get_strategy())
+    monkeypatch.setattr("training.loop.setup.open_setup", lambda options: one_device)
+    monkeypatch.setattr("training.loop.pretrain.pretrain", lambda options, *others: parsed.append(options))
+    monkeypatch.setattr(cli, "print_next", lambda commands: None)
     for command in commands(service_and_job):
         command = [str(tmp_path) if part == "/shared/tfds" else part for part in command]
         main(command[command.index("training.pretrain") + 1 :])

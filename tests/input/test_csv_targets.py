@@ -181,5 +181,5 @@ def test_commas_in_a_file_without_bars_are_pointed_out(tmp_path, capsys, other, 
 def test_a_command_for_one_class_and_balancing_refuse_several(tmp_path, several):
     with pytest.raises(UserError, match="have several classes each, .* not this command"):
         open_source(csv_file(tmp_path, "path,labels", LINES))
-    with pytest.raises(UserError, match="these images have several; leave it out"):
+    with pytest.raises(UserError, match="these images have several classes; leave it out"):
         balanced(several.train)

@@ -339,6 +339,26 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     assert (tmp_path / "probe" / "linear_probe.md").is_file()
 
 
+def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, capsys):
+    workdir = str(tmp_path / "few")
+    opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir)
+    rows = least_squares.fewshot(*opened)
+    assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
+    probe, data = open_run(workdir), digits()
+    known = features.open_features(*opened, tmp_path)
+    chosen = least_squares.shots_of(known.train.labels, 10, 5, seed=0)
+    solution = least_squares.LeastSquares(known.train.values[chosen], known.train.labels[chosen], 10)
+    images, labels = zip(*(data.evaluation.example(tf.constant(i)) for i in range(360)), strict=True)
+    logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
+    scores = solution.scores(known.evaluation.values, 1024.0)
+    centered = [values - values.mean(axis=-1, keepdims=True) for values in (logits, scores)]
+    temperature = np.sqrt(np.mean(centered[1] ** 2) / np.mean(centered[0] ** 2))
+    np.testing.assert_allclose(centered[0] * temperature, centered[1], atol=1e-3)
+    assert np.mean(logits.argmax(1) == np.array(labels)) == rows[1]["accuracies"][0]
+    assert probe.settings["command"] == "fewshot"
+    assert [name for name, *_ in opened[2].next_commands()] == ["evaluate", "predict", "inspect"]
+
+
 def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(run, tmp_path, capsys):
     workdir = str(tmp_path / "a probe")
     arguments = ["--run", str(run.path), "--data", "digits", "--cache", str(tmp_path / "cache"), "--c", "0.1"]
@@ -369,6 +389,9 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
     ]
     assert found["mean"] == pytest.approx(np.mean(scores))
     assert found["standard_error"] == pytest.approx(np.std(scores, ddof=1) / 5**0.5)
+    # 2.776: the 97.5 % quantile of Student's distribution with 4 degrees of freedom, as printed in tables
+    width = 2.776 * found["standard_error"]
+    assert found["interval"] == pytest.approx([found["mean"] - width, min(found["mean"] + width, 1.0)], abs=1e-4)
     # Noise that no one can tell apart, but each image twice: a copy in the training fold would give it away.
     rng = np.random.default_rng(0)
     noise = Features(

@@ -157,7 +157,7 @@ def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder,
 def test_few_and_uneven_images_are_met_with_their_numbers_and_what_to_do():
     first, few, uneven = advice([98, 13, 36], from_scratch=True)
     assert first == "Training images per class: smallest class 13, median 36, largest 98."
-    assert "training.finetune --checkpoint augreg:S_16" in few
+    assert "finetune --checkpoint augreg:S_16" in few
     assert "--balance" in uneven
 
 
@@ -190,7 +190,7 @@ def test_auto_looks_at_the_folder_trains_says_why_and_advises(folder, tmp_path, 
     assert "Model: a small ResNet (BiT)" in printed
     assert "Image size: 32 pixels, since the shorter side is typically 40 pixels;" in printed
     assert "Training images per class: smallest class 3, median 10, largest 16." in printed
-    assert "training.finetune --checkpoint augreg:S_16" in printed
+    assert "finetune --checkpoint augreg:S_16" in printed
     recipe = json.loads((workdir / "config.json").read_text())["settings"]["recipe"]
     assert (recipe["channels"], recipe["steps"], recipe["epochs"], recipe["balance"]) == (1, 1, None, False)
     moved = shutil.copytree(folder, tmp_path / "moved")

@@ -1,7 +1,12 @@
 """Scenes with exact truth: shapes of some classes on a noisy ground, as a data set of instances or of classes."""
 
+import json
+import pathlib
+
 import numpy as np
+import PIL.Image
 import tensorflow as tf
+from pycocotools import mask as rle
 
 from training.input.dataset import DataSet, Split
 from training.input.dense import DenseBatches
@@ -51,3 +56,83 @@ def shapes(train: int = 24, evaluation: int = 8, *, semantic: bool = False, side
         )
 
     return DataSet(LABELS, split(0, train), split(10_000, evaluation), batches=DenseBatches(MOST))
+
+
+def write_folder(root: pathlib.Path, count: int, *, objects: bool = False, first: int = 0) -> str:
+    """images/ and masks/ with classes, or objects in 16 bits, and labels.txt; return --data."""
+    for name in ("images", "masks"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for number in range(first, first + count):
+        image, classes, segments = scene(number)
+        values = np.where(classes > 0, 1000 * classes + np.arange(len(classes)), 0) if objects else classes
+        PIL.Image.fromarray(image).save(root / "images" / f"{number:03d}.png")
+        mask = values[segments].astype(np.uint16 if objects else np.uint8)
+        PIL.Image.fromarray(mask).save(root / "masks" / f"{number:03d}.png")
+    (root / "labels.txt").write_text("".join(f"{label}\n" for label in LABELS))
+    return f"folder:{root}"
+
+
+def write_coco(root: pathlib.Path, count: int, *, first: int = 0, name: str = "scenes.json") -> str:
+    """Objects as run-length encodings, those of even ids uncompressed; return --data."""
+    root.mkdir(parents=True, exist_ok=True)
+    annotations: list[dict] = []
+    for number in range(first, first + count):
+        image, classes, segments = scene(number)
+        PIL.Image.fromarray(image).save(root / f"{number:03d}.png")
+        for place, label in enumerate(classes[1:].tolist(), 1):
+            mask = segments == place
+            if not mask.any():
+                continue
+            encoded = rle.encode(np.asfortranarray(mask, np.uint8))
+            segmentation = {"size": [SIDE, SIDE], "counts": encoded["counts"].decode()}
+            if len(annotations) % 2:
+                edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.T.ravel().astype(int), [2]])))
+                segmentation["counts"] = np.diff(np.concatenate([[0], edges])).tolist()
+            annotations.append(
+                {"id": len(annotations), "image_id": number, "category_id": 10 * label, "iscrowd": 0,
+                 "bbox": list(rle.toBbox(encoded)), "segmentation": segmentation}
+            )  # fmt: skip
+    images = [
+        {"id": n, "file_name": f"{n:03d}.png", "height": SIDE, "width": SIDE} for n in range(first, first + count)
+    ]
+    categories = [{"id": 10 * number, "name": label} for number, label in enumerate(LABELS) if number]
+    (root / name).write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    return f"coco:{root / name}"
+
+
+def write_panoptic(root: pathlib.Path, count: int) -> str:
+    """A panoptic.json with its PNGs, in which the ground is stuff; return --data."""
+    (root / "panoptic").mkdir(parents=True, exist_ok=True)
+    annotations = []
+    for number in range(count):
+        image, classes, segments = scene(number)
+        PIL.Image.fromarray(image).save(root / f"{number:03d}.png")
+        ids = 300 * (np.arange(len(classes)) + 1)
+        colors = np.stack([ids[segments] % 256, ids[segments] // 256, 0 * segments], axis=-1).astype(np.uint8)
+        PIL.Image.fromarray(colors).save(root / "panoptic" / f"{number:03d}.png")
+        seen = np.unique(segments)
+        infos = [{"id": int(ids[n]), "category_id": int(classes[n]) + 1, "iscrowd": 0} for n in seen]
+        annotations.append({"image_id": number, "file_name": f"{number:03d}.png", "segments_info": infos})
+    images = [{"id": number, "file_name": f"{number:03d}.png"} for number in range(count)]
+    categories = [{"id": n + 1, "name": label, "isthing": int(n > 0)} for n, label in enumerate(LABELS)]
+    (root / "panoptic.json").write_text(
+        json.dumps({"images": images, "annotations": annotations, "categories": categories})
+    )
+    return f"panoptic:{root / 'panoptic.json'}"
+
+
+def write_voc(root: pathlib.Path, count: int, *, objects: bool = True) -> str:
+    """Palette PNGs of classes and objects, with 255 on a border; return --data."""
+    folders = ["JPEGImages", "SegmentationClass"] + (["SegmentationObject"] if objects else [])
+    for name in folders:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        image, classes, segments = scene(number)
+        PIL.Image.fromarray(image).save(root / "JPEGImages" / f"{number:03d}.jpg", quality=95)
+        for name, values in zip(folders[1:], (classes[segments], segments), strict=False):
+            values = values.astype(np.uint8)
+            values[0] = 255
+            mask = PIL.Image.fromarray(values, "P")
+            mask.putpalette([value for value in range(256) for _ in range(3)])
+            mask.save(root / name / f"{number:03d}.png")
+    return f"voc:{root}"

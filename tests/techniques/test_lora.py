@@ -49,5 +49,5 @@ def test_what_cannot_be_adapted_is_refused_and_leaves_nothing(options, words, up
 
 
 def test_lora_from_scratch_is_refused(tmp_path):
-    with pytest.raises(UserError, match="LoRA adapts a trained model; give --lora to training.finetune"):
+    with pytest.raises(UserError, match="LoRA adapts a trained model; give --lora to keras-vit finetune"):
         pretrain.main(["digits", "--data", "digits", "--workdir", str(tmp_path), "--lora", "2"])

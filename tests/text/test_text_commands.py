@@ -1,6 +1,8 @@
 """Texts as classes on the command line: predict, evaluate, exports of a saved model, and the mistakes."""
 
+import io
 import json
+import shutil
 
 import numpy as np
 import PIL.Image
@@ -8,12 +10,16 @@ import pytest
 
 import keras_vit
 from export.options import SourceOptions
-from export.source import open_model
+from export.saved_model.model_card import model_card
+from export.source import Provenance, open_model
 from keras_vit import UserError
 from keras_vit.text.classes import classes_of_labels, classes_of_options
+from tests.support import FIXTURES
 from tests.text.towers import CLIP, SIGLIP, texts_of, with_tokenizer
 from training import evaluate, predict
 from training import finetune as finetuning
+from training.experiments.auto import zero_shot_accuracy
+from training.input.sources import DataOptions, open_source
 
 
 @pytest.fixture(name="place", scope="module")
@@ -165,3 +171,37 @@ def test_mistakes_of_finetuning_with_texts_are_one_sentence(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             finetune(tmp_path / "wrong", *options)
+
+
+def test_the_model_card_lists_the_texts_with_their_templates():
+    model = keras_vit.zero_shot(CLIP, {"cat": ["w11", "w9"], "dog": "w21"}, ["a photo of {}.", "{}"])
+    facts = {"dtype": "float32", "merge_tokens": 0, "num_images": 3, "threshold": None, "accuracy": None}
+    card = model_card(model, ("cat", "dog"), Provenance(), {**facts, "max_abs_diff": 0.0}, [])
+    for words in ("* `a photo of {}.`\n* `{}`\n", "| cat   | w11 \\| w9 |", "| dog   | w21"):
+        assert words in card
+
+
+def test_auto_tells_what_the_names_of_the_classes_reach_without_training(capsys):
+    source = open_source(DataOptions("folder:data"))
+    accuracy = zero_shot_accuracy(CLIP, source)
+    model = keras_vit.zero_shot(CLIP, {"w11_w21": "w11 w21", "w9": "w9"}, "a photo of a {}.")
+    predicted = []
+    for index in range(source.evaluation.num_examples):
+        image = PIL.Image.open(io.BytesIO(source.evaluation.read(index)[0].numpy()))
+        pixels = np.asarray(keras_vit.preprocessing_of(model)(image))[None]
+        predicted.append(int(np.argmax(model(pixels))))
+    labels = [int(source.evaluation.read(index)[1]) for index in range(source.evaluation.num_examples)]
+    assert accuracy == np.mean(np.equal(predicted, labels))
+    assert f"reach {accuracy:.1%} of 6 evaluation images." in capsys.readouterr().out
+
+
+def test_a_checkpoint_without_texts_has_no_accuracy_without_training(tmp_path, capsys):
+    source = open_source(DataOptions("folder:data"))
+    shutil.copytree(CLIP, tmp_path / "towers")
+    for file in (tmp_path / "towers").glob("*token*"):
+        file.unlink()
+    for file in [*(tmp_path / "towers").glob("vocab*"), *(tmp_path / "towers").glob("merges*")]:
+        file.unlink()
+    assert zero_shot_accuracy(str(tmp_path / "towers"), source) is None
+    assert "No accuracy without training: " in capsys.readouterr().out
+    assert zero_shot_accuracy(str(FIXTURES / "vit_token.npz"), source) is None

@@ -8,25 +8,23 @@ import collections
 import csv
 import dataclasses
 import io
-import json
-import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import PIL.Image
 import yaml
 from defusedxml import ElementTree
 
 from keras_vit import UserError
 from keras_vit.errors import is_or_are
 from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.images.formats import format_problem, is_picture, is_picture_name, orientation, visible_files
+from keras_vit.images.formats import is_picture, is_picture_name, visible_files
+from training.input.coco import MOST_OF_MANY, number_of, read_coco, read_text, upright_size
 from training.options.detect import BadBoxes, BoxesOptions
 
-# Bytes of an annotation file of one picture, and of one of many pictures.
-_MOST_OF_ONE, _MOST_OF_MANY = 2**24, 2**30
+# Bytes of an annotation file of one picture.
+_MOST_OF_ONE = 2**24
 # Pixels that a box may reach over the edge of its picture by rounding.
 _ROUNDING = 1.0
 # Without a split of its own, every tenth picture by name is evaluated.
@@ -157,45 +155,6 @@ class _Checks:
         print(f"Of {count:,} boxes, cut, sorted or left out: {kinds}.")
 
 
-def upright_size(file: pathlib.Path) -> tuple[int, int]:
-    """Height and width in pixels of a picture as it is seen. Raises UserError if it is no picture that we read."""
-    try:
-        data = file.read_bytes()
-        if problem := format_problem(data):
-            raise ValueError(problem)
-        with PIL.Image.open(io.BytesIO(data)) as image:
-            width, height = image.size
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise UserError(
-            f"The picture {file} cannot be read ({' '.join(str(error).split())[:120]}); repair it, or remove it "
-            "and its boxes."
-        ) from error
-    return (width, height) if orientation(data) >= 5 else (height, width)
-
-
-def number_of(value: object, where: str) -> float:
-    """A finite number. Raises UserError for anything else."""
-    try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"{where} should be a finite number, but is {value!r:.60}; correct it.")
-    return number
-
-
-def _text(file: pathlib.Path, most: int) -> str:
-    """The text of a file in UTF-8, after a look at its size."""
-    try:
-        if file.stat().st_size > most:
-            raise UserError(f"{file} has {file.stat().st_size:,} bytes, but at most {most:,} are read; divide it.")
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8; save it as such.") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); correct the path.") from error
-
-
 def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated]]]:
     """A data.yaml of Ultralytics: `names`, `train`, perhaps `val` or `test`, whose pictures have labels beside them.
 
@@ -203,7 +162,7 @@ def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated
     height, as shares of the picture. A picture without such a file has no objects.
     """
     try:
-        fields = yaml.safe_load(_text(file, _MOST_OF_ONE))
+        fields = yaml.safe_load(read_text(file, _MOST_OF_ONE))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{file} is no YAML ({' '.join(str(error).split())[:120]}); correct it.") from error
     if not isinstance(fields, dict) or "names" not in fields or "train" not in fields:
@@ -241,7 +200,7 @@ def _yolo_files(place: object, root: pathlib.Path, file: pathlib.Path) -> list[p
         if path.is_dir():
             found += filter(is_picture, visible_files(path))
         else:
-            lines = filter(None, map(str.strip, _text(path, _MOST_OF_MANY).splitlines()))
+            lines = filter(None, map(str.strip, read_text(path, MOST_OF_MANY).splitlines()))
             found += [path.parent / line for line in lines]
     if not found:
         raise UserError(f"{file} names {place!r:.80}, but no picture is there; correct its path.")
@@ -255,7 +214,7 @@ def _yolo_picture(picture: pathlib.Path) -> Annotated:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
     labels = pathlib.Path(*parts).with_suffix(".txt")
     boxes = []
-    for number, line in enumerate(_text(labels, _MOST_OF_ONE).splitlines() if labels.is_file() else [], 1):
+    for number, line in enumerate(read_text(labels, _MOST_OF_ONE).splitlines() if labels.is_file() else [], 1):
         if not line.strip():
             continue
         words, where = line.split(), f"Each word of line {number} of {labels}"
@@ -296,7 +255,7 @@ def _voc(folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
 
 def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
     try:
-        root = ElementTree.fromstring(_text(file, _MOST_OF_ONE), forbid_dtd=True)
+        root = ElementTree.fromstring(read_text(file, _MOST_OF_ONE), forbid_dtd=True)
     except (ElementTree.ParseError, ValueError, RecursionError) as error:  # ValueError: of defusedxml, too
         if isinstance(error, UserError):
             raise
@@ -351,7 +310,7 @@ def _csv(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], lis
 
 
 def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    reader = csv.reader(io.StringIO(_text(file, _MOST_OF_MANY), newline=""))
+    reader = csv.reader(io.StringIO(read_text(file, MOST_OF_MANY), newline=""))
     needed = ("path", "x", "y", "w", "h", "label")
     try:
         header = [name.strip().lower() for name in next(reader, [])]
@@ -373,50 +332,17 @@ def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 def _coco(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
     """An instances.json of COCO: `images`, `annotations` with a bbox, `categories`. Crowds are left out."""
-    try:
-        document = json.loads(_text(file, _MOST_OF_MANY))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{file} is no JSON ({str(error)[:120]}); write it again.") from error
-    images, annotations, categories = (
-        _objects(document, name, file) for name in ("images", "annotations", "categories")
-    )
-    names = {_field(each, "id", int, file): _field(each, "name", str, file) for each in categories}
-    files = {_field(each, "id", int, file): folder / _field(each, "file_name", str, file) for each in images}
-    if len(names) < len(categories) or len(files) < len(images):
-        raise UserError(f"{file} has two images or two categories with one id; give each its own.")
-    if missing := [path for path in files.values() if not path.is_file()]:
-        raise UserError(
-            f"{len(missing)} of {len(files)} pictures that {file} names are not in {folder}, such as "
-            f"{missing[0].name}; give their folder by --images."
-        )
-    boxes: dict[int, list[Box]] = {number: [] for number in files}
-    for annotation in annotations:
-        image, category = (_field(annotation, name, int, file) for name in ("image_id", "category_id"))
-        if image not in boxes:
-            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
-        sides = annotation.get("bbox")
-        if not isinstance(sides, list) or len(sides) != 4:
-            raise UserError(
-                f"A bbox in {file} should be left, top, width and height, but is {sides!r:.80}; correct it."
-            )
-        x, y, w, h = (number_of(side, f"Each number of a bbox in {file}") for side in sides)
-        if not annotation.get("iscrowd"):
-            boxes[image].append(Box(names.get(category, f"category {category}"), (x, y, x + w, y + h)))
-    pictures = [Annotated(path, upright_size(path), boxes[number]) for number, path in files.items()]
-    return tuple(names[number] for number in sorted(names)), pictures
-
-
-def _objects(document: object, name: str, file: pathlib.Path) -> list[dict]:
-    found = document.get(name) if isinstance(document, dict) else None
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise UserError(f"{file} should have a list of objects {name}, as COCO's instances files; add it.")
-    return found
-
-
-def _field(element: dict, name: str, kind: type, file: pathlib.Path) -> Any:
-    value = element.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(f"Each object of {file} should have a {name}, but one has {value!r:.60}; correct it.")
-    return value
+    coco = read_coco(file, folder)
+    pictures = []
+    for picture in coco.pictures:
+        boxes = []
+        for each in picture.objects:
+            if not isinstance(each.box, list) or len(each.box) != 4:
+                raise UserError(
+                    f"A bbox in {file} should be left, top, width and height, but is {each.box!r:.80}; correct it."
+                )
+            x, y, w, h = (number_of(side, f"Each number of a bbox in {file}") for side in each.box)
+            if not each.is_crowd:
+                boxes.append(Box(coco.names.get(each.category, f"category {each.category}"), (x, y, x + w, y + h)))
+        pictures.append(Annotated(picture.file, upright_size(picture.file), boxes))
+    return tuple(coco.names[number] for number in sorted(coco.names)), pictures

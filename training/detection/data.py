@@ -23,7 +23,7 @@ def box_data_set(data: BoxData) -> DataSet:
     most = max(1, *(len(picture.classes) for picture in data.all))
     train, evaluation = _split(data.train), _split(data.evaluation)
     batches = BoxBatches(most * _TILES**2, most)
-    return DataSet(data.labels, train, evaluation, held_out=not data.has_split, batches=batches)  # type: ignore[arg-type]
+    return DataSet(data.labels, train, evaluation, held_out=not data.has_split, batches=batches)
 
 
 def _split(pictures: Sequence[Picture]) -> Split:

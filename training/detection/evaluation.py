@@ -1,7 +1,6 @@
 """COCO's metrics of a detector, by pycocotools, with intervals, and a page of its worst mistakes."""
 
 import contextlib
-import copy
 import dataclasses
 import io
 import json
@@ -10,25 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from keras_vit import UserError, inspection
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table, rounded, short_name
+from keras_vit.progress import Progress
 from training.detection.annotations import Picture
 from training.detection.detector import BATCH, Detector, Objects
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page
+from training.evaluation.average_precision import STATS, average_precision, coco_evaluation, document
 
 # Objects of a picture that count, as in COCO.
 TOP = 100
-# Draws of the bootstrap over the pictures, and the ends of the interval.
-_DRAWS, _ENDS = 200, (0.025, 0.975)
 # Pictures on the page with missed objects, and with false alarms; the score from which a false alarm counts.
 _SHOWN, _LEAST_SCORE = 12, 0.1
-# Names in the report -> what `COCOeval.stats` has at this place.
-_STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar": 8}
 _MISSED, _FALSE, _FOUND = "#c44e00", "#a0457a", "#00734f"
 
 
@@ -48,7 +42,7 @@ class Evaluation:
 def detected(detector: Detector, pictures: Sequence[Picture]) -> list[Objects]:
     """The likeliest 100 objects of each picture."""
     found: list[Objects] = []
-    with tqdm.tqdm(total=len(pictures), unit="picture", disable=None) as progress:
+    with Progress("Finding objects", len(pictures)) as progress:
         for begin in range(0, len(pictures), BATCH):
             images = [_read(detector, picture) for picture in pictures[begin : begin + BATCH]]
             found += detector.detect(images, TOP)
@@ -61,101 +55,24 @@ def _read(detector: Detector, picture: Picture) -> inspection.Image:
 
 
 def measured(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> dict[str, Any]:
-    """COCO's metrics; see `Evaluation.metrics`. Intervals are of 95 %, by a bootstrap over the pictures."""
+    """COCO's metrics; see `Evaluation.metrics`."""
     if not sum(len(picture.classes) for picture in pictures):
         raise UserError("None of the pictures has a box, so nothing can be measured; give pictures with objects.")
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        evaluated = _coco_evaluation(labels, pictures, found)
-        evaluated.accumulate()
-        evaluated.summarize()
-        stats, precision = evaluated.stats, evaluated.eval["precision"]
-        draws = _bootstrap(evaluated)
-    metrics: dict[str, Any] = {name: _known(stats[place]) for name, place in _STATS.items()}
-    metrics["intervals"] = {name: _interval(draws, slice(None), ious) for name, ious in _IOUS.items()}
-    counts = np.bincount(np.concatenate([picture.classes for picture in pictures]), minlength=len(labels))
-    metrics["classes"] = {
-        label: {
-            "objects": int(counts[number]),
-            **{name: _mean(precision[ious, :, number, 0, -1]) for name, ious in _IOUS.items()},
-            "interval": _interval(draws, slice(number, number + 1), slice(None)),
-        }
-        for number, label in enumerate(labels)
-    }
-    return metrics | {"pictures": len(pictures), "objects": int(counts.sum())}
+    return average_precision(*_documents(labels, pictures, found), labels, "bbox")
 
 
-# Of the ten thresholds of IoU, which a metric is the mean over.
-_IOUS = {"ap": slice(None), "ap50": slice(0, 1)}
+def _documents(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> tuple[dict, dict]:
+    truth = [_annotations(each.corners, each.classes) for each in pictures]
+    return document(labels, truth), document(labels, [_annotations(e.corners, e.classes, e.scores) for e in found])
 
 
-def _coco_evaluation(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> COCOeval:
-    truth, guesses = COCO(), COCO()
-    truth.dataset = _document(labels, [(each.corners, each.classes, None) for each in pictures])
-    guesses.dataset = _document(labels, [(each.corners, each.classes, each.scores) for each in found])
-    truth.createIndex()
-    guesses.createIndex()
-    evaluated = COCOeval(truth, guesses, "bbox")
-    evaluated.evaluate()
-    return evaluated
-
-
-def _document(labels: Sequence[str], rows: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray | None]]) -> dict:
-    """A document in COCO's format of corners, classes and scores of each picture; ids begin at 1."""
-    annotations: list[dict] = []
-    for image, (corners, classes, scores) in enumerate(rows, 1):
-        for number, (left, top, right, bottom) in enumerate(np.asarray(corners, np.float64)):
-            box = [left, top, right - left, bottom - top]
-            annotation: dict[str, Any] = {
-                "id": len(annotations) + 1,
-                "image_id": image,
-                "category_id": int(classes[number]) + 1,
-            }
-            annotation |= {"bbox": box, "area": box[2] * box[3], "iscrowd": 0}
-            annotations.append(annotation | ({} if scores is None else {"score": float(scores[number])}))
-    categories = [{"id": number, "name": name} for number, name in enumerate(labels, 1)]
-    images = [{"id": image} for image in range(1, len(rows) + 1)]
-    return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def _bootstrap(evaluated: COCOeval) -> list[np.ndarray]:
-    """Precision (T IoUs, R, K) of random draws of the pictures, at all sizes and 100 objects."""
-    rng, parameters = np.random.default_rng(0), copy.copy(evaluated.params)
-    parameters.areaRng, parameters.maxDets = parameters.areaRng[:1], parameters.maxDets[-1:]
-    count, drawn = len(parameters.imgIds), copy.copy(evaluated)
-    of_class = np.arange(len(evaluated.evalImgs)).reshape(len(parameters.catIds), -1, count)[:, 0]
-    draws = []
-    for _ in range(_DRAWS):
-        chosen = of_class[:, rng.integers(0, count, count)]
-        # As for a first size alone: the others are skipped by their place.
-        drawn.evalImgs = _at_first_size(evaluated, of_class, chosen)
-        drawn.eval = {}
-        drawn.accumulate(parameters)
-        draws.append(drawn.eval["precision"][..., 0, -1])
-    return draws
-
-
-def _at_first_size(evaluated: COCOeval, of_class: np.ndarray, chosen: np.ndarray) -> list:
-    """The evaluated pictures with those of the first size in another order."""
-    others = list(evaluated.evalImgs)
-    for place, source in zip(of_class.flat, chosen.flat, strict=True):
-        others[place] = evaluated.evalImgs[source]
-    return others
-
-
-def _mean(precision: np.ndarray) -> float | None:
-    """The mean of what is known, -1 being unknown."""
-    known = precision[precision > -1]
-    return float(known.mean()) if known.size else None
-
-
-def _interval(draws: Sequence[np.ndarray], classes: slice, ious: slice) -> list[float] | None:
-    values = [_mean(precision[ious, :, classes]) for precision in draws]
-    known = [value for value in values if value is not None]
-    return [float(end) for end in np.quantile(known, _ENDS)] if known else None
-
-
-def _known(value: float) -> float | None:
-    return None if value < 0 else float(value)
+def _annotations(corners: np.ndarray, classes: np.ndarray, scores: np.ndarray | None = None) -> list[dict[str, Any]]:
+    """Objects in COCO's format; categories begin at 1."""
+    boxes = np.asarray(corners, np.float64)
+    sizes = boxes[:, 2:] - boxes[:, :2]
+    rows = zip(np.concatenate([boxes[:, :2], sizes], axis=1).tolist(), classes, sizes.prod(axis=1), strict=True)
+    found = [{"bbox": box, "category_id": int(label) + 1, "area": float(area)} for box, label, area in rows]
+    return found if scores is None else [o | {"score": float(s)} for o, s in zip(found, scores, strict=True)]
 
 
 def evaluate(detector: Detector, pictures: Sequence[Picture]) -> Evaluation:
@@ -172,7 +89,7 @@ def write_report(evaluation: Evaluation, detector: Detector, output: pathlib.Pat
         f"{_shown(metrics['ap50'], metrics['intervals']['ap50'])} on {metrics['pictures']:,} pictures with "
         f"{metrics['objects']:,} objects"
     )
-    sizes = [(name.replace("_", " "), _shown(metrics[name])) for name in _STATS]
+    sizes = [(name.replace("_", " "), _shown(metrics[name])) for name in STATS]
     classes = [
         (label, f"{row['objects']:,}", _shown(row["ap"], row["interval"]), _shown(row["ap50"]))
         for label, row in metrics["classes"].items()
@@ -204,7 +121,7 @@ def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray
     """(which boxes of a picture are missed, which objects are false alarms), by COCO's matching at IoU 0.5."""
     count = max([0, *picture.classes, *objects.classes]) + 1
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluated = _coco_evaluation([str(number) for number in range(count)], [picture], [objects])
+        evaluated = coco_evaluation(*_documents([str(n) for n in range(count)], [picture], [objects]), "bbox")
     sizes = len(evaluated.params.areaRng)
     missed, false = np.ones(len(picture.classes), bool), np.ones(len(objects.classes), bool)
     for of_class in evaluated.evalImgs[::sizes]:

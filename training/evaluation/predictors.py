@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 import tensorflow as tf
-import tqdm
 from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
@@ -17,6 +16,7 @@ from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import check_saved_model_path, local_copy
 from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.progress import Progress
 from keras_vit.runs import Run
 from training.devices.strategies import open_strategy
 from training.input.dataset import Split, bad_examples_reported, without_autograph
@@ -149,13 +149,12 @@ def outputs(
     found, labels = [], []
     batch_size = -(-min(batch_size, split.num_examples) // multiple_of) * multiple_of
     batches = evaluation_batches(split, preprocessing, num_classes=num_classes, batch_size=batch_size)
-    num_batches = -(-split.num_examples // batch_size)
-    with bad_examples_reported(split), tqdm.tqdm(total=num_batches, unit="batch", disable=None) as progress:
+    with bad_examples_reported(split), Progress("Running the model", split.num_examples) as progress:
         for images, one_hot, weights in batches:
             real = weights.numpy() > 0.0
             found.append(compute(images)[real].astype(np.float32))
             labels.append((one_hot.numpy() if split.multi_label else np.argmax(one_hot, axis=-1))[real])
-            progress.update()
+            progress.update(int(real.sum()))
     return np.concatenate(found), np.concatenate(labels)
 
 
@@ -267,11 +266,11 @@ def _of_files(
 
     found, labels = [], []
     data = tf.data.Dataset.range(split.num_examples).map(file, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
-    with bad_examples_reported(split), tqdm.tqdm(total=len(data), unit="batch", disable=None) as progress:
+    with bad_examples_reported(split), Progress("Running the export", split.num_examples) as progress:
         for images, numbers in data.prefetch(tf.data.AUTOTUNE):
             found.append(compute(images))
             labels.append(numbers.numpy())
-            progress.update()
+            progress.update(len(images))
     return np.concatenate(found), np.concatenate(labels)
 
 

@@ -12,7 +12,9 @@ from keras_vit.checkpoints.describe import describe
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.runs import Run
+from keras_vit.runs import Run, open_run
+from keras_vit.text.checkpoint import has_text_tower
+from keras_vit.text.classes import classes_of_labels
 from training.evaluation.predictors import outputs
 from training.features.extractors import feature_extractor
 from training.features.linear_head import new_probe
@@ -29,6 +31,8 @@ _COMPARED = 200
 _FOLDS = 5
 # Fewer epochs of fine-tuning than these hardly change the backbone.
 _FEWEST_EPOCHS = 3
+# The sentence around the name of a class, for checkpoints with a text tower.
+_TEMPLATE = "a photo of a {}."
 # Inverse strength of the penalty for that, and images per forward pass.
 _C, _BATCH = 0.1, 64
 
@@ -65,6 +69,32 @@ def original_image_size(checkpoint: str) -> tuple[int, int] | None:
     """
     description = describe(checkpoint)
     return None if description.original_size == description.image_size else description.original_size
+
+
+def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
+    """Accuracy on the evaluation images of the names of the classes as texts; printed, as the baseline of a training.
+
+    None for a checkpoint without text tower or tokenizer, and for images of several classes each.
+    """
+    if source.multi_label or not has_text_tower(checkpoint):
+        return None
+    texts = classes_of_labels(source.labels, (_TEMPLATE,))
+    try:
+        run = open_run(checkpoint, texts=texts)
+        model, preprocessing = run.model, run.preprocessing
+    except UserError as error:
+        print(f"No accuracy without training: {error}")
+        return None
+    count = len(source.labels)
+    logits, labels = outputs(
+        model.predict_on_batch, source.evaluation, preprocessing, num_classes=count, batch_size=_BATCH
+    )
+    accuracy = float(np.mean(logits.argmax(axis=-1) == labels))
+    print(
+        f"Without any training, the names of the {count} classes as texts ({_TEMPLATE!r}) reach {accuracy:.1%} of "
+        f"{len(labels):,} evaluation images."
+    )
+    return accuracy
 
 
 def finetuning_epochs(run: Run, source: DataSet, minutes: float | None) -> int:

@@ -4,20 +4,19 @@ import concurrent.futures
 import dataclasses
 import os
 import pathlib
-import sys
 import zlib
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import to_path
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.progress import Progress
 from keras_vit.runs import Run
 from keras_vit.text.checkpoint import has_text_tower
 from training.features.extractors import extractor_of, fingerprint_of
@@ -135,7 +134,7 @@ def write_features(
     ]
     total = sum(description.splits.values())
     left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
-    with tqdm.tqdm(total=total, initial=total - left, unit="picture", disable=None, file=sys.stdout) as progress:
+    with Progress("Features", total, done=total - left) as progress:
         for name, number in missing:
             part = embed_rows(listing, name, _rows(listing.splits[name], number), extractor, progress)
             write_part(folder, description, name, number, _stored(part, description))
@@ -166,7 +165,7 @@ def _check_same(folder: pathlib.Path, description: FeatureDescription) -> None:
 
 
 def embed_rows(
-    listing: Listing, name: str, rows: np.ndarray, extractor: Extractor, progress: "tqdm.tqdm | None" = None
+    listing: Listing, name: str, rows: np.ndarray, extractor: Extractor, progress: Progress | None = None
 ) -> Part:
     """The features of some pictures of a split, in float32; single files that are no pictures are told apart."""
     split, problems = listing.splits[name], {}
@@ -199,7 +198,7 @@ def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
     return {file: why for file, why in zip(files, found, strict=True) if why}
 
 
-def _computed(split: Split, extractor: Extractor, progress: "tqdm.tqdm | None") -> np.ndarray:
+def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> np.ndarray:
     """The features (n, D) float32 of the examples of a split."""
     split, found = dataclasses.replace(split, target=None), []
     # Batches of one size for all files: the model is traced once, and the same bytes come out after an interruption.

@@ -3,13 +3,12 @@
 import collections
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse
-import tqdm
 
+from keras_vit.progress import tracked
 from training.features.label_errors import confident_joint, suspicious_labels
 from training.features.linear_head import out_of_fold_probabilities
 from training.features.neighbors import nearest, unit_length
@@ -112,7 +111,7 @@ def _neighbors(centered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     chunks = [centered[begin : begin + 2**16] for begin in range(0, len(centered), 2**16)]
     cosines, rows = [], []
     blocks = range(0, len(centered), _BLOCK)
-    for begin in tqdm.tqdm(blocks, "Comparing pictures", unit="block", disable=None, file=sys.stdout):
+    for begin in tracked(blocks, "Comparing pictures", unit="blocks"):
         own = np.arange(begin, min(begin + _BLOCK, len(centered)))
         found, places = nearest(chunks, centered[own], count + 1)
         # Of many equal pictures, a picture itself may be missing: then the last one goes.

@@ -1,15 +1,14 @@
 """The nearest of stored features by the cosine: exact by matrix products, or approximate by a graph."""
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-import tqdm
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import is_remote
+from keras_vit.progress import Progress
 from training.features.store import FeatureIndex
 
 # Rows of one matrix product.
@@ -123,7 +122,7 @@ def _made(faiss, index: FeatureIndex):
     )
     graph.hnsw.efConstruction = _EFFORT
     total = sum(index.description.splits.values())
-    with tqdm.tqdm(total=total, desc="Making the graph", unit="picture", disable=None, file=sys.stdout) as progress:
+    with Progress("Making the graph", total) as progress:
         for chunk in unit_chunks(index):
             if not graph.is_trained:
                 graph.train(chunk)

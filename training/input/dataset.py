@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import re
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import is_or_are
 from keras_vit.images import formats, graph
 from keras_vit.images.preprocessing import is_uniform
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.progress import tracked
 
 # How a graph says that a stored label is no class; `bad_examples_reported` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
@@ -93,11 +92,13 @@ class Batches(Protocol):
     The targets are a dict of arrays (B, ...), among them "labels" (B, T): the class of each target, -1 for none.
     """
 
-    def training(self, split: Split, recipe: Any, preprocessing: Preprocessing, **options: Any) -> tf.data.Dataset:
-        """Batches of (images, targets)."""
+    @property
+    def training(self) -> Callable[..., tf.data.Dataset]:
+        """Makes batches of (images, targets)."""
 
-    def evaluation(self, split: Split, preprocessing: Preprocessing, **options: Any) -> tf.data.Dataset:
-        """Batches of (images, targets, weights)."""
+    @property
+    def evaluation(self) -> Callable[..., tf.data.Dataset]:
+        """Makes batches of (images, targets, weights)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +289,7 @@ def problems_of(examples: Sequence, problem: Callable) -> dict:
     # On stdout, beside Keras' progress, since what libjpeg prints of broken files on stderr is kept away.
     with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
         found = pool.map(problem, examples)
-        progress = tqdm.tqdm(found, "Checking images", len(examples), unit="image", disable=None, file=sys.stdout)
+        progress = tracked(found, "Checking images", len(examples))
         return {example: why for example, why in zip(examples, progress, strict=True) if why}
 
 

@@ -4,9 +4,9 @@ The order of the examples is that of `training/input/pipeline.py`, and so is the
 example is drawn from the run's seed and the number of the example in the run.
 
 What `Split.target` gives for an index, of a picture (h, w), seen upright: "labels" (n,) int32, the classes of its
-targets; "segments" (h, w) int32, the number of the target that each pixel belongs to, -1 for none; or "boxes" (n, 4)
-float32: left, top, right and bottom in pixels. The targets of a batch: "labels" (B, T), -1 for none; "segments"
-(B, height, width); or "boxes" (B, T, 4): centre x and y, width and height as shares of the model's input.
+targets; "segments" (h, w) int32, the number of the target that each pixel belongs to, negative for none; or "boxes"
+(n, 4) float32: left, top, right and bottom in pixels. The targets of a batch: "labels" (B, T), -1 for none;
+"segments" (B, height, width); or "boxes" (B, T, 4): centre x and y, width and height as shares of the model's input.
 """
 
 import dataclasses
@@ -181,7 +181,7 @@ def moved_target(target: dict[str, tf.Tensor], geometry: Geometry, size: tuple[i
     if "segments" in target:
         top, left, height, width = tf.unstack(geometry.window)
         window = target["segments"][top : top + height, left : left + width, None]
-        segments = tf.image.resize(window, geometry.size, "nearest")
+        segments = tf.maximum(tf.image.resize(window, geometry.size, "nearest"), -1)
         segments = _placed(segments, geometry, size, -1)[..., 0]
         counts = tf.math.bincount(tf.reshape(segments, [-1]) + 1, minlength=tf.shape(labels)[0] + 1)
         return {"labels": tf.where(counts[1:] > 0, labels, -1), "segments": tf.ensure_shape(segments, size)}

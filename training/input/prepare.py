@@ -15,14 +15,12 @@ import io
 import itertools
 import os
 import pathlib
-import sys
 import warnings
 from collections.abc import Iterator
 
 import numpy as np
 import PIL.Image
 import tensorflow as tf
-import tqdm
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_folder
@@ -40,6 +38,7 @@ from keras_vit.images.formats import (
 )
 from keras_vit.images.pillow import check_png, turned
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.progress import Progress
 from training.input.dataset import decoding_problem
 
 # What was done to each picture, in the new folder.
@@ -159,10 +158,9 @@ def _outcomes(
 ) -> Iterator[tuple[pathlib.Path, pathlib.Path, _Outcome]]:
     """(file, the file that was written for it if it is not broken, outcome) in the order of the files."""
     threads = min(os.cpu_count() or 1, 16)
-    progress = tqdm.tqdm(desc="Preparing pictures", total=len(files), unit="image", disable=None, file=sys.stdout)
     numbered = enumerate(files)
     with (
-        progress,
+        Progress("Preparing pictures", len(files)) as progress,
         native_stderr_silenced(),  # what libtiff prints of odd files
         warnings.catch_warnings(),
         concurrent.futures.ThreadPoolExecutor(threads) as pool,

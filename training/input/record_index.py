@@ -8,16 +8,15 @@ import concurrent.futures
 import json
 import os
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import google_crc32c
 import numpy as np
-import tqdm
 
 from keras_vit import UserError
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, ask_gfile, is_remote, to_path
+from keras_vit.progress import tracked
 from training.options.data import RECORD_INDEX
 
 NAME = RECORD_INDEX
@@ -61,7 +60,7 @@ def _lengths_in(
     if not missing:
         return found
     scanned = pool.map(scan, missing)
-    progress = tqdm.tqdm(scanned, "Indexing records", len(missing), unit="file", disable=None, file=sys.stdout)
+    progress = tracked(scanned, "Indexing records", len(missing), "files")
     found |= dict(zip(missing, progress, strict=True))
     try:
         write(folder, known | {os.path.basename(path): lengths for path, lengths in found.items()})

@@ -3,15 +3,14 @@
 import contextlib
 import os
 import shlex
-import sys
 
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import labels_text
+from keras_vit.progress import tracked
 from training.input import record_index
 from training.input.dataset import Split
 from training.input.sources import bad_examples_reported, open_source
@@ -57,7 +56,7 @@ def _write(split: Split, paths: list[str], title: str) -> dict[str, np.ndarray]:
     data = tf.data.Dataset.range(split.num_examples).map(_encoded(split), tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     with contextlib.ExitStack() as open_files, bad_examples_reported(split):
         writers = [open_files.enter_context(tf.io.TFRecordWriter(path)) for path in paths]
-        progress = tqdm.tqdm(data, title, split.num_examples, unit="image", disable=None, file=sys.stdout)
+        progress = tracked(data, title, split.num_examples)
         for number, (image, label) in enumerate(progress):
             record = _record(image.numpy(), int(label))
             writers[number % len(writers)].write(record)

@@ -16,7 +16,7 @@ from keras_vit.models.layers import no_init_weights
 from keras_vit.models.segmentation import block_predictions
 from keras_vit.models.tasks import build_task, task_of
 from training.loop.jax_trainer import JaxTrainer
-from training.loop.objectives import Classification, distillation_objective, make_objective, uses_labels
+from training.loop.objectives import Classification, OfImages, distillation_objective, make_objective, uses_labels
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.trainer import StepOptions, Trainer, TrainingForward
 from training.options.common import Execution
@@ -163,7 +163,7 @@ def _make_trainer(
     """Return the recipe's trainer of a prepared model, which is not compiled yet."""
     with strategy.scope():
         objective = make_objective(recipe, preprocessing_of(model))
-        training_objective = distillation_objective(recipe, model)
+        training_objective: OfImages | None = distillation_objective(recipe, model)
         if class_weights is not None:
             training_objective = Classification(recipe.loss, recipe.label_smoothing, class_weights)
     return (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import keras
 import tqdm
 
+from keras_vit.progress import SILENT_SECONDS, duration
+
 # So many epochs have a line each; later ones only if this many seconds have passed since the one before.
 _EPOCHS_WITH_LINES, _EPOCH_SECONDS = 20, 300.0
-# Seconds after which a log has a line in any case.
-_SILENT_SECONDS = 30.0
 # Columns that a bar beside the numbers takes at least.
 _BAR_COLUMNS = 8
 
@@ -49,7 +49,7 @@ class Progress:
         done = self.step() - self._first_step
         if not done:
             return "?"
-        return _duration((self.clock() - self._start) / done * (self.num_steps - self.step()))
+        return duration((self.clock() - self._start) / done * (self.num_steps - self.step()))
 
 
 def display(progress: Progress) -> "ProgressBar | ProgressLines":
@@ -143,15 +143,9 @@ class ProgressLines(keras.callbacks.Callback):
         """As that of `ProgressBar`; a log needs no end."""
 
     def _print_if_silent(self, text: str) -> None:
-        if self._clock() - self._last >= _SILENT_SECONDS:
+        if self._clock() - self._last >= SILENT_SECONDS:
             self._print("Step", text)
 
     def _print(self, place: str, text: str) -> None:
         progress, self._last = self._progress, self._clock()
         print(f"{place} {progress.step():,} of {progress.num_steps:,}: {text}, {progress.left} left", flush=True)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

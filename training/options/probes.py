@@ -1,16 +1,41 @@
 """Options of the commands that evaluate frozen features."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 from keras_vit import UserError
 from keras_vit.parser import Count, Positive, Range
+from keras_vit.runs import Run
 from training.options.common import FeatureOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FewshotOptions(FeatureOptions):
-    """Few-shot linear accuracy of frozen features."""
+class ProbeOptions(FeatureOptions):
+    """Options of the probes that a model can be made of."""
+
+    workdir: str | None = None
+    """Directory of a new run: the model with the probe as its head, to predict, evaluate, inspect and export."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workdir is not None and self.random_weights:
+            raise UserError(
+                "--random-weights measures an untrained model, which --workdir would save; give one of them."
+            )
+
+    def next_commands(self) -> list[tuple[str, ...]]:
+        """Commands to go on with: of the run, or one that makes it."""
+        return [self.probe_command()] if self.workdir is None else Run(self.workdir).next_commands("train")
+
+    def settings(self) -> dict[str, Any]:
+        """What config.json of the run says of the probe."""
+        names = ("features", "image_size", "resize", "crop_from")
+        return {"source": self.source.settings(), **{name: getattr(self, name) for name in names}}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FewshotOptions(ProbeOptions):
+    """Few-shot linear accuracy of frozen features, and with --workdir a model: that of the most shots, first seed."""
 
     shots: tuple[Count, ...] | None = None
     """Training images per class. Default: those of 1, 5, 10 and 25 that every class has."""
@@ -21,13 +46,15 @@ class FewshotOptions(FeatureOptions):
     sweep: bool = False
     """Instead of --l2 try 2^-10 to 2^19, and choose the best on training images outside the shots."""
 
+    def settings(self) -> dict[str, Any]:
+        """As those of `ProbeOptions`, with the shots and the penalty."""
+        shots = None if self.shots is None else list(self.shots)
+        return {"command": "fewshot", **super().settings(), "shots": shots, "l2": self.l2, "sweep": self.sweep}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearProbeOptions(FeatureOptions):
+class LinearProbeOptions(ProbeOptions):
     """Accuracy of logistic regression on frozen features, and with --workdir a model that consists of both."""
-
-    workdir: str | None = None
-    """Directory of a new run: the model with the probe as its head, to predict, evaluate, inspect and export."""
 
     c: tuple[Positive, ...] = (0.001, 0.01, 0.1, 1.0, 10.0)
     """Inverse strengths of the penalty to choose from, scikit-learn's C; a single value is used as it is."""
@@ -37,17 +64,16 @@ class LinearProbeOptions(FeatureOptions):
     """Also measure by cross-validation in that many stratified folds of all images, copies in one fold; for few
     images, of which a single split says little."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.workdir is not None and self.random_weights:
-            raise UserError(
-                "--random-weights measures an untrained model, which --workdir would save; give one of them."
-            )
+    def settings(self) -> dict[str, Any]:
+        """As those of `ProbeOptions`, with the strengths to choose from."""
+        return {"command": "linear_probe", **super().settings(), "c": list(self.c)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnnOptions(FeatureOptions):
-    """Accuracy of the nearest neighbors among frozen features."""
+    """Accuracy of the nearest neighbors among frozen features. It measures only: the vote needs the features of all
+    training images, so no ordinary model computes it; fewshot and linear-probe make models.
+    """
 
     neighbors: tuple[Count, ...] = (1, 10, 20, 100)
     """Numbers of neighbors that vote; each is a row of the table."""

@@ -1,82 +1,151 @@
-"""Options of `keras-vit segment`."""
+"""Options of `keras-vit segment`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
 import pathlib
+import shlex
 from typing import Annotated, Any
 
 from keras_vit import UserError
-from keras_vit.files.remote import check_saved_model_path, is_remote
-from keras_vit.parser import Aliases, Count, Positive, Seed
-from keras_vit.runs import Run, open_run
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
+from keras_vit.errors import near_path, refuse_without_effect
+from keras_vit.files.remote import is_remote
+from keras_vit.models.config import SegmentationTask
+from keras_vit.parser import Aliases, Positional, Share, check_ranges
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, TrainingOptions
+from training.recipes.dense import SegmentRecipe
 
-TFDS = "tfds:"
+KINDS = ("folder", "coco", "panoptic", "voc", "tfds")
+_FOLDERS = ("folder", "voc")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SegmentOptions:
-    """Train, evaluate and export a linear segmentation head on frozen features."""
+class SceneOptions:
+    """Pictures with masks."""
 
-    checkpoint: Annotated[str, Aliases(("--run",))]
-    """Run directory, .keras file, checkpoint file or folder, address, or official name, of a Vision Transformer."""
     data: str
-    """Folder of images/ and masks/, of which every tenth pair is evaluated, or of train/ and test/ with these two; or
-    tfds:NAME[:CONFIG], a data set of TensorFlow Datasets with an image and a mask of one channel."""
-    workdir: str
-    """Run directory: model.keras, the report segmentation.md, and saved_model/1."""
+    """folder:PATH of images/ and masks/, or of train/ and test/ with these two; coco:FILE.json with polygons or
+    run-length encodings; panoptic:FILE.json with its PNGs in the folder FILE; voc:FOLDER of JPEGImages and
+    SegmentationClass; or tfds:NAME[:CONFIG], a data set of TensorFlow Datasets with an image and a mask."""
+    eval_data: str | None = None
+    """Of coco: and panoptic:, the file to evaluate on, such as coco:val.json; default every tenth picture by name."""
+    images: str | None = None
+    """Of coco: and panoptic:, the folder of the pictures; default that of the file."""
+    eval_images: str | None = None
+    """Of --eval-data, likewise."""
     data_dir: str | None = None
     """Directory of TensorFlow Datasets, for tfds:; default its own."""
     train_split: str = "train"
     """Training split, for tfds:, such as train[:80%]."""
     eval_split: str | None = None
     """Evaluation split, for tfds:; default test, validation or val, whichever there is first."""
-    blocks: tuple[int, ...] = (-1,)
-    """Blocks whose tokens are the features, concatenated; negative numbers count from the last. DINOv2: -4 -3 -2 -1."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to which images are stretched; default the model's own."""
-    steps: Count = 500
-    """Training steps."""
-    batch_size: Count = 16
-    """Images per step."""
-    learning_rate: Positive = 1e-3
-    """Peak of the cosine schedule of AdamW."""
-    seed: Seed = 0
-    """Seed of the initial head and of the order of the images."""
 
     def __post_init__(self) -> None:
-        check_saved_model_path(self.workdir)  # which will hold one
+        self._check(self.data, self.images, "")
+        of_file, of_tfds = self.kind in ("coco", "panoptic"), self.kind == "tfds"
+        refuse_without_effect(
+            self,
+            [
+                (("images", "eval_data"), of_file, "--data coco:FILE or panoptic:FILE"),
+                (("eval_images",), self.eval_data is not None, "--eval-data"),
+                (("data_dir", "train_split", "eval_split"), of_tfds, "--data tfds:NAME"),
+            ],
+        )
+        if self.eval_data is not None:
+            self._check(self.eval_data, self.eval_images, "eval-")
+            if self.eval_data.partition(":")[0] != self.kind:
+                raise UserError(f"--eval-data should be of the kind of --data, {self.kind}:, but is {self.eval_data}.")
+        if self.kind == "folder":
+            for folder in split_folders(self.path) or (self.path,):
+                _check_folders(folder, ("images", "masks"))
+        if self.kind == "voc":
+            _check_folders(self.path, ("JPEGImages", "SegmentationClass"))
 
-    @property
-    def is_tfds(self) -> bool:
-        """Whether the data are of TensorFlow Datasets."""
-        return self.data.startswith(TFDS)
+    def _check(self, data: str, images: str | None, prefix: str) -> None:
+        kind, _, rest = data.partition(":")
+        if kind not in KINDS or not rest:
+            advice = f"; for this folder, give {shlex.quote(f'folder:{data}')}" if pathlib.Path(data).is_dir() else ""
+            raise UserError(
+                f"--{prefix}data takes folder:PATH, coco:FILE.json, panoptic:FILE.json, voc:FOLDER or tfds:NAME, but "
+                f"was given {data!r}{advice}."
+            )
+        if is_remote(rest):
+            raise UserError(f"--{prefix}data takes files of this machine, but was given {data!r}; copy them first.")
+        place = pathlib.Path(rest)
+        if kind != "tfds" and not (place.is_dir() if kind in _FOLDERS else place.is_file()):
+            what = "folder" if kind in _FOLDERS else "file"
+            raise UserError(
+                f"There is no {what} {rest!r} for --{prefix}data {kind}:{near_path(rest) or '; correct the path.'}"
+            )
+        if images is not None and not pathlib.Path(images).is_dir():
+            raise UserError(f"There is no folder {images!r} for --{prefix}images{near_path(images) or '.'}")
 
     def settings(self) -> dict[str, Any]:
-        """What changes the result, as config.json stores it."""
-        left_out = {"workdir", "data_dir"} | (set() if self.is_tfds else {"train_split", "eval_split"})
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        """The fields as config.json stores them."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "data_dir"}
 
-    def open_run(self) -> Run:
-        """The model of the features. Raises UserError if it is not there."""
-        return open_run(self.checkpoint, image_size=self.image_size)
+    @property
+    def kind(self) -> str:
+        """What is before the colon."""
+        return self.data.partition(":")[0]
 
-    def check(self) -> None:
-        """Raise UserError if the folder of the data is not there, or the run directory holds something else."""
-        if is_remote(self.workdir) or is_remote(self.data):
-            raise UserError("--data and --workdir of a segmentation are folders of this machine; copy the data first.")
-        if self.is_tfds:
-            return
-        for field in ("data_dir", "train_split", "eval_split"):
-            if getattr(self, field) != type(self).__dataclass_fields__[field].default:
-                raise UserError(f"--{field.replace('_', '-')} applies to --data tfds:NAME only; leave it out.")
-        if not pathlib.Path(self.data).is_dir():
-            raise UserError(
-                f"There is no folder {self.data!r}; --data takes one with images/ and masks/, or with train/ and test/ "
-                "that hold these two, or tfds:NAME."
-            )
-        root = pathlib.Path(self.data)
-        for folder in split_folders(root) or (root,):
-            check_pairs(folder)
+    @property
+    def path(self) -> pathlib.Path:
+        """What is behind it."""
+        return pathlib.Path(self.data.partition(":")[2])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SegmentFitOptions(TrainingOptions):
+    """Train a model that segments, on a checkpoint. The fields of the recipe are options."""
+
+    source: SceneOptions  # type: ignore[assignment]
+    checkpoint: str
+    """Run directory, checkpoint file or folder, address, or official name, of a Vision Transformer; or a model that
+    segments, to train it further."""
+    task: SegmentationTask = "semantic"
+    """semantic: the class of each pixel. instance: objects of their own. panoptic: both, each pixel in one segment."""
+    recipe: SegmentRecipe
+    """How to train."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.recipe.head == "linear" and self.task != "semantic":
+            raise UserError(f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.")
+        if self.execution.inspect_every is not None:
+            raise UserError("--inspect-every shows models of classes; leave it out.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SegmentEvaluateOptions:
+    """Measure a model that segments, and show its worst pictures."""
+
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    """Run directory or .keras file of a model that segments, or a published EoMT."""
+    source: SceneOptions
+    task: SegmentationTask | None = None
+    """What is measured; default what the model was trained for."""
+    output: str
+    """New or existing folder for segmentation.json, segmentation.md and segmentation.html."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SegmentPredictOptions:
+    """Segment pictures."""
+
+    pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
+    """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    """Run directory or .keras file of a model that segments, or a published EoMT."""
+    output: str
+    """New or existing folder: a mask for each picture as a PNG, and predictions.html with the pictures overlaid."""
+    task: SegmentationTask | None = None
+    """What is found; default what the model was trained for."""
+    threshold: Share = 0.5
+    """Least score of a segment, 0 to 1, of instance and panoptic."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.pictures:
+            raise UserError("Give the pictures to segment, such as pictures/ or street.jpg, behind the options.")
 
 
 def split_folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
@@ -88,11 +157,7 @@ def split_folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | Non
     return None if train is None or evaluation is None else (train, evaluation)
 
 
-def check_pairs(folder: pathlib.Path) -> None:
-    """Raise UserError unless a folder holds images/ and masks/."""
-    for name in ("images", "masks"):
+def _check_folders(folder: pathlib.Path, names: tuple[str, str]) -> None:
+    for name in names:
         if not (folder / name).is_dir():
-            raise UserError(
-                f"{folder} should hold the folders images and masks, or train and test with these two, but has no "
-                f"{name}; give --data such a folder."
-            )
+            raise UserError(f"{folder} should hold the folders {' and '.join(names)}, but has no {name}; add it.")

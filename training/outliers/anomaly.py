@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
-import tqdm
 
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, inspection, preprocessing_of, run_directory
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.tables import markdown_table
 from keras_vit.inspection.compute import model_inputs
 from keras_vit.models.patch_memory import anomaly_model, local_features
+from keras_vit.progress import tracked
 from keras_vit.runs import Run
 from keras_vit.unknown import threshold_of
 from training.options.outliers import AnomalyFitOptions
@@ -121,7 +121,7 @@ def open_detector(directory: str) -> Detector:
 def predict_anomaly(detector: Detector, files: Sequence[pathlib.Path], output: str | None) -> list[Finding]:
     """Score pictures, print a table, and write `output`. Raises UserError if none can be read."""
     findings, problems = [], dict[str, str]()
-    for file in tqdm.tqdm(files, unit="picture", disable=None):
+    for file in tracked(files, "Looking at pictures"):
         name = str(file).encode("utf-8", "replace").decode("utf-8")
         try:
             image = inspection.read_images(file, 1, preprocessing=detector.preprocessing)[0]
@@ -155,7 +155,7 @@ def _patches(
 ) -> np.ndarray:
     """The patches (n, D) float32 of all pictures."""
     found = []
-    for begin in tqdm.tqdm(range(0, len(files), batch_size), desc="Patches", unit="batch", disable=None):
+    for begin in tracked(range(0, len(files), batch_size), "Patches", unit="batches"):
         images = [_read(file, preprocessing) for file in files[begin : begin + batch_size]]
         features = extractor.predict_on_batch(model_inputs(images, preprocessing)[1]).astype(np.float32)
         found.append(features.reshape(-1, features.shape[-1]))

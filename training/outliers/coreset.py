@@ -1,8 +1,9 @@
 """A small part of many vectors that covers them: greedy k-center selection, as in PatchCore (arXiv 2106.08265)."""
 
 import numpy as np
-import tqdm
 from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
+
+from keras_vit.progress import tracked
 
 # Distortion of distances by the random projection, as in PatchCore's code and anomalib.
 _EPSILON = 0.9
@@ -19,7 +20,7 @@ def k_center(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
     squares = np.sum(np.square(vectors), axis=-1)
     chosen = [int(np.random.default_rng(seed).integers(len(vectors)))]
     distances = np.full(len(vectors), np.inf, np.float32)
-    for _ in tqdm.tqdm(range(1, count), desc="Choosing patches", unit="patch", disable=None):
+    for _ in tracked(range(1, count), "Choosing patches", unit="patches"):
         last = chosen[-1]
         np.minimum(distances, squares + squares[last] - 2.0 * (vectors @ vectors[last]), out=distances)
         distances[last] = -np.inf

@@ -21,7 +21,7 @@ from training.lock import locked
 from training.loop.run import RunDirectory
 from training.loop.setup import save_images
 from training.options.common import FeatureKind
-from training.options.probes import LinearProbeOptions
+from training.options.probes import ProbeOptions
 
 _POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
 
@@ -80,7 +80,7 @@ def _with_head_for(config: ModelConfig, kind: FeatureKind) -> ModelConfig:
 
 
 def save_probe(
-    workdir: pathlib.Path, run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions, accuracy: float
+    workdir: pathlib.Path, run: Run, model: keras.Model, source: DataSet, options: ProbeOptions, accuracy: float
 ) -> None:
     """Write the run directory of a probe.
 
@@ -93,17 +93,8 @@ def save_probe(
         accuracy: on the evaluation images.
     """
     directory = RunDirectory(workdir)
-    settings = {
-        "command": "linear_probe",
-        "checkpoint": run.name,
-        "source": options.source.settings(),
-        "images": {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples},
-        "features": options.features,
-        "image_size": options.image_size,
-        "resize": options.resize,
-        "crop_from": options.crop_from,
-        "c": list(options.c),
-    }
+    images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
+    settings = {**options.settings(), "checkpoint": run.name, "images": images}
     with locked(workdir):
         weights = {"checkpoint": run.name, "license": run.license}
         directory.start(settings, source.labels, weights, images=source.fingerprint)

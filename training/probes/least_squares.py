@@ -1,14 +1,19 @@
 """Regularized least squares in closed form on features of a few images of each class; see training/fewshot.py."""
 
+import contextlib
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
+from training.evaluation.calibration import fit_temperature
 from training.input.sources import DataSet
 from training.options.probes import FewshotOptions
-from training.probes.features import Features, open_features
+from training.probes.classifier import save_probe, with_linear_head
+from training.probes.features import Features, FeatureSet, open_features, preprocessing_for
 from training.probes.report import write_report
 
 # So large that the bias is almost unregularized (big_vision).
@@ -51,6 +56,13 @@ class LeastSquares:
     def accuracy(self, features: Features, l2: float) -> float:
         """Share of the images whose highest score is that of their label."""
         return float(np.mean(np.argmax(self.scores(features.values, l2), axis=-1) == features.labels))
+
+    def linear_head(self, l2: float) -> tuple[np.ndarray, np.ndarray]:
+        """The kernel (D, K) and bias (K,), float32, that compute the scores from the features."""
+        weights = self.weights(l2)
+        kernel = weights[:-1] / self._scale[:, None]
+        bias = _BIAS_FEATURE * weights[-1] - self._mean @ kernel
+        return kernel.astype(np.float32), bias.astype(np.float32)
 
     def _design(self, features: np.ndarray) -> np.ndarray:
         standardized = (features - self._mean) / self._scale
@@ -141,8 +153,9 @@ def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
 
 
 def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
-    """Evaluate, write fewshot.json and fewshot.md, and return the rows."""
-    features = open_features(run, source, options)
+    """Evaluate, write fewshot.json and fewshot.md, with a workdir also the run, and return the rows."""
+    workdir = None if options.workdir is None else to_path(options.workdir)
+    features = open_features(run, source, options, workdir if options.output is None else None)
     rows = few_shot(
         features.train,
         features.evaluation,
@@ -160,5 +173,29 @@ def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
         )
         for row in rows
     ]
+    if workdir is not None:
+        _save(workdir, run, source, options, features, rows[-1])
     write_report("fewshot", "Few-shot linear accuracy", options, features, header, table, {"results": rows})
     return rows
+
+
+def _save(
+    workdir: pathlib.Path, run: Run, source: DataSet, options: FewshotOptions, features: FeatureSet, row: dict
+) -> None:
+    """Write the run directory of a row's model: the backbone with the solution of the first seed as its head.
+
+    Its scores are near 1 and -1, so that their softmax would say little; they are divided by the temperature that fits
+    the training images outside the shots.
+    """
+    train = features.train
+    rows = shots_of(train.labels, len(features.names), row["shots"], seed=0)
+    solution = LeastSquares(train.values[rows], train.labels[rows], len(features.names))
+    kernel, bias = solution.linear_head(row["l2"])
+    rest = np.setdiff1d(np.arange(len(train.labels)), rows)
+    temperature = 1.0
+    with contextlib.suppress(UserError):  # none left, or no mistake among them
+        temperature = fit_temperature(solution.scores(train.values[rest], row["l2"]), train.labels[rest])
+    preprocessing = preprocessing_for(run.preprocessing, options)
+    model = with_linear_head(run.model, options.features, preprocessing, kernel / temperature, bias / temperature)
+    save_probe(workdir, run, model, source, options, row["accuracies"][0])
+    print(f"{workdir} holds the model of {row['shots']} shots and the first seed.")

@@ -8,6 +8,7 @@ import sklearn.exceptions
 import sklearn.model_selection
 import sklearn.pipeline
 import sklearn.preprocessing
+from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.files.remote import to_path
@@ -60,7 +61,7 @@ def fit_probe(
 
 
 def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarray) -> dict:
-    """Accuracy in stratified folds of all images: `mean`, `standard_error` of the mean, and `folds`.
+    """Accuracy in stratified folds of all images: `mean`, its `standard_error`, 95 % `interval`, and `folds`.
 
     Args:
         features: of both splits.
@@ -79,7 +80,10 @@ def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarr
         # Of a class with fewer images than folds, some folds have none.
         warnings.filterwarnings("ignore", "The least populated class")
         scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
-    return {"mean": float(scores.mean()), "standard_error": float(scores.std(ddof=1) / folds**0.5), "folds": folds}
+    mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
+    low, high = mean + error * stats.t.ppf([0.025, 0.975], folds - 1)
+    interval = [max(float(low), 0.0), min(float(high), 1.0)]
+    return {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
 
 
 def _fitted(
@@ -110,8 +114,8 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     row = (f"{found['accuracy']:.4f}", f"{found['c']:g}", str(found["iterations"]), str(found["converged"]).lower())
     write_report("linear_probe", "Logistic regression", options, features, header, [row], {"results": found})
     if options.folds is not None:
-        mean, error = found["cross_validation"]["mean"], found["cross_validation"]["standard_error"]
-        print(f"All images in {options.folds} folds: accuracy {mean:.1%}, standard error {error:.1%}.")
+        mean, (low, high) = found["cross_validation"]["mean"], found["cross_validation"]["interval"]
+        print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95 % interval {low:.1%} to {high:.1%}.")
     return found
 
 

@@ -1,16 +1,18 @@
 """Data sets of TensorFlow Datasets with images and masks."""
 
+import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from training.input.coco import UNCOUNTED
+from training.input.dataset import Split
 from training.input.sources import tfds_builder, tfds_eval_split, tfds_records
-from training.segmentation.scenes import IGNORED, Scenes
+from training.options.segment import SceneOptions
+from training.segmentation.masks import IGNORED
 
 
-def open_tfds_scenes(
-    name: str, data_dir: str | None, train_split: str, eval_split: str | None
-) -> tuple[tuple[str, ...], Scenes, Scenes]:
-    """Return the names of the classes, the training images and the evaluation images of a data set.
+def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Split]]:
+    """The names of the classes, and the training and evaluation images of a data set, whose segments are the classes.
 
     The image is the feature with three channels, or the one named image, and the mask the only one with one channel.
     All masks are read once, for their values: the classes are named by the data set or, if it has no names, by their
@@ -18,18 +20,21 @@ def open_tfds_scenes(
 
     Raises UserError if the data set has no such features, or a mask that does not fit its image.
     """
-    builder = tfds_builder(name, data_dir)
+    name = options.data.partition(":")[2]
+    builder = tfds_builder(name, options.data_dir)
     keys = _keys(builder)
-    eval_split = eval_split or tfds_eval_split(builder)
-    (train, in_train), (evaluation, in_evaluation) = (_scenes(builder, s, *keys) for s in (train_split, eval_split))
-    largest = max(in_train, in_evaluation)
-    names = getattr(builder.info.features[keys[1]], "names", None)
-    labels = tuple(names or map(str, range(largest + 1)))
+    names = options.train_split, options.eval_split or tfds_eval_split(builder)
+    largest = max(_largest(builder, split, *keys) for split in names)
+    labels = tuple(getattr(builder.info.features[keys[1]], "names", None) or map(str, range(largest + 1)))
     if largest >= len(labels):
-        raise UserError(f"The masks of {name} have the value {largest}, but it names {len(labels)} classes from 0 on.")
+        raise UserError(
+            f"The masks of {name} have the value {largest}, but it names {len(labels)} classes from 0 on; choose "
+            "another data set."
+        )
     if len(labels) < 2:
         raise UserError(f"The masks of {name} have one class at most (255 is not counted); at least two are needed.")
-    return labels, train, evaluation
+    train, evaluation = (_split(builder, split, *keys, len(labels)) for split in names)
+    return labels, (train, evaluation)
 
 
 def _keys(builder) -> tuple[str, str]:
@@ -48,13 +53,23 @@ def _keys(builder) -> tuple[str, str]:
     return images[0], masks[0]
 
 
-def _scenes(builder, split: str, image_key: str, mask_key: str) -> tuple[Scenes, int]:
-    """Return the scenes of a split, and the largest class in its masks; -1 if no pixel is counted."""
+def _split(builder, split: str, image_key: str, mask_key: str, num_classes: int) -> Split:
     records, features = tfds_records(builder, split), builder.info.features
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        decoded = features.deserialize_example(records.read(index))
-        return tf.cast(decoded[image_key], tf.uint8), tf.cast(decoded[mask_key][..., 0], tf.uint8)
+        return tf.cast(features.deserialize_example(records.read(index))[image_key], tf.uint8), tf.constant(-1)
+
+    def target(index: tf.Tensor) -> dict[str, tf.Tensor]:
+        mask = tf.cast(features.deserialize_example(records.read(index))[mask_key][..., 0], tf.int32)
+        segments = tf.where(mask == IGNORED, UNCOUNTED, mask)
+        return {"labels": tf.constant(np.arange(num_classes, dtype=np.int32)), "segments": segments}
+
+    return Split(len(records), read, records.name, records.explain_damage, records.fingerprint, target=target)
+
+
+def _largest(builder, split: str, image_key: str, mask_key: str) -> int:
+    """The largest class in the masks of a split; -1 if no pixel is counted."""
+    records, features = tfds_records(builder, split), builder.info.features
 
     def check(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         decoded = features.deserialize_example(records.read(index))
@@ -74,4 +89,4 @@ def _scenes(builder, split: str, image_key: str, mask_key: str) -> tuple[Scenes,
                 f"The mask of {records.name(number)} should have class numbers from 0 to 254, but has {value}."
             )
         largest = max(largest, int(value))
-    return Scenes(len(records), read, records.name), largest
+    return largest

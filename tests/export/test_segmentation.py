@@ -1,0 +1,116 @@
+"""Exports of models that segment: at the size of the picture, at a fixed size, and in the loader of C++."""
+
+import dataclasses
+import json
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from export.options import OnnxOptions, SourceOptions
+from export.saved_model import cpp_loader
+from export.saved_model.segmentation import export_segmenter as export_saved_model
+from export.segmentation import compared, open_segmenter, segments_model
+from export.source import random_images
+from export.tflite.segmentation import export_segmenter as export_tflite
+from keras_vit import SegmentationConfig
+from keras_vit.errors import ParityError
+from keras_vit.models.config import LinearSegmentationConfig
+from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.runs import run_of
+from tests.segmentation.shapes import LABELS
+from tests.support import randomize
+
+TINY = keras_vit.ViTConfig(patch_size=8, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=32, classifier="none")
+PREPROCESSING = keras_vit.Preprocessing((32, 40), resize="pad", padding="after")
+TASKS = {
+    "linear": LinearSegmentationConfig(4),
+    "semantic": SegmentationConfig(4, 6, 1, 1),
+    "instance": SegmentationConfig(4, 6, 1, 1, task="instance"),
+    "panoptic": SegmentationConfig(4, 6, 1, 1, task="panoptic", stuff=(0, 1)),
+}
+
+
+def exported(task: str):
+    model = randomize(keras_vit.models.tasks.build_task(TINY, TASKS[task], PREPROCESSING))
+    if task in ("instance", "panoptic"):  # segments that are likely
+        model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
+    source = open_segmenter(run_of(model, labels=LABELS), SourceOptions(checkpoint="memory"))
+    samples = random_images(PREPROCESSING)
+    few = dataclasses.replace(samples, encoded=samples.encoded[:3], labels=samples.labels[:3])
+    return dataclasses.replace(source, labels=LABELS, samples=few)
+
+
+@pytest.mark.parametrize("task", ["panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TASKS)[:3])])
+def test_a_saved_model_takes_files_and_gives_segments_at_the_size_of_the_picture(task, tmp_path):
+    path, share = export_saved_model(exported(task), tmp_path / "served")
+    assert share >= 0.999
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    data = tf.io.encode_png(np.random.default_rng(0).integers(0, 256, (51, 23, 3), np.uint8))
+    answer = {name: value.numpy() for name, value in serve(image_bytes=data).items()}
+    key = {"instance": "masks", "panoptic": "segment_map"}.get(task, "label_map")
+    assert answer[key].shape[-2:] == (51, 23)
+    if task == "panoptic":
+        assert answer["segment_map"].max() < len(answer["classes"]) == len(answer["labels"])
+        names = [LABELS[label].encode() if label < 4 else b"" for label in answer["classes"]]
+        assert all(a == b for a, b in zip(answer["labels"], names, strict=True) if b)
+    report = json.loads((path / "report.json").read_text())
+    assert report["files"]["SavedModel"]["equal_pixels"] >= 0.999
+
+
+@pytest.mark.slow
+def test_a_saved_model_answers_in_the_loader_of_c_plus_plus(tmp_path):
+    if cpp_loader.library_path() is None:
+        pytest.skip("no C++ library of TensorFlow here")
+    path, _ = export_saved_model(exported("semantic"), tmp_path / "served")
+    data = tf.io.encode_png(np.random.default_rng(0).integers(0, 256, (51, 23, 3), np.uint8)).numpy()
+    expected = tf.saved_model.load(path).signatures["serving_default"](image_bytes=tf.constant(data))["label_map"]
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    definition = saved.meta_graphs[0].signature_def["serving_default"]
+    session = cpp_loader.Session(os.fspath(path), 1)
+    feed, fetch = definition.inputs["image_bytes"].name, definition.outputs["label_map"].name
+    found = session.run(feed, fetch, np.array(data, object)).view(np.int32)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "task", ["semantic", *(pytest.param(t, marks=pytest.mark.slow) for t in ("linear", "instance", "panoptic"))]
+)
+def test_tflite_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
+    written = export_tflite(exported(task), tmp_path / "phone", ("float32", "int8-dynamic"))
+    assert written["float32"][1] >= 0.999
+    assert written["int8-dynamic"][1] >= 0.9
+    report = json.loads((tmp_path / "phone" / "report.json").read_text())
+    assert set(report["files"]) == {"float32", "int8-dynamic"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_onnx_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from export.onnx.segmentation import export_segmenter
+
+    options = OnnxOptions(SourceOptions(checkpoint="memory"), str(tmp_path / "portable"))
+    ((path, share),) = export_segmenter(exported(task), options)
+    assert path.is_file()
+    assert share >= 0.999
+
+
+def test_an_export_with_other_pixels_is_not_kept():
+    right, wrong = {"label_map": np.zeros((8, 8), int)}, {"label_map": np.eye(8, dtype=int)}
+    assert compared("file", [right], [right], exact=True) == {"equal_pixels": 1.0, "score_difference": 0.0}
+    with pytest.raises(ParityError, match="87.5% of the pixels of the file are those of the model, fewer than 90.0%"):
+        compared("file", [right], [wrong], exact=False)
+
+
+def test_the_model_of_segments_gives_what_the_outputs_say():
+    model = exported("panoptic").model
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 40, 3)).astype(np.float32)
+    expected = segment_outputs(model(images), TASKS["panoptic"], PREPROCESSING)
+    for name, value in segments_model(model).predict(images, verbose=0).items():
+        np.testing.assert_allclose(value, keras.ops.convert_to_numpy(expected[name]), atol=1e-5, err_msg=name)

@@ -1,0 +1,324 @@
+"""Pictures with masks of every kind of data: what is read, and what is refused by name before training."""
+
+import json
+import pathlib
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from keras_vit import UserError
+from tests.segmentation import shapes
+from tests.segmentation.shapes import LABELS, SIDE, scene
+from training.input.coco import NONE, UNCOUNTED
+from training.options.segment import SceneOptions
+from training.segmentation.data import open_scenes
+from training.segmentation.masks import VOC_CLASSES, read_mask
+
+WRITERS = {
+    "folder": shapes.write_folder,
+    "objects": lambda root, count: shapes.write_folder(root, count, objects=True),
+    "coco": shapes.write_coco,
+    "panoptic": shapes.write_panoptic,
+    "voc": shapes.write_voc,
+}
+
+
+def truth(source, split: str, index: int) -> tuple[np.ndarray, np.ndarray]:
+    target = getattr(source, split).target(tf.constant(index, tf.int64))
+    return target["labels"].numpy(), target["segments"].numpy()
+
+
+def open_data(data: str, task: str = "semantic", **options):
+    return open_scenes(SceneOptions(data=data, **options), task)
+
+
+@pytest.mark.parametrize("kind", ["folder", "objects", "panoptic", "voc"])
+def test_classes_of_pixels_are_read(kind, tmp_path):
+    source = open_data(WRITERS[kind](tmp_path / "d", 11))
+    _, classes, segments = scene(0)  # the first is evaluated, as every tenth
+    labels, found = truth(source, "evaluation", 0)
+    expected = classes[segments]
+    if kind == "voc":
+        expected[0] = UNCOUNTED
+    np.testing.assert_array_equal(found, expected)
+    assert source.labels == (VOC_CLASSES if kind == "voc" else LABELS)
+    np.testing.assert_array_equal(labels, np.arange(len(source.labels)))
+    assert (source.train.num_examples, source.evaluation.num_examples, source.held_out) == (9, 2, True)
+
+
+@pytest.mark.parametrize("kind", ["objects", "coco", "panoptic", "voc"])
+def test_objects_are_read(kind, tmp_path):
+    source = open_data(WRITERS[kind](tmp_path / "d", 11), "instance")
+    _, classes, segments = scene(0)
+    labels, found = truth(source, "evaluation", 0)
+    seen = [n for n in range(1, len(classes)) if (segments == n).any()]
+    names = sorted(source.labels[label] for label in labels)
+    expected = sorted((VOC_CLASSES if kind == "voc" else LABELS)[classes[n]] for n in seen)
+    assert names == expected
+    for number in seen:
+        rows, columns = np.nonzero(segments[1:] == number)
+        (own,) = np.unique(found[1:][rows, columns])
+        np.testing.assert_array_equal(found[1:] == own, segments[1:] == number)
+    assert (found[1:][segments[1:] == 0] == NONE).all()
+
+
+def test_panoptic_has_stuff_as_one_segment(tmp_path):
+    source = open_data(WRITERS["panoptic"](tmp_path / "d", 11), "panoptic")
+    assert source.batches.stuff == (0,)
+    labels, found = truth(source, "evaluation", 0)
+    np.testing.assert_array_equal(labels[found], scene(0)[1][scene(0)[2]])
+
+
+def test_a_second_file_is_evaluated_on(tmp_path):
+    data = shapes.write_coco(tmp_path / "d", 4)
+    other = shapes.write_coco(tmp_path / "e", 3, first=20)
+    source = open_data(data, "instance", eval_data=other)
+    assert (source.train.num_examples, source.evaluation.num_examples, source.held_out) == (4, 3, False)
+
+
+@pytest.mark.parametrize(("train", "evaluation"), [("train", "test"), ("training", "val")])
+def test_a_folder_with_splits_uses_them(train, evaluation, tmp_path):
+    shapes.write_folder(tmp_path / train, 5)
+    shapes.write_folder(tmp_path / evaluation, 3)
+    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
+    source = open_data(f"folder:{tmp_path}")
+    assert (source.train.num_examples, source.evaluation.num_examples) == (5, 3)
+
+
+def test_lists_of_voc_are_its_splits(tmp_path):
+    data = shapes.write_voc(tmp_path / "d", 5, objects=False)
+    lists = tmp_path / "d" / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    (lists / "train.txt").write_text("000\n001\n")
+    (lists / "val.txt").write_text("004\n")
+    source = open_data(data)
+    assert (source.train.num_examples, source.evaluation.num_examples) == (2, 1)
+
+
+def test_polygons_crowds_and_what_lies_on_top(tmp_path):
+    PIL.Image.new("RGB", (20, 10)).save(tmp_path / "a.png")
+    PIL.Image.new("RGB", (20, 10)).save(tmp_path / "b.png")
+    whole, part = [[0, 0, 20, 0, 20, 10, 0, 10]], [[5, 2, 10, 2, 10, 6, 5, 6]]
+    crowd = {"size": [10, 20], "counts": [0, 30, 170]}  # the first three columns
+    rows = [(part, 0), (whole, 0), (crowd, 1)]
+    annotations = [
+        {"id": n, "image_id": 1, "category_id": 7, "segmentation": s, "iscrowd": c} for n, (s, c) in enumerate(rows)
+    ]
+    images = [{"id": 1, "file_name": "a.png"}, {"id": 2, "file_name": "b.png"}]
+    document = {"images": images, "annotations": annotations, "categories": [{"id": 7, "name": "x"}]}
+    (tmp_path / "c.json").write_text(json.dumps(document))
+    source = open_data(f"coco:{tmp_path / 'c.json'}", "instance")
+    labels, found = truth(source, "evaluation", 0)
+    np.testing.assert_array_equal(labels, [0, 0])
+    assert found[4, 7] == 1
+    assert found[0, 15] == 0
+    assert (found == 1).sum() == 20
+    labels, found = truth(source, "train", 0)
+    assert not len(labels)
+    assert (found == NONE).all()
+
+
+def test_pixels_of_a_crowd_alone_are_not_counted(tmp_path):
+    for name in "ab":
+        PIL.Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
+    crowd = {"id": 1, "image_id": 1, "category_id": 1, "iscrowd": 1,
+             "segmentation": {"size": [4, 4], "counts": [0, 8, 8]}}  # fmt: skip
+    square = {"id": 2, "image_id": 2, "category_id": 1, "segmentation": [[0, 0, 2, 0, 2, 2, 0, 2]]}
+    images = [{"id": n, "file_name": f"{name}.png"} for n, name in ((1, "a"), (2, "b"))]
+    document = {"images": images, "annotations": [crowd, square], "categories": [{"id": 1, "name": "x"}]}
+    (tmp_path / "c.json").write_text(json.dumps(document))
+    _, found = truth(open_data(f"coco:{tmp_path / 'c.json'}", "instance"), "evaluation", 0)
+    assert (found[:, :2] == UNCOUNTED).all()
+    assert (found[:, 2:] == NONE).all()
+
+
+def test_a_mask_with_a_palette_holds_its_indices(tmp_path):
+    mask = PIL.Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3), "P")
+    mask.putpalette([255 - value for value in range(768 // 3) for _ in range(3)])
+    mask.save(tmp_path / "mask.png")
+    np.testing.assert_array_equal(read_mask(tmp_path / "mask.png"), np.arange(6).reshape(2, 3))
+
+
+def _mask(name: str, values: np.ndarray):
+    return lambda root: PIL.Image.fromarray(values).save(root / "masks" / name)
+
+
+FOLDERS = {
+    "a missing mask": (lambda r: (r / "masks" / "001.png").unlink(), "the image 001.png has no mask"),
+    "an extra mask": (lambda r: (r / "images" / "001.png").unlink(), "the mask 001.png has no image"),
+    "no masks": (lambda r: [f.unlink() for f in (r / "masks").iterdir()], "files have no counterpart"),
+    "another size": (_mask("001.png", np.zeros((3, 4), np.uint8)), "mask has 3x4 pixels, but the picture 48x48"),
+    "a number too high": (_mask("001.png", np.full((SIDE, SIDE), 9, np.uint8)), "names 4 classes, 0 to 3, but"),
+    "fractions": (lambda r: _tiff(r), "holds fractions"),
+    "colors": (_mask("001.png", np.zeros((SIDE, SIDE, 3), np.uint8)), "should have one channel with class numbers"),
+    "no picture": (lambda r: (r / "images" / "001.png").write_bytes(b"x"), "001.png .not JPEG, PNG"),
+    "half a picture": (lambda r: _cut(r / "images" / "001.png"), "001.png"),
+    "half a mask": (lambda r: _cut(r / "masks" / "001.png"), "its mask 001.png cannot be read"),
+    "two names": (lambda r: (r / "images" / "001.jpg").write_bytes((r / "images" / "001.png").read_bytes()),
+                  "have the same name"),
+    "one class": (lambda r: _one_class(r), "have 1 class; at least two"),
+    "gaps": (lambda r: (r / "labels.txt").unlink() or _mask("001.png", np.full((SIDE, SIDE), 77, np.uint8))(r),
+             "which are not numbers from 0 on"),
+    "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "no UTF-8 text"),
+}  # fmt: skip
+
+
+def _tiff(root: pathlib.Path) -> None:
+    (root / "masks" / "001.png").unlink()
+    PIL.Image.fromarray(np.zeros((SIDE, SIDE), np.float32)).save(root / "masks" / "001.tif")
+    (root / "masks" / "001.tif").rename(root / "masks" / "001.png")
+
+
+def _cut(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def _one_class(root: pathlib.Path) -> None:
+    for mask in (root / "masks").iterdir():
+        PIL.Image.new("L", (SIDE, SIDE)).save(mask)
+    (root / "labels.txt").unlink()
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_a_broken_folder_is_one_sentence(case, tmp_path):
+    data = shapes.write_folder(tmp_path / "d", 4)
+    damage, sentence = FOLDERS[case]
+    damage(tmp_path / "d")
+    with pytest.raises(UserError, match=sentence) as refused:
+        open_data(data)
+    assert str(refused.value).count(". ") == 0
+
+
+COCO = {
+    "no list": (lambda d: d.pop("annotations"), "a list of objects annotations"),
+    "no category": (lambda d: d["annotations"][0].pop("category_id"), "should have a category_id"),
+    "unknown category": (lambda d: d["annotations"][0].update(category_id=99), "the category 99 of an object is not"),
+    "unknown image": (lambda d: d["annotations"][0].update(image_id=99), "annotates the image 99"),
+    "missing file": (lambda d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
+    "two ids": (lambda d: d["images"][1].update(id=d["images"][0]["id"]), "two images or two categories with one id"),
+    "two categories": (lambda d: d["categories"][1].update(id=10), "two images or two categories with one id"),
+    "a name of no text": (lambda d: d["categories"][1].update(name=3), "should have a name, but one has 3"),
+    "no segmentation": (lambda d: d["annotations"][0].pop("segmentation"), "should be polygons or a run-length"),
+    "an empty polygon": (lambda d: d["annotations"][0].update(segmentation=[]), "should be polygons or a run-length"),
+    "two points": (lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4]]), "x and y of 3 points"),
+    "an odd polygon": (lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "x and y of 3"),
+    "a polygon of words": (lambda d: d["annotations"][0].update(segmentation=[["a"] * 6]), "x and y of 3"),
+    "a polygon of nothing": (lambda d: d["annotations"][0].update(segmentation=[[float("nan")] * 6]), "x and y of 3"),
+    "far away": (lambda d: d["annotations"][0].update(segmentation=[[1e9] * 6]), "x and y of 3"),
+    "another size": (lambda d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"of size \[48, 48\], but"),
+    "short counts": (lambda d: d["annotations"][1]["segmentation"].update(counts=[3, 4]), "cover its picture exactly"),
+    "negative counts": (lambda d: d["annotations"][1]["segmentation"].update(counts=[-3, 4]), "cover its picture"),
+    "garbled counts": (lambda d: d["annotations"][0]["segmentation"].update(counts="zz\u00e4"), "cover its picture"),
+    "no counts": (lambda d: d["annotations"][0]["segmentation"].pop("counts"), "cover its picture"),
+    "a list": (lambda d: d.update(images=[1]), "a list of objects images"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COCO)
+def test_a_broken_coco_file_is_one_sentence(case, tmp_path):
+    data = shapes.write_coco(tmp_path / "d", 4)
+    file = tmp_path / "d" / "scenes.json"
+    document = json.loads(file.read_text())
+    damage, sentence = COCO[case]
+    damage(document)
+    file.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=sentence) as refused:
+        open_data(data, "instance")
+    assert str(refused.value).count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("{", "is no JSON"), (b"\xff\xfe", "is not UTF-8"), ("[]", "a list of")]
+)
+def test_what_is_no_coco_file_is_one_sentence(text, sentence, tmp_path):
+    (tmp_path / "x.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=sentence):
+        open_data(f"coco:{tmp_path / 'x.json'}")
+
+
+PANOPTIC = {
+    "no PNG": (lambda r, d: (r / "panoptic" / "001.png").unlink(), "its 001.png cannot be read"),
+    "an unlisted segment": (lambda r, d: d["annotations"][1]["segments_info"].pop(), "which segments_info does not"),
+    "unknown category": (lambda r, d: d["annotations"][1]["segments_info"][0].update(category_id=9), "the category 9"),
+    "no infos": (lambda r, d: d["annotations"][1].pop("segments_info"), "a list of objects segments_info"),
+}
+
+
+@pytest.mark.parametrize("case", PANOPTIC)
+def test_a_broken_panoptic_file_is_one_sentence(case, tmp_path):
+    data = shapes.write_panoptic(tmp_path / "d", 4)
+    file = tmp_path / "d" / "panoptic.json"
+    document = json.loads(file.read_text())
+    damage, sentence = PANOPTIC[case]
+    damage(tmp_path / "d", document)
+    file.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=sentence):
+        open_data(data, "panoptic")
+
+
+@pytest.mark.parametrize("task", ["instance", "panoptic"])
+def test_masks_of_classes_alone_have_no_objects(task, tmp_path):
+    with pytest.raises(UserError, match="tell classes, but no objects of their own"):
+        open_data(shapes.write_folder(tmp_path / "d", 4), task)
+
+
+def test_one_picture_is_too_few(tmp_path):
+    with pytest.raises(UserError, match="holds 1 picture; it needs two"):
+        open_data(shapes.write_folder(tmp_path / "d", 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"data": "scenes"}, "takes folder:PATH, coco:FILE.json"),
+        ({"data": "folder:gone"}, "There is no folder 'gone'"),
+        ({"data": "coco:gone.json"}, "There is no file 'gone.json'"),
+        ({"data": "folder:tests"}, "should hold the folders images and masks, but has no masks"),
+        ({"data": "voc:tests"}, "should hold the folders JPEGImages and SegmentationClass"),
+        ({"data": "tests"}, "for this folder, give folder:tests"),
+        ({"data": "folder:gs://x/y"}, "files of this machine"),
+        ({"data": "tfds:x", "images": "tests"}, "--images applies only to --data coco:FILE or panoptic:FILE"),
+        ({"data": "tfds:x", "eval_data": "coco:x"}, "--eval-data applies only to"),
+    ],
+)
+def test_data_that_cannot_be_are_refused_before_anything_is_imported(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        SceneOptions(**options)
+
+
+class Scenes(tfds.core.GeneratorBasedBuilder):
+    """Two splits of scenes."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            "mask": tfds.features.Image(shape=(None, None, 1)),
+        }
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(0), "test": self._generate_examples(10)}
+
+    def _generate_examples(self, first):
+        for number in range(first, first + 4):
+            image, classes, segments = scene(number)
+            yield number, {"image": image, "mask": classes[segments][..., None].astype(np.uint8)}
+
+
+def test_a_data_set_of_tfds_is_read(tmp_path, monkeypatch):
+    Scenes(data_dir=tmp_path).download_and_prepare()
+    monkeypatch.setattr(
+        "training.segmentation.tfds_masks.tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir)
+    )
+    source = open_data("tfds:scenes", data_dir=str(tmp_path))
+    assert source.labels == ("0", "1", "2", "3")
+    _, found = truth(source, "train", 0)
+    candidates = [scene(number)[1][scene(number)[2]] for number in range(4)]
+    assert any(np.array_equal(found, one) for one in candidates)
+    with pytest.raises(UserError, match="classes of pixels; leave --task instance out"):
+        open_data("tfds:scenes", "instance", data_dir=str(tmp_path))

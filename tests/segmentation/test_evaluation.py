@@ -1,0 +1,176 @@
+"""mIoU, mask AP and panoptic quality on scenes whose answers are known."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import SegmentationConfig, UserError
+from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.segments import instance_segments, panoptic_segments, semantic_scores
+from tests.segmentation.shapes import scene
+from training.input.coco import NONE, UNCOUNTED
+from training.input.dataset import Split
+from training.segmentation.evaluation import evaluate, panoptic_counts, write_report
+from training.segmentation.overlay import color_of, overlay
+from training.segmentation.predict import mask_of
+from training.segmentation.segmenter import Found, Segmenter, class_map
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Oracle(Segmenter):
+    """Says what it is told of each picture."""
+
+    answers: tuple = ()
+
+    def segment(self, pixels, threshold=0.0):
+        return self.answers[int(pixels[0, 0, 0])]
+
+
+def told(kind: str, truths: list, answers: list) -> tuple[Oracle, Split]:
+    """A segmenter with its answers, and a split with the truths, by the first pixel of each picture."""
+    pixels = [np.full((*segments.shape, 3), number, np.uint8) for number, (_, segments) in enumerate(truths)]
+    most = max(len(labels) for labels, _ in truths)
+    labels = np.stack([np.pad(own, (0, most - len(own)), constant_values=-1) for own, _ in truths]).astype(np.int32)
+    held = tf.constant(np.stack(pixels)), tf.constant(labels), tf.constant(np.stack([s for _, s in truths]))
+    split = Split(
+        len(truths),
+        lambda index: (held[0][index], tf.constant(-1)),
+        target=lambda index: {"labels": held[1][index], "segments": held[2][index]},
+    )
+    config = keras_vit.ViTConfig(patch_size=4, hidden_size=8, num_layers=1, num_heads=1, mlp_dim=8)
+    task = SegmentationConfig(2, 2, 1, task=kind)
+    model = keras_vit.segmentation_model(config, task, image_size=8)
+    return Oracle("oracle", model, ("a", "b"), task, tuple(answers)), split
+
+
+def found_of(labels, segments, scores=None) -> Found:
+    labels = np.array(labels, np.int32)
+    masks = np.array([segments == number for number in range(len(labels))])
+    return Found(labels, np.ones(len(labels)) if scores is None else np.array(scores), masks, segments)
+
+
+def test_iou_is_counted_at_the_size_of_the_masks_and_without_uncounted_pixels(tmp_path):
+    truth = np.zeros((10, 20), np.int32)
+    truth[:, :5], truth[0] = 1, UNCOUNTED
+    half = np.where(np.arange(20) < 10, 1, 0) * np.ones((10, 1), np.int32)
+    answer = found_of([0, 1], half.astype(np.int32))
+    evaluation = evaluate(*told("semantic", [(np.arange(2), truth)] * 3, [answer] * 3))
+    metrics = evaluation.metrics
+    assert metrics["classes"] == {"a": {"iou": pytest.approx(10 / 15)}, "b": {"iou": pytest.approx(5 / 10)}}
+    assert metrics["mean_iou"] == pytest.approx((10 / 15 + 5 / 10) / 2)
+    assert metrics["pixel_accuracy"] == pytest.approx(15 / 20)
+    assert metrics["intervals"]["mean_iou"] == [metrics["mean_iou"]] * 2  # all pictures are alike
+    write_report(evaluation, tmp_path)
+    assert json.loads((tmp_path / "segmentation.json").read_text())["pictures"] == 3
+    assert "Mean IoU 0.583" in (tmp_path / "segmentation.md").read_text()
+    assert "75% of the pixels have the right class" in (tmp_path / "segmentation.html").read_text()
+
+
+def test_a_perfect_answer_has_quality_and_precision_1():
+    segments = np.zeros((12, 12), np.int32)
+    segments[:4, :4], segments[6:, 6:] = 1, 2
+    truth = (np.array([0, 1, 1]), segments)
+    for kind, name in (("panoptic", "pq"), ("instance", "ap")):
+        metrics = evaluate(*told(kind, [truth], [found_of(*truth)])).metrics
+        assert metrics[name] == pytest.approx(1.0)
+
+
+def test_panoptic_quality_is_that_of_its_definition():
+    """Hand-counted: of class a an IoU of 12/16 and of class b one match of 9/9, a miss and a false segment."""
+    truth, found = np.full((6, 10), NONE, np.int32), np.full((6, 10), NONE, np.int32)
+    truth[:4, :4], found[:4, :3] = 0, 0  # 12 of 16
+    truth[:3, 5:8], found[:3, 5:8] = 1, 1  # 9 of 9
+    truth[4:, 7:] = 2  # missed
+    found[4:, :2], truth[4:, :2] = 2, 0  # false: the truth there is of class a
+    truth[4:, :2] = 3
+    counts = panoptic_counts((np.array([0, 1, 1, 0]), truth), (np.array([0, 1, 1]), found), 2)
+    np.testing.assert_allclose(counts, [[12 / 16, 1, 0, 1], [1, 1, 1, 1]])
+
+
+def test_false_segments_mostly_on_void_do_not_count():
+    truth, found = np.full((4, 4), UNCOUNTED, np.int32), np.zeros((4, 4), np.int32)
+    truth[0] = 0
+    counts = panoptic_counts((np.array([1]), truth), (np.array([0]), found), 2)
+    np.testing.assert_allclose(counts, [[0, 0, 0, 0], [0, 0, 0, 1]])
+    # Void pixels are not in the union either.
+    counts = panoptic_counts((np.array([0]), truth), (np.array([0]), found), 2)
+    np.testing.assert_allclose(counts[0], [1, 1, 0, 0])
+
+
+def test_masks_of_crowds_are_no_false_alarms():
+    segments = np.full((8, 8), NONE, np.int32)
+    segments[:4, :4], segments[4:] = 0, UNCOUNTED
+    answer = np.full((8, 8), NONE, np.int32)
+    answer[:4, :4], answer[4:] = 0, 1
+    split = told("instance", [(np.array([1]), segments)], [found_of([1, 1], answer, [0.5, 0.9])])
+    assert evaluate(*split).metrics["ap"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"), [("semantic", "No pixel"), ("instance", "no object"), ("panoptic", "no segment")]
+)
+def test_masks_without_anything_cannot_be_measured(kind, sentence):
+    nothing = np.full((4, 4), UNCOUNTED, np.int32)
+    answer = found_of([0, 1], np.zeros((4, 4), np.int32))
+    if kind == "panoptic":
+        answer = found_of([], np.full((4, 4), NONE, np.int32))
+    with pytest.raises(UserError, match=sentence):
+        evaluate(*told(kind, [(np.zeros(0, np.int32) if kind != "semantic" else np.arange(2), nothing)], [answer]))
+
+
+def test_segments_in_a_graph_are_those_of_transformers_functions():
+    """On stretched pictures the maps are those of `segments.py`, which are transformers'."""
+    rng = np.random.default_rng(2)
+    logits, masks = rng.normal(0, 3, (1, 6, 5)).astype(np.float32), rng.normal(0, 3, (1, 8, 8, 6)).astype(np.float32)
+    outputs, size, picture = {"class_logits": logits, "mask_logits": masks}, (16, 16), (23, 31)
+    preprocessing = keras_vit.Preprocessing(size)
+    scores = semantic_scores(logits[0], masks[0], size, picture)
+    found = segment_outputs(outputs, SegmentationConfig(4), preprocessing, picture)["label_map"][0]
+    assert np.mean(np.asarray(found) == scores.argmax(axis=-1)) > 0.999
+
+    # These two expect the picture in the upper left corner; a square one fills the input.
+    picture = (29, 29)
+    task = SegmentationConfig(4, task="panoptic", stuff=(0, 2))
+    found = segment_outputs(outputs, task, preprocessing, picture, threshold=0.3)
+    expected, segments = panoptic_segments(logits[0], masks[0], size, picture, 0.3, stuff=(0, 2))
+    got = np.append(np.asarray(found["classes"][0]), -1)[np.asarray(found["segment_map"][0])]
+    wanted = np.array([*(segment.label for segment in segments), -1])[expected]
+    assert segments
+    assert np.mean(got == wanted) > 0.999
+    found = segment_outputs(outputs, SegmentationConfig(4, task="instance"), preprocessing, picture)
+    _, segments = instance_segments(logits[0], masks[0], size, picture, threshold=0.0)
+    np.testing.assert_allclose(found["scores"][0], [segment.score for segment in segments], atol=2e-6)
+    np.testing.assert_array_equal(found["classes"][0], [segment.label for segment in segments])
+
+
+def test_a_padded_picture_is_seen_without_its_padding():
+    preprocessing = keras_vit.Preprocessing((16, 16), resize="pad", padding="after")
+    masks = np.full((1, 16, 16, 2), -9.0, np.float32)
+    masks[:, :8, :, 0] = 9.0  # the upper half of the input, which is all that a wide picture covers
+    masks[:, 8:, :, 1] = 9.0
+    outputs = {"class_logits": np.array([[[9.0, 0, 0], [0, 9.0, 0]]], np.float32), "mask_logits": masks}
+    found = segment_outputs(outputs, SegmentationConfig(2), preprocessing, (10, 20))["label_map"]
+    assert not np.asarray(found).any()
+
+
+def test_masks_are_written_as_a_folder_reads_them():
+    segmenter, _ = told("instance", [(np.array([1]), np.zeros((4, 4), np.int32))], [])
+    segments = np.array([[0, 1], [NONE, 0]], np.int32)
+    np.testing.assert_array_equal(mask_of(segmenter, found_of([1, 0], segments)), [[1000, 1], [65535, 1000]])
+    segmenter, _ = told("semantic", [(np.array([1]), np.zeros((4, 4), np.int32))], [])
+    np.testing.assert_array_equal(mask_of(segmenter, found_of([0, 1], segments.clip(0))), [[0, 1], [0, 0]])
+
+
+def test_colors_are_told_apart_and_none_stays_as_it_is():
+    pixels, classes, segments = scene(3)
+    drawn = overlay(pixels, np.where(segments == 0, NONE, segments), classes)
+    untouched = (segments == 0) & (drawn == pixels).all(axis=-1)
+    assert untouched.sum() > 0.5 * (segments == 0).sum()
+    colors = color_of(np.arange(24))
+    apart = np.abs(colors[:, None] - colors[None]).sum(axis=-1) + 1e3 * np.eye(24)
+    assert apart.min() > 20
+    assert class_map((np.array([2]), np.array([[0, NONE, UNCOUNTED]]))).tolist() == [[2, NONE, UNCOUNTED]]

@@ -1,0 +1,120 @@
+"""COCO's average precision of boxes and of masks, by pycocotools, with intervals."""
+
+import contextlib
+import copy
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+# Draws of the bootstrap over the pictures, and the ends of the interval.
+_DRAWS, _ENDS = 200, (0.025, 0.975)
+# Names in the report -> what `COCOeval.stats` has at this place.
+STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar": 8}
+# Of the ten thresholds of IoU, which a metric is the mean over.
+_IOUS = {"ap": slice(None), "ap50": slice(0, 1)}
+
+
+def average_precision(
+    truth: Mapping[str, Any], guesses: Mapping[str, Any], labels: Sequence[str], kind: Literal["bbox", "segm"]
+) -> dict[str, Any]:
+    """COCO's metrics: those of `STATS`, each None without such objects, `intervals` of ap and ap50, and `classes`.
+
+    Intervals are of 95 %, by a bootstrap over the pictures.
+
+    Args:
+        truth: a document in COCO's format, see `document`.
+        guesses: likewise, with scores.
+        labels: names of the categories 1, 2 and so on.
+        kind: what is compared, boxes or masks.
+    """
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+        evaluated = coco_evaluation(truth, guesses, kind)
+        evaluated.accumulate()
+        evaluated.summarize()
+        stats, precision = evaluated.stats, evaluated.eval["precision"]
+        draws = _bootstrap(evaluated)
+    metrics: dict[str, Any] = {name: _known(stats[place]) for name, place in STATS.items()}
+    metrics["intervals"] = {name: _interval(draws, slice(None), ious) for name, ious in _IOUS.items()}
+    objects = [each["category_id"] for each in truth["annotations"] if not each["iscrowd"]]
+    counts = np.bincount(np.array(objects, np.int64), minlength=len(labels) + 1)[1:]
+    metrics["classes"] = {
+        label: {
+            "objects": int(counts[number]),
+            **{name: _mean(precision[ious, :, number, 0, -1]) for name, ious in _IOUS.items()},
+            "interval": _interval(draws, slice(number, number + 1), slice(None)),
+        }
+        for number, label in enumerate(labels)
+    }
+    return metrics | {"pictures": len(truth["images"]), "objects": int(counts.sum())}
+
+
+def document(labels: Sequence[str], pictures: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """A document in COCO's format of the annotations of each picture, which get their ids; ids begin at 1."""
+    annotations = [{"iscrowd": 0, **each, "image_id": image} for image, own in enumerate(pictures, 1) for each in own]
+    return {
+        "images": [{"id": image} | _size(own) for image, own in enumerate(pictures, 1)],
+        "annotations": [each | {"id": number} for number, each in enumerate(annotations, 1)],
+        "categories": [{"id": number, "name": name} for number, name in enumerate(labels, 1)],
+    }
+
+
+def _size(annotations: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The size of a picture whose annotations are run-length encodings."""
+    sizes = [each["segmentation"]["size"] for each in annotations[:1] if "segmentation" in each]
+    return dict(zip(("height", "width"), sizes[0], strict=True)) if sizes else {}
+
+
+def coco_evaluation(truth: Mapping[str, Any], guesses: Mapping[str, Any], kind: Literal["bbox", "segm"]) -> COCOeval:
+    """Compare two documents in COCO's format. pycocotools prints its progress."""
+    both = COCO(), COCO()
+    for coco, dataset in zip(both, (truth, guesses), strict=True):
+        coco.dataset = dataset
+        coco.createIndex()
+    evaluated = COCOeval(*both, kind)
+    evaluated.evaluate()
+    return evaluated
+
+
+def _bootstrap(evaluated: COCOeval) -> list[np.ndarray]:
+    """Precision (T IoUs, R, K) of random draws of the pictures, at all sizes and 100 objects."""
+    rng, parameters = np.random.default_rng(0), copy.copy(evaluated.params)
+    parameters.areaRng, parameters.maxDets = parameters.areaRng[:1], parameters.maxDets[-1:]
+    count, drawn = len(parameters.imgIds), copy.copy(evaluated)
+    of_class = np.arange(len(evaluated.evalImgs)).reshape(len(parameters.catIds), -1, count)[:, 0]
+    draws = []
+    for _ in range(_DRAWS):
+        chosen = of_class[:, rng.integers(0, count, count)]
+        # As for a first size alone: the others are skipped by their place.
+        drawn.evalImgs = _at_first_size(evaluated, of_class, chosen)
+        drawn.eval = {}
+        drawn.accumulate(parameters)
+        draws.append(drawn.eval["precision"][..., 0, -1])
+    return draws
+
+
+def _at_first_size(evaluated: COCOeval, of_class: np.ndarray, chosen: np.ndarray) -> list:
+    """The evaluated pictures with those of the first size in another order."""
+    others = list(evaluated.evalImgs)
+    for place, source in zip(of_class.flat, chosen.flat, strict=True):
+        others[place] = evaluated.evalImgs[source]
+    return others
+
+
+def _mean(precision: np.ndarray) -> float | None:
+    """The mean of what is known, -1 being unknown."""
+    known = precision[precision > -1]
+    return float(known.mean()) if known.size else None
+
+
+def _interval(draws: Sequence[np.ndarray], classes: slice, ious: slice) -> list[float] | None:
+    values = [_mean(precision[ious, :, classes]) for precision in draws]
+    known = [value for value in values if value is not None]
+    return [float(end) for end in np.quantile(known, _ENDS)] if known else None
+
+
+def _known(value: float) -> float | None:
+    return None if value < 0 else float(value)

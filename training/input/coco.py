@@ -1,0 +1,262 @@
+"""Files in COCO's format: pictures with boxes and segments, which detection and segmentation read. No TensorFlow.
+
+Boxes and segments are those of the upright picture, turned by its EXIF orientation. No file is trusted.
+"""
+
+import dataclasses
+import io
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+import PIL.Image
+from pycocotools import mask as rle
+
+from keras_vit import UserError
+from keras_vit.images.formats import format_problem, orientation
+
+# Bytes of an annotation file of many pictures.
+MOST_OF_MANY = 2**30
+# In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
+NONE, UNCOUNTED = -1, -2
+
+
+class Segments(NamedTuple):
+    """The segments of a picture (h, w), seen upright."""
+
+    labels: np.ndarray
+    """(n,) int32: the class of each."""
+    objects: np.ndarray
+    """(n,) bool: whether each is an object of its own; else it is all that the picture has of its class."""
+    map: np.ndarray
+    """(h, w) int32: the number of the segment of each pixel, or NONE, or UNCOUNTED."""
+
+
+class CocoObject(NamedTuple):
+    """An object as a file has it; box and segmentation are unchecked."""
+
+    category: int
+    """Its id."""
+    box: Any
+    """Left, top, width and height."""
+    segmentation: Any
+    """Polygons, or a run-length encoding."""
+    is_crowd: bool
+
+
+class CocoPicture(NamedTuple):
+    """A picture with its objects."""
+
+    file: pathlib.Path
+    objects: list[CocoObject]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coco:
+    """A file in COCO's format."""
+
+    names: Mapping[int, str]
+    """Of the categories, by id."""
+    pictures: Sequence[CocoPicture]
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The number of each category by its id, in the order of the ids."""
+        return {number: place for place, number in enumerate(sorted(self.names))}
+
+
+def read_coco(file: pathlib.Path, folder: pathlib.Path) -> Coco:
+    """Read an instances.json: `images`, `annotations`, `categories`. folder: of the pictures.
+
+    Raises UserError for what is no such file, and for missing pictures.
+    """
+    names, files, document = _names_and_files(file, folder)
+    objects: dict[int, list[CocoObject]] = {number: [] for number in files}
+    for each in _objects(document, "annotations", file):
+        image = _field(each, "image_id", int, file)
+        if image not in objects:
+            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        category, is_crowd = _field(each, "category_id", int, file), bool(each.get("iscrowd"))
+        objects[image].append(CocoObject(category, each.get("bbox"), each.get("segmentation"), is_crowd))
+    return Coco(names, [CocoPicture(path, objects[number]) for number, path in files.items()])
+
+
+def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
+    """The objects of a picture; a smaller one lies on a larger one.
+
+    Args:
+        picture: of a file.
+        numbers: of the categories, see `Coco.numbers`.
+        size: height and width of the upright picture.
+
+    Raises UserError for a segmentation that is none, or of an unknown category.
+    """
+    masks = []
+    for each in picture.objects:
+        if each.category not in numbers:
+            raise UserError(f"the category {each.category} of an object is not listed under categories")
+        mask = _mask(each.segmentation, size)
+        masks.append((int(mask.sum()), -1 if each.is_crowd else numbers[each.category], mask))
+    segments, labels = np.full(size, NONE, np.int32), list[int]()
+    for _, label, mask in sorted(masks, key=lambda each: (each[1] >= 0, -each[0])):
+        segments[mask] = UNCOUNTED if label < 0 else len(labels)
+        labels += [label] if label >= 0 else []
+    return Segments(np.array(labels, np.int32), np.ones(len(labels), bool), segments)
+
+
+def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
+    """Polygons or a run-length encoding -> (h, w) bool."""
+    if isinstance(segmentation, list) and segmentation:
+        for polygon in segmentation:
+            numbers = isinstance(polygon, list) and all(
+                isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in polygon
+            )
+            if not numbers or len(polygon) < 6 or len(polygon) % 2 or max(map(abs, polygon)) > 2**20:
+                raise UserError(f"a polygon should have x and y of 3 points or more, but is {polygon!s:.60}")
+        return rle.decode(rle.merge(rle.frPyObjects(segmentation, *size))).astype(bool)
+    if not isinstance(segmentation, dict) or segmentation.get("size") != list(size):
+        what = segmentation.get("size") if isinstance(segmentation, dict) else segmentation
+        raise UserError(
+            f"a segmentation should be polygons or a run-length encoding of size {list(size)}, but is {what!s:.60}"
+        )
+    counts = segmentation.get("counts")
+    try:
+        if isinstance(counts, list):
+            lengths = [count for count in counts if isinstance(count, int) and count >= 0]
+            if len(lengths) < len(counts) or sum(lengths) != size[0] * size[1]:
+                raise ValueError("its counts")
+            return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
+        if not isinstance(counts, str):
+            raise TypeError("its counts")
+        return rle.decode({"size": list(size), "counts": counts.encode("ascii")}).astype(bool)
+    except (ValueError, AttributeError, TypeError, UnicodeEncodeError):
+        raise UserError("a run-length encoding should cover its picture exactly, but does not") from None
+
+
+class PanopticPicture(NamedTuple):
+    """A picture with its segments as a panoptic.json has them."""
+
+    file: pathlib.Path
+    png: pathlib.Path
+    categories: Mapping[int, tuple[int, bool]]
+    """The id of the category of each segment, and whether it is a crowd, by its number in the PNG."""
+    stuff: Set[int]
+    """Ids of the categories that are no objects."""
+
+
+def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int, str], list[PanopticPicture]]:
+    """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the pictures."""
+    names, files, document = _names_and_files(file, folder)
+    stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
+    pictures = []
+    for each in _objects(document, "annotations", file):
+        image = _field(each, "image_id", int, file)
+        if image not in files:
+            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        png = file.with_suffix("") / pathlib.PurePath(_field(each, "file_name", str, file)).name
+        infos = _objects(each, "segments_info", file)
+        categories = {
+            _field(info, "id", int, file): (_field(info, "category_id", int, file), bool(info.get("iscrowd")))
+            for info in infos
+        }
+        if unknown := sorted({category for category, _ in categories.values()} - names.keys()):
+            raise UserError(f"{file} uses the category {unknown[0]}, which it does not list under categories; add it.")
+        pictures.append(PanopticPicture(files[image], png, categories, stuff))
+    return names, pictures
+
+
+def panoptic_segments(picture: PanopticPicture, numbers: Mapping[int, int]) -> Segments:
+    """The segments of a picture; `numbers` as of `coco_segments`."""
+    try:
+        with PIL.Image.open(picture.png) as image:
+            colors = np.asarray(image.convert("RGB"), np.int64)
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise UserError(f"its {picture.png.name} cannot be read ({error})") from error
+    ids, places = np.unique(colors @ [1, 256, 65536], return_inverse=True)
+    if unknown := sorted(set(ids.tolist()) - {0} - picture.categories.keys()):
+        raise UserError(f"its {picture.png.name} has the segment {unknown[0]}, which segments_info does not list")
+    categories, table = list[int](), np.full(len(ids), NONE, np.int32)
+    for place, number in enumerate(ids.tolist()):
+        category, is_crowd = picture.categories.get(number, (0, True))
+        table[place] = UNCOUNTED if is_crowd else len(categories)
+        categories += [] if is_crowd else [category]
+    labels = np.array([numbers[category] for category in categories], np.int32)
+    objects = np.array([category not in picture.stuff for category in categories], bool)
+    return Segments(labels, objects, table[places].reshape(colors.shape[:2]))
+
+
+def upright_size(file: pathlib.Path) -> tuple[int, int]:
+    """Height and width in pixels of a picture as it is seen. Raises UserError if it is no picture that we read."""
+    try:
+        data = file.read_bytes()
+        if problem := format_problem(data):
+            raise ValueError(problem)
+        with PIL.Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        raise UserError(
+            f"The picture {file} cannot be read ({' '.join(str(error).split())[:120]}); repair it, or remove it "
+            "and its annotation."
+        ) from error
+    return (width, height) if orientation(data) >= 5 else (height, width)
+
+
+def number_of(value: object, where: str) -> float:
+    """A finite number. Raises UserError for anything else."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{where} should be a finite number, but is {value!r:.60}; correct it.")
+    return number
+
+
+def read_text(file: pathlib.Path, most: int) -> str:
+    """The text of a file in UTF-8, after a look at its size."""
+    try:
+        if file.stat().st_size > most:
+            raise UserError(f"{file} has {file.stat().st_size:,} bytes, but at most {most:,} are read; divide it.")
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8; save it as such.") from error
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); correct the path.") from error
+
+
+def _names_and_files(file: pathlib.Path, folder: pathlib.Path) -> tuple[dict[int, str], dict[int, pathlib.Path], dict]:
+    """The names of the categories and the pictures by their ids, and all of the file."""
+    try:
+        document = json.loads(read_text(file, MOST_OF_MANY))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is no JSON ({str(error)[:120]}); write it again.") from error
+    images, _, categories = (_objects(document, name, file) for name in ("images", "annotations", "categories"))
+    names = {_field(each, "id", int, file): _field(each, "name", str, file) for each in categories}
+    files = {_field(each, "id", int, file): folder / _field(each, "file_name", str, file) for each in images}
+    if len(names) < len(categories) or len(files) < len(images):
+        raise UserError(f"{file} has two images or two categories with one id; give each its own.")
+    if missing := [path for path in files.values() if not path.is_file()]:
+        raise UserError(
+            f"{len(missing)} of {len(files)} pictures that {file} names are not in {folder}, such as "
+            f"{missing[0].name}; give their folder by --images."
+        )
+    return names, files, document
+
+
+def _objects(document: object, name: str, file: pathlib.Path) -> list[dict]:
+    found = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UserError(f"{file} should have a list of objects {name}, as COCO's files; add it.")
+    return found
+
+
+def _field(element: dict, name: str, kind: type, file: pathlib.Path) -> Any:
+    value = element.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(f"Each object of {file} should have a {name}, but one has {value!r:.60}; correct it.")
+    return value

@@ -1,0 +1,85 @@
+"""Train a model that segments, and measure it."""
+
+import dataclasses
+
+import keras
+
+import keras_vit
+from keras_vit import UserError, ViTConfig, preprocessing_of
+from keras_vit.checkpoints.describe import license_of
+from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
+from keras_vit.files.remote import to_path
+from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
+from keras_vit.models.tasks import build_task, task_of
+from keras_vit.runs import Run, open_run
+from training.loop.dry_run import dry_run_report
+from training.loop.run import RunDirectory
+from training.loop.setup import Setup
+from training.loop.train import run_training
+from training.options.segment import SegmentFitOptions
+from training.segmentation.data import SceneBatches
+from training.segmentation.evaluation import evaluate, write_report
+from training.segmentation.segmenter import open_segmenter
+
+_HEAD = "segmentation_"
+
+
+def fit(options: SegmentFitOptions, setup: Setup) -> RunDirectory:
+    """Train, or continue, and measure on the evaluation pictures; return the finished run.
+
+    Raises UserError if the checkpoint has no encoder that fits, and for what `run_training` refuses.
+    """
+    recipe, backbone = options.recipe, open_run(options.checkpoint, image_size=options.recipe.image_size)
+    batches = setup.source.batches
+    assert isinstance(batches, SceneBatches)
+    if recipe.head == "eomt" and batches.num_targets > recipe.num_queries:
+        raise UserError(
+            f"A picture has up to {batches.num_targets} segments, but there are {recipe.num_queries} queries, each of "
+            f"which finds one; give --num-queries {batches.num_targets} or more."
+        )
+
+    def make_model(num_classes: int) -> keras.Model:
+        return segmenter_to_train(backbone, num_classes, batches.stuff, options)
+
+    names = {"command": "segment", "recipe_name": recipe.head}
+    if options.dry_run:
+        dry_run_report(options, setup, make_model, **names)
+        return RunDirectory(to_path(options.workdir))
+    weights = {"checkpoint": options.checkpoint, "license": license_of(options.checkpoint)}
+    run = run_training(options, setup, make_model, **names, weights=weights)
+    segmenter = open_segmenter(open_run(str(run.path)))
+    write_report(evaluate(segmenter, setup.source.evaluation), run.path)
+    return run
+
+
+def segmenter_to_train(
+    backbone: Run, num_classes: int, stuff: tuple[int, ...], options: SegmentFitOptions
+) -> keras.Model:
+    """The model at the start: the encoder of a checkpoint with a new head, or all that fits of a model that segments.
+
+    With the linear head, nothing else is trained.
+    """
+    model, recipe = backbone.model, options.recipe
+    check_unchanged(model, "give the model from before the change")
+    config, own = keras_vit.config_of(model), task_of(model)
+    if not isinstance(config, ViTConfig):
+        raise UserError(f"{backbone.name} has no patch tokens to segment by; give a Vision Transformer.")
+    task: SegmentationConfig | LinearSegmentationConfig
+    if recipe.head == "linear":
+        task = LinearSegmentationConfig(num_classes, recipe.blocks)
+    else:
+        upscale = max(max(config.patch).bit_length() - 3, 0)  # masks of about a quarter of the picture's sides
+        stuff = stuff if options.task == "panoptic" else ()
+        task = SegmentationConfig(
+            num_classes, recipe.num_queries, recipe.num_blocks, upscale, True, task=options.task, stuff=stuff
+        )
+        if isinstance(own, SegmentationConfig):
+            task = dataclasses.replace(task, num_upscale_blocks=own.num_upscale_blocks, gelu=own.gelu)
+    started = build_task(config, task, recipe.preprocessing(preprocessing_of(model).channels, preprocessing_of(model)))
+    values = values_by_key(model)
+    for key, variable in weights_by_key(started).items():
+        if key in values and tuple(values[key].shape) == tuple(variable.shape):
+            variable.assign(values[key])
+    for layer in started.layers if recipe.head == "linear" else ():
+        layer.trainable = layer.name.startswith(_HEAD)
+    return started

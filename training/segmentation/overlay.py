@@ -1,0 +1,90 @@
+"""Pictures with their segments drawn over them, and pages of them in one file."""
+
+import base64
+import dataclasses
+import html
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import PIL.Image
+
+from keras_vit.images.preprocessing import to_channels
+from keras_vit.inspection.html_report import document
+
+# Okabe and Ito's colors, told apart with any color vision, then lighter ones of the same.
+_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
+_RGB = np.array([[int(color[place : place + 2], 16) for place in (1, 3, 5)] for color in _COLORS], np.float32)
+# Longest side of a picture on a page, and the share of a segment's color.
+_LONGEST, _SHARE = 480, 0.55
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A picture with segments."""
+
+    title: str
+    segments: np.ndarray
+    """(h, w) int32: the number of the segment of each pixel, negative for none."""
+    names: Sequence[str]
+    """Of the segments, by number."""
+    colors: np.ndarray
+    """(n,) int: the color of each segment, such as its class."""
+
+
+def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.ndarray:
+    """A picture (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8."""
+    rgb = np.asarray(to_channels(pixels, 3, "white"), np.float32)
+    inside = segments >= 0
+    table = color_of(np.append(colors, 0))
+    mixed = np.where(inside[..., None], (1 - _SHARE) * rgb + _SHARE * table[np.where(inside, segments, -1)], rgb)
+    edges = np.zeros(segments.shape, bool)
+    edges[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+    edges[1:] |= segments[1:] != segments[:-1]
+    mixed[edges] = 255.0
+    return np.clip(np.round(mixed), 0, 255).astype(np.uint8)
+
+
+def color_of(numbers: np.ndarray) -> np.ndarray:
+    """The colors (n, 3), 0..255, of numbers from 0 on; from the ninth on lighter."""
+    numbers = np.asarray(numbers, np.int64)
+    lighter = np.minimum(numbers // len(_COLORS), 3)[:, None] * 0.22
+    return _RGB[numbers % len(_COLORS)] * (1 - lighter) + 255.0 * lighter
+
+
+def segments_page(title: str, cards: Sequence[tuple[str, np.ndarray, Sequence[Panel]]], words: str = "") -> str:
+    """HTML text of a page: for each picture its name, pixels (h, w, C) and panels."""
+    shown = "".join(_card(*card) for card in cards)
+    return document(title, [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(words)}</p>" * bool(words), shown])
+
+
+def _card(name: str, pixels: np.ndarray, panels: Sequence[Panel]) -> str:
+    figures = [_figure("picture", np.asarray(to_channels(pixels, 3, "white")), "")]
+    for panel in panels:
+        numbers, counts = np.unique(panel.segments[panel.segments >= 0], return_counts=True)
+        listed = "".join(
+            f'<li><span aria-hidden="true" style="color:{_hex(panel.colors[number])}">&#9632;</span> '
+            f"{html.escape(panel.names[number])}</li>"
+            for number in numbers[np.argsort(-counts, kind="stable")]
+        )
+        drawn = overlay(pixels, panel.segments, panel.colors)
+        figures.append(_figure(panel.title, drawn, f"<ul>{listed or '<li>nothing</li>'}</ul>"))
+    row = f'<div style="display:flex;flex-wrap:wrap;gap:1em">{"".join(figures)}</div>'
+    return f"<article><h2>{html.escape(name)}</h2>{row}</article>"
+
+
+def _figure(title: str, pixels: np.ndarray, below: str) -> str:
+    image = PIL.Image.fromarray(pixels)
+    image.thumbnail((_LONGEST, _LONGEST))
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=85)
+    address = f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    words = html.escape(title)
+    return (
+        f'<figure style="margin:0;flex:1 1 16em"><img src="{address}" alt="{words}" style="width:100%;height:auto">'
+        f"<figcaption>{words}</figcaption>{below}</figure>"
+    )
+
+
+def _hex(number: int) -> str:
+    return "#" + "".join(f"{round(float(value)):02x}" for value in color_of(np.array([number]))[0])

@@ -1,0 +1,124 @@
+"""A model that segments, opened: what it sees on pictures of any size."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from keras_vit import UserError, preprocessing_of, task_of
+from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig, SegmentationTask
+from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.runs import Run
+from training.input.coco import NONE
+
+# Objects of a picture at most, as in COCO.
+_TOP = 100
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """The segments of a picture (h, w)."""
+
+    labels: np.ndarray
+    """(n,) int32: the class of each."""
+    scores: np.ndarray
+    """(n,) in [0, 1]; 1 for classes of pixels."""
+    masks: np.ndarray | None
+    """(n, h, w) bool, which may overlap, of instance; else None."""
+    map: np.ndarray
+    """(h, w) int32: the number of the segment of each pixel, NONE for none; of instance the likeliest."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Segmenter:
+    """A model that segments."""
+
+    name: str
+    model: keras.Model
+    labels: tuple[str, ...]
+    task: SegmentationConfig | LinearSegmentationConfig
+
+    @property
+    def kind(self) -> SegmentationTask:
+        """What it finds."""
+        return self.task.task if isinstance(self.task, SegmentationConfig) else "semantic"
+
+    def segment(self, pixels: np.ndarray, threshold: float = 0.0) -> Found:
+        """The segments of a picture (h, w, C) uint8, upright, whose score is above the threshold."""
+        preprocessing, size = preprocessing_of(self.model), tuple(pixels.shape[:2])
+        outputs = self.model.predict_on_batch(keras.ops.convert_to_numpy(preprocessing(pixels))[None])
+        if self.kind != "semantic":
+            outputs = _likely(outputs, threshold, nothing=self.kind == "panoptic")
+        found = segment_outputs(outputs, self.task, preprocessing, size, threshold=threshold)
+        arrays = {name: keras.ops.convert_to_numpy(each)[0] for name, each in found.items()}
+        if self.kind == "semantic":
+            count = len(self.labels)
+            return Found(np.arange(count, dtype=np.int32), np.ones(count), None, arrays["label_map"])
+        if self.kind == "panoptic":
+            numbers, places = np.unique(arrays["segment_map"], return_inverse=True)
+            kept = numbers[numbers >= 0]
+            renumbered = np.where(numbers >= 0, np.cumsum(numbers >= 0) - 1, NONE)[places].astype(np.int32)
+            return Found(arrays["classes"][kept], arrays["scores"][kept], None, renumbered.reshape(size))
+        order = np.argsort(-arrays["scores"], kind="stable")
+        chosen = [n for n in order if arrays["masks"][n].any() and arrays["scores"][n] >= threshold][:_TOP]
+        segments = np.full(size, NONE, np.int32)
+        for place, number in reversed(list(enumerate(chosen))):
+            segments[arrays["masks"][number]] = place
+        return Found(arrays["classes"][chosen], arrays["scores"][chosen], arrays["masks"][chosen], segments)
+
+
+def _likely(outputs: dict[str, np.ndarray], threshold: float, *, nothing: bool) -> dict[str, np.ndarray]:
+    """The outputs of the queries that may reach the threshold, for the masks of all of a large picture are large."""
+    logits = outputs["class_logits"][0]
+    probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    best = probabilities[:, :-1].max(axis=-1)
+    kept = best >= threshold
+    if nothing:
+        kept &= best > probabilities[:, -1]
+    kept = np.flatnonzero(kept) if kept.any() else np.array([best.argmax()])
+    return {"class_logits": outputs["class_logits"][:, kept], "mask_logits": outputs["mask_logits"][..., kept]}
+
+
+def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
+    """Load the model of a run. Raises UserError if it does not segment, or not for this task.
+
+    task: instead of that of the model.
+    """
+    own = task_of(run.model)
+    if not isinstance(own, SegmentationConfig | LinearSegmentationConfig):
+        raise UserError(f"{run.name} does not segment pictures; train a model that does with keras-vit segment fit.")
+    if isinstance(own, SegmentationConfig) and task is not None:
+        own = dataclasses.replace(own, task=task)
+    elif task not in (None, "semantic"):
+        raise UserError(f"{run.name} has a linear head, which tells classes of pixels alone; leave --task {task} out.")
+    labels = run.labels or tuple(map(str, range(own.num_classes)))
+    if len(labels) != own.num_classes:
+        raise UserError(f"{run.name} has {own.num_classes} classes, but its labels.txt names {len(labels)}.")
+    model = run.model
+    if preprocessing_of(model).resize not in ("stretch", "pad"):
+        model = _whole_pictures(model)
+    return Segmenter(run.name, model, labels, own)
+
+
+def _whole_pictures(model: keras.Model) -> keras.Model:
+    """The model with a preprocessing that shows whole pictures, where the original divides them into windows."""
+    from keras_vit import config_of
+    from training.loop.build import model_with_config
+
+    whole = dataclasses.replace(preprocessing_of(model).with_resize("pad", None, background="black"), padding="after")
+    return model_with_config(model, config_of(model), whole)
+
+
+def class_map(found: Found | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:
+    """The class of each pixel (h, w) int32: `none` where there is no segment, and UNCOUNTED stays."""
+    labels, numbers = (found.labels, found.map) if isinstance(found, Found) else found
+    return np.append(labels, [-2, none]).astype(np.int32)[numbers]
+
+
+def names_of(labels: Sequence[str], found: Found) -> list[tuple[str, float]]:
+    """The name and score of each segment that is seen on the map, the largest first."""
+    numbers, counts = np.unique(found.map[found.map >= 0], return_counts=True)
+    order = numbers[np.argsort(-counts, kind="stable")]
+    return [(labels[found.labels[number]], float(found.scores[number])) for number in order]
