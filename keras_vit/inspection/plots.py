@@ -27,9 +27,9 @@ _DPI = 110
 def draw_all(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure]]:
     """Yield the file name and figure of each plot of the result, one at a time to save memory."""
     for name, figure, explained in _figures(result):
-        text = " ".join(explanation(each, result) for each in explained)
         width = int(14.0 * figure.get_figwidth())  # letters of a line
-        figure.supxlabel(textwrap.fill(text, width), fontsize=8, x=0.02, ha="left", parse_math=False)
+        text = "\n".join(textwrap.fill(explanation(each, result), width) for each in explained)
+        figure.supxlabel(text, fontsize=8, x=0.02, ha="left", parse_math=False)
         yield name, figure
 
 

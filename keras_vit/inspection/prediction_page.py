@@ -6,13 +6,11 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 
-import matplotlib
 import matplotlib.image
 import numpy as np
 
-from keras_vit.inspection import plots
 from keras_vit.inspection.html_page import data_address, document
-from keras_vit.inspection.html_report import SCALE, guesses
+from keras_vit.inspection.html_report import guesses
 from keras_vit.scores import RankedClasses, Scoring
 
 _LEGEND = {
@@ -22,8 +20,15 @@ _LEGEND = {
 }
 # Longest side of a picture on the page, in pixels.
 PICTURE_SIDE = 320
-# Opacity of a map over its picture, where it is highest.
-_OPACITY = 0.85
+# The color of a map over its picture, RGB, and its opacity where the map is highest.
+_COLOR, _OPACITY = (213, 94, 0), 0.85
+_SCALE = (
+    '<p class="scale"><span>low</span><span class="bar" role="img" aria-label="color scale" style="background: '
+    f'linear-gradient(to right, rgb{(*_COLOR, 0.0)}, rgb{(*_COLOR, _OPACITY)})"></span>'
+    "<span>high (each map scaled separately)</span></p>"
+)
+# Shares of a picture that the frame of the model's part leaves out at least, to be shown.
+_LEFT_OUT = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +63,8 @@ def prediction_page(
     articles = "".join(_article(card, number, scoring) for number, card in enumerate(cards))
     title = "Most likely classes" if len(cards) == 1 else f"{len(cards):,} pictures"
     maps = (
-        f"<p>{_LEGEND[explain]} Yellow is high; the dashed frame is the part that the model sees. An empty map, or one "
-        f"of very few patches, means nothing. A map shows where the model looks, not why.</p>{SCALE}"
+        f"<p>{_LEGEND[explain]} A dashed frame is the part that the model sees, if not all. An empty map, or "
+        f"one of very few patches, means nothing. A map shows where the model looks, not why.</p>{_SCALE}"
         if explain
         else ""
     )
@@ -97,8 +102,9 @@ def _summary(cards: Sequence[PictureCard], problems: Mapping[str, str]) -> str:
         for name, count in sorted(counts.items())
     )
     unread = f" {len(problems):,} more could not be read: they are listed at the end." if problems else ""
+    classes = "1 class" if len(counts) == 1 else f"{len(counts):,} classes"
     return (
-        f'<p>{len(counts):,} classes.{unread}</p><div class="scroll"><table>{rows}</table></div>'
+        f'<p>{classes}.{unread}</p><div class="scroll"><table>{rows}</table></div>'
         '<p class="controls"><label>Order <select id="order"><option value="number">as given</option>'
         '<option value="unsure">least certain first</option><option value="sure">most certain first</option>'
         '<option value="class">by class</option><option value="name">by name</option></select></label> '
@@ -121,15 +127,17 @@ def _article(card: PictureCard, number: int, scoring: Scoring) -> str:
 
 def _overlay(card: PictureCard, title: str, values: np.ndarray) -> str:
     """The map over the part of the picture that it is of: the higher, the less of the picture shows through."""
-    colors = matplotlib.colormaps[plots.COLORMAP](values)
-    colors[..., 3] = _OPACITY * values
+    colors = np.empty((*values.shape, 4), np.uint8)
+    colors[..., :3], colors[..., 3] = _COLOR, np.round(255.0 * _OPACITY * values)
     stream = io.BytesIO()
     matplotlib.image.imsave(stream, colors, format="png")
     left, top, right, bottom = (100.0 * edge for edge in card.seen)
     place = f"left: {left:.2f}%; top: {top:.2f}%; width: {right - left:.2f}%; height: {bottom - top:.2f}%"
+    is_cropped = max(card.seen[:2]) > _LEFT_OUT or min(card.seen[2:]) < 1.0 - _LEFT_OUT
     caption = title if values.max() > 0.0 else f"{title}: nothing counts, so the map is empty"
+    kind = "map cropped" if is_cropped else "map"
     return (
-        f'<figure><div class="overlay"><img src="{card.address}" alt=""><img class="map" style="{place}" '
+        f'<figure><div class="overlay"><img src="{card.address}" alt=""><img class="{kind}" style="{place}" '
         f'src="{data_address(stream.getvalue())}" alt="{html.escape(title)}"></div>'
         f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )
@@ -140,7 +148,8 @@ _STYLE = """
 .tiles.one { grid-template-columns: 1fr; } .tiles.one img { max-height: 16rem; object-fit: contain; }
 .overlay { position: relative; overflow: hidden; }
 .overlay > img:first-child { filter: grayscale(0.7); }
-.overlay .map { position: absolute; max-width: none; outline: 1px dashed #666; outline-offset: -1px; }
+.overlay .map { position: absolute; max-width: none; }
+.overlay .cropped { outline: 2px dashed #666; outline-offset: -2px; }
 .scroll { overflow: auto; max-height: 20rem; } table { border-collapse: collapse; width: 100%; max-width: 40rem; }
 th, td { padding: 0.1rem 0.5rem 0.1rem 0; text-align: left; font-weight: normal; }
 td { text-align: right; } .wide { width: 55%; }
