@@ -229,6 +229,8 @@ class Samples:
     """Contents of image files."""
     labels: np.ndarray
     """(N,) int64 class indices."""
+    names: tuple[str, ...] = ()
+    """What to call each image, such as its class folder and file; empty where it is not known."""
 
     def some(self, most: int) -> "Samples":
         """At most so many of the images, evenly spaced."""
@@ -241,7 +243,10 @@ class Samples:
         """Write an .npz file of numeric arrays."""
         ends = np.cumsum([len(image) for image in self.encoded], dtype=np.int64)
         data = np.frombuffer(b"".join(self.encoded), np.uint8)
-        write_npz(path, {"data": data, "ends": ends, "labels": np.asarray(self.labels, np.int64)})
+        arrays = {"data": data, "ends": ends, "labels": np.asarray(self.labels, np.int64)}
+        if self.names:  # as bytes, since all arrays are numeric
+            arrays["names"] = np.frombuffer("\n".join(self.names).encode("utf-8", "replace"), np.uint8)
+        write_npz(path, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Samples":
@@ -252,12 +257,14 @@ class Samples:
         starts = [0, *arrays["ends"][:-1]]
         data = arrays["data"].tobytes()
         spans = zip(starts, arrays["ends"], strict=True)
-        return cls(tuple(data[start:end] for start, end in spans), arrays["labels"])
+        names = arrays["names"].tobytes().decode("utf-8", "replace").split("\n") if "names" in arrays else ()
+        known = names if len(names) == len(arrays["labels"]) else ()
+        return cls(tuple(data[start:end] for start, end in spans), arrays["labels"], tuple(known))
 
 
 def _are_samples(arrays: dict[str, np.ndarray]) -> bool:
     """Whether the ends split the data into at least one image, each with a label."""
-    if arrays.keys() != {"data", "ends", "labels"}:
+    if arrays.keys() - {"names"} != {"data", "ends", "labels"}:
         return False
     data, ends, labels = arrays["data"], arrays["ends"], arrays["labels"]
     integers = ends.dtype == labels.dtype == np.int64 and data.dtype == np.uint8

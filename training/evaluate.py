@@ -1,9 +1,11 @@
 """Evaluate a model on the evaluation images of a data set, each exactly once.
 
-    keras-vit evaluate --run runs/mnist-notes --data tfds:mnist
+    keras-vit evaluate --run runs/pictures
+    keras-vit evaluate --run phone/model-int8.tflite --data folder:pictures --output report
 
-writes evaluation.json, evaluation.md, confusion.png, reliability.png and mistakes.png into the run directory, or into
---output. Instead of a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
+writes report.html, with the mistakes as pictures, predictions.csv, evaluation.json, evaluation.md and plots into the
+run directory, or into --output. Without --data, a run is evaluated on the evaluation images of its own data. Instead of
+a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
 """
 
 from collections.abc import Sequence
@@ -12,12 +14,15 @@ from keras_vit import cli, parser
 from training.devices.tpu import prepare_tpu
 from training.input.known_images import check_split
 from training.options.checks import check_data, check_run_classes, report_directory
-from training.options.evaluate import EvaluateOptions
+from training.options.evaluate import EvaluateOptions, with_data
+
+_PROG = "keras-vit evaluate"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--run DIR --data …`"""
-    options = parser.parse(EvaluateOptions, arguments, prog="keras-vit evaluate")
+    """`--run DIR [--data …]`"""
+    given = with_data(parser.read(EvaluateOptions, arguments, prog=_PROG))
+    options = parser.build(EvaluateOptions, given, prog=_PROG)
     run = options.open_run()
     check_data(options.source)
     report_directory(run, options.output)

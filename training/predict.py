@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
     else:
-        predict(classifier, files, options.output)
+        predict(classifier, files, options)
         cli.print_next(options.next_commands(run))
 
 

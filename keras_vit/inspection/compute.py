@@ -26,6 +26,8 @@ _OF_ATTENTION = ("distance", "rollout", "attention", "norms")
 
 # The largest batch, and the largest number of attention probabilities in memory at once, which limits the batch.
 _LARGEST_BATCH, _HELD = 64, 2**26
+# Parameters below which a model without a name is called small.
+_SMALL = 20_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,9 @@ class InspectionResult:
     """The arrays and measurements that `inspect` computes for a model."""
 
     model: str
-    """Official name of the model, or a description of its sizes."""
+    """Official name of the model, or what it is and how large."""
+    architecture: str
+    """Its sizes in words."""
     checkpoint: str
     """Source of the weights, for titles."""
     images: tuple[Image, ...]
@@ -143,6 +147,7 @@ def inspect(
     _check_finite(found)
     return InspectionResult(
         model=model_name(model),
+        architecture=_architecture(config),
         checkpoint=checkpoint,
         images=tuple(images[:shown]),
         predictions=predictions,
@@ -197,8 +202,7 @@ def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[
     if missing:
         without = "no attention" if {*missing} & {*_OF_ATTENTION} else "no layer for it"
         raise UserError(
-            f"{model_name(model)} has no figure {missing[0]!r} because it has {without}; available figures: "
-            f"{', '.join(exist)}."
+            f"The model has no figure {missing[0]!r} because it has {without}; available figures: {', '.join(exist)}."
         )
     return exist if figures is None else tuple(figure for figure in exist if figure in figures)
 
@@ -349,11 +353,20 @@ def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, li
 
 
 def model_name(model: keras.Model) -> str:
-    config = config_of(model)
-    if (name := official_name(config)) is not None:
-        return name
+    """What a model is: its official name, or its kind, and its size, as in "Small ResNet, 131,816 parameters"."""
+    config, count = config_of(model), model.count_params()
+    kind = official_name(config)
+    if kind is None:
+        kind = "ResNet" if isinstance(config, ResNetConfig) else "Vision Transformer"
+        if isinstance(config, ViTConfig) and config.stem is not None:
+            kind = "Hybrid of convolutions and Transformer"
+        kind = f"Small {kind}" if count < _SMALL and not kind.startswith("Hybrid") else kind
+    return f"{kind}, {count:,} parameters"
+
+
+def _architecture(config: ViTConfig | ResNetConfig) -> str:
     if isinstance(config, ResNetConfig):
-        return f"ResNet of {', '.join(map(str, config.block_units))} units"
-    kind = "hybrid" if config.stem is not None else "ViT"
-    patch = "x".join(map(str, config.patch))
-    return f"{kind} with {config.num_layers} blocks of {config.hidden_size}, {config.num_heads} heads, patch {patch}"
+        return f"{len(config.block_units)} stages with {', '.join(map(str, config.block_units))} units"
+    patch = " x ".join(map(str, config.patch))
+    blocks = f"{config.num_layers} blocks of width {config.hidden_size} with {config.num_heads} heads"
+    return f"{blocks}, patches of {patch} pixels"

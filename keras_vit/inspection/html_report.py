@@ -1,14 +1,10 @@
-"""The HTML report: one file with embedded images, no network access, a phone layout and a slider over the layers.
+"""The HTML report of an inspection: predictions, maps and figures, with a slider over the layers."""
 
-Also a smaller page with the classes of images alone.
-"""
-
-import base64
 import dataclasses
 import html
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib
 import matplotlib.colors
@@ -18,23 +14,18 @@ import numpy as np
 from keras_vit.files.tables import short_name
 from keras_vit.inspection import plots
 from keras_vit.inspection.compute import InspectionResult
+from keras_vit.inspection.explanations import explanation
+from keras_vit.inspection.html_page import data_address, document
 from keras_vit.scores import RankedClasses, Scoring
 
 # Longest side of an image in the report, in pixels. Larger images are subsampled.
 _LARGEST_SIDE = 320
 
-_LEGEND = {
-    "rollout": "Rollout: how much each patch contributes to the output through the attention of all layers.",
-    "relevance": "Relevance: the patches that increase the logit of the predicted class (Grad-CAM).",
-    "norms": "Token norms: Euclidean norm of each patch token after the last block, minus the smallest one.",
-    "logits": "The most likely classes are listed below.",
-}
-
 
 def html_report(result: InspectionResult) -> str:
     """Return the report as HTML text."""
-    sections = [_facts(result), _weights(result), _maps(result), _layer_by_layer(result)]
-    return document(f"{result.model}: learned weights and attention", sections)
+    sections = [_facts(result), _maps(result), _layer_by_layer(result), _weights(result)]
+    return document(result.model, sections, style=_STYLE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,31 +48,6 @@ def maps_of(result: InspectionResult) -> list[list[tuple[str, np.ndarray]]]:
         [(title, _thinned(values)) for title, values in plots.maps_of(result, index)]
         for index in range(len(result.images))
     ]
-
-
-def prediction_page(
-    model: str, cards: Sequence[Card], problems: Mapping[str, str], scoring: Scoring, explain: str | None
-) -> str:
-    """Return a page with each image, its map and its most likely classes as HTML text.
-
-    Args:
-        model: its name and what it is.
-        cards: one of each image.
-        problems: of each file that is not among them, why it is not.
-        scoring: how the classes follow from the logits.
-        explain: "rollout" or "relevance", the map of each image; None without.
-    """
-    maps = f"<p>Brighter colors mean higher values. {_LEGEND[explain]}</p>" if explain else ""
-    missing = "".join(f"<li>{html.escape(f'{file}: {problem}')}</li>" for file, problem in problems.items())
-    listed = f"<h2>Not classified</h2><ul>{missing}</ul>" if missing else ""
-    shown = _cards(cards, "h2", scoring)
-    sections = ["<h1>Most likely classes</h1>", shown, maps, listed, f"<p>Model: {html.escape(model)}.</p>"]
-    return document("Most likely classes", sections)
-
-
-def document(title: str, sections: Sequence[str]) -> str:
-    """A page of its own with these sections of HTML, for phones too; empty ones are left out."""
-    return _DOCUMENT.format(title=html.escape(title), style=_STYLE, body="\n".join(filter(None, sections)))
 
 
 def summary(result: InspectionResult) -> list[str]:
@@ -113,45 +79,68 @@ def _images(number: int) -> str:
 
 def _facts(result: InspectionResult) -> str:
     rows, columns = result.grid or (0, 0)
-    size = f"{result.image_size[0]}x{result.image_size[1]} pixels"
-    size += f", {rows}x{columns} patches" if result.grid else ""
-    lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in summary(result))
-    measured = f"<h2>Measurements</h2><ul>{lines}</ul>" if lines else ""
+    size = f"{result.image_size[0]} x {result.image_size[1]} pixels"
+    size += f", {rows} x {columns} patches" if result.grid else ""
     return (
-        f"<h1>{html.escape(result.model)}</h1><p>Checkpoint <b>{html.escape(short_name(result.checkpoint))}</b>, "
-        f"images of {size}. Figures are named after those of <i>An Image is Worth 16x16 Words</i>.</p>{measured}"
+        f"<h1>{html.escape(result.model)}</h1><p>From <b>{html.escape(short_name(result.checkpoint))}</b>: "
+        f"{html.escape(result.architecture)}. It sees pictures of {size}.</p>"
     )
 
 
 def _weights(result: InspectionResult) -> str:
-    """The panels of Figures 7, 10 and 11."""
+    """The panels of Figures 7, 10 and 11, and their numbers."""
+    filters = "components" if result.filters_are_components else "filters"
     panels = (
-        ("filters", "Figure 7, left: filters", plots.draw_filters),
-        ("position_similarity", "Figures 7, center, and 10: positions", plots.draw_positions),
-        ("attention_distance", "Figures 7, right, and 11: distance", plots.draw_distances),
-        ("attention_distance_renormalized", "The same, renormalized", plots.draw_renormalized_distances),
+        ("filters", filters, "Filters of the first layer (Figure 7, left)", plots.draw_filters),
+        ("position_similarity", "positions", "Positions (Figures 7, center, and 10)", plots.draw_positions),
+        ("attention_distance", "distance", "Attention distance (Figures 7, right, and 11)", plots.draw_distances),
+        (
+            "attention_distance_renormalized",
+            "renormalized",
+            "Attention distance among patches",
+            plots.draw_renormalized_distances,
+        ),
     )
     figures = []
-    for key, caption, draw in panels:
+    for key, name, caption, draw in panels:
         if key in result.arrays:
             stream = io.BytesIO()
             plots.save(plots.panel(result, draw), stream)
-            figures.append(_figure(_address(stream.getvalue()), caption))
-    return f'<h2>Learned weights</h2><div class="panels">{"".join(figures)}</div>' if figures else ""
+            shown = _figure(data_address(stream.getvalue()), caption)
+            figures.append(f"<div>{shown}<p>{html.escape(explanation(name, result))}</p></div>")
+    if not figures:
+        return ""
+    lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in summary(result))
+    return (
+        "<h2>What the model learned</h2><p>Figures are named after those of the paper "
+        "<i>An Image is Worth 16x16 Words</i>.</p>"
+        f'<div class="panels">{"".join(figures)}</div>{f"<ul>{lines}</ul>" if lines else ""}'
+    )
 
 
 def _maps(result: InspectionResult) -> str:
-    """Figures 6 and 14."""
-    title = "Attention maps: Figures 6 and 14" if "rollout" in result.arrays else "Maps"
-    legend = "".join(f" {words}" for key, words in _LEGEND.items() if key in result.arrays)
+    """The pictures with their classes and maps, as in Figures 6 and 14."""
     cards = [
         Card(image.name, pixels, maps, result.predictions[index] if result.predictions else None, image.label)
         for index, (image, pixels, maps) in enumerate(
             zip(result.images, result.arrays["images"], maps_of(result), strict=True)
         )
     ]
+    wrong = sum(is_mistake(card.label, card.ranked) for card in cards) if not result.scoring.is_multi_label else 0
+    mistakes = f" {wrong} of these {len(cards)} are mistakes." if wrong else ""
+    legend = "".join(
+        f"<li>{html.escape(explanation(name, result))}</li>"
+        for name in ("rollout", "relevance", "norms")
+        if name in result.arrays
+    )
+    listed = f"<ul>{legend}</ul>{SCALE}" if legend else ""
     shown = _cards(cards, "h3", result.scoring)
-    return f"<h2>{title}</h2><p>Brighter colors mean higher values.{legend}</p>{shown}"
+    return f"<h2>Pictures</h2><p>As the model sees them, with the likeliest classes.{mistakes}</p>{listed}{shown}"
+
+
+def is_mistake(label: str | None, ranked: RankedClasses | None) -> bool:
+    """Whether the likeliest class of an image is not its label, where both are known."""
+    return label is not None and ranked is not None and ranked.likeliest[0][0] != label
 
 
 def _cards(cards: Sequence[Card], heading: str, scoring: Scoring) -> str:
@@ -159,17 +148,22 @@ def _cards(cards: Sequence[Card], heading: str, scoring: Scoring) -> str:
     articles = []
     for card in cards:
         tiles = [_figure(_image_address(card.pixels), "input", "pixels")]
-        tiles += [_figure(_map_address(values), title) for title, values in card.maps]
-        scale = _SCALE if card.maps else ""
+        tiles += [_figure(_map_address(values), _map_title(title, values)) for title, values in card.maps]
         label = "" if card.label is None else f" <small>label: {html.escape(card.label)}</small>"
+        if is_mistake(card.label, card.ranked) and not scoring.is_multi_label:
+            label += ' <small class="wrong"><b>mistake</b></small>'
         articles.append(
             f"<article><{heading}>{html.escape(card.name)}{label}</{heading}>"
-            f'<div class="tiles">{"".join(tiles)}</div>{scale}{_classes(card.ranked, scoring)}</article>'
+            f'<div class="tiles">{"".join(tiles)}</div>{guesses(card.ranked, scoring)}</article>'
         )
     return f'<div class="cards">{"".join(articles)}</div>'
 
 
-def _classes(ranked: RankedClasses | None, scoring: Scoring) -> str:
+def _map_title(title: str, values: np.ndarray) -> str:
+    return title if values.max() > 0.0 else f"{title}: dark, since nothing counts"
+
+
+def guesses(ranked: RankedClasses | None, scoring: Scoring) -> str:
     """The likeliest classes of an image, and which of them count."""
     if ranked is None:
         return "<p>The model has no image-level prediction.</p>"
@@ -214,11 +208,10 @@ def _layer_by_layer(result: InspectionResult) -> str:
     )
     data = json.dumps({"sheets": sheet_maps, "layers": result.layers, "width": width, "height": height})
     return (
-        "<h2>Layer by layer</h2><p>Attention of each head from the output (the class token, or the mean of all tokens) "
-        "to the patches, each map divided by its maximum.</p>"
+        f"<h2>Layer by layer</h2><p>{html.escape(explanation('attention', result))}</p>"
         f'<div class="choices">{choices}</div><p class="slider"><label for="layer">layer <output id="shown">'
         f'{result.layers[0]}</output></label><input type="range" id="layer" min="0" max="{len(result.layers) - 1}" '
-        f'value="0"></p>{_SCALE}<div class="heads">{tiles}</div>'
+        f'value="0"></p>{SCALE}<div class="heads">{tiles}</div>'
         f'<script type="application/json" id="data">{data}</script><script>{_SCRIPT}</script>'
     )
 
@@ -247,13 +240,13 @@ def _figure(address: str, caption: str, kind: str = "") -> str:
 def _map_address(values: np.ndarray) -> str:
     stream = io.BytesIO()
     matplotlib.image.imsave(stream, values, cmap=plots.COLORMAP, vmin=0.0, vmax=1.0, format="png")
-    return _address(stream.getvalue())
+    return data_address(stream.getvalue())
 
 
 def _image_address(image: np.ndarray) -> str:
     stream = io.BytesIO()
     matplotlib.image.imsave(stream, np.ascontiguousarray(_thinned(plots.as_rgb(image))), format="png")
-    return _address(stream.getvalue())
+    return data_address(stream.getvalue())
 
 
 def _thinned(image: np.ndarray) -> np.ndarray:
@@ -261,36 +254,20 @@ def _thinned(image: np.ndarray) -> np.ndarray:
     return image[::step, ::step]
 
 
-def _address(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
 # The scale of maps that are divided by their maximum, as a gradient of a few of its colors.
 _COLORS = ", ".join(matplotlib.colors.to_hex(matplotlib.colormaps[plots.COLORMAP](step / 8)) for step in range(9))
-_SCALE = (
+SCALE = (
     f'<p class="scale"><span>low</span><span class="bar" role="img" aria-label="color scale" '
     f'style="background: linear-gradient(to right, {_COLORS})"></span>'
     "<span>high (each map scaled separately)</span></p>"
 )
 
 _STYLE = """
-:root { color-scheme: light; font: 16px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
-body { max-width: 76rem; margin: 0 auto; padding: 0.75rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.4rem; margin: 0.25rem 0; } h2 { font-size: 1.15rem; margin: 1.5rem 0 0.25rem; }
-h3, article h2 { font-size: 1rem; margin: 0 0 0.5rem; } small { font-weight: normal; color: #444; }
-figure { margin: 0; } img, canvas { width: 100%; height: auto; display: block; }
-figcaption { font-size: 0.8rem; color: #333; }
 canvas, .pixels { image-rendering: pixelated; }
-.scale { display: flex; align-items: center; gap: 0.5rem; margin: 0.5rem 0; font-size: 0.8rem; color: #333; }
-.scale .bar { flex: 1; max-width: 12rem; height: 0.6rem; border-radius: 0.15rem; }
 .panels { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); }
-.panels figure { max-width: 36rem; }
-.cards { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }
-article { border: 1px solid #ccc; border-radius: 0.5rem; padding: 0.75rem; }
+.panels figure { max-width: 36rem; } .panels p { margin: 0.25rem 0; }
+.wrong { color: #b34700; }
 .tiles { display: grid; gap: 0.5rem; grid-template-columns: 1fr 1fr; }
-.guesses { list-style: none; margin: 0.75rem 0 0; padding: 0; font-size: 0.9rem; }
-.guesses li { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr) 4rem; gap: 0.5rem; }
-.guesses li span:last-child { text-align: right; } meter { width: 100%; }
 .choices { display: flex; flex-wrap: wrap; gap: 0.5rem; }
 .choices label { width: 4rem; border: 3px solid transparent; border-radius: 0.25rem; }
 .choices label:has(:checked) { border-color: #0072b2; }
@@ -314,21 +291,4 @@ function draw() {
 slider.addEventListener("input", draw);
 document.querySelectorAll("input[name=picture]").forEach(choice => choice.addEventListener("change", draw));
 draw();
-"""
-
-_DOCUMENT = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
 """

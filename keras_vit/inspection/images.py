@@ -130,10 +130,11 @@ def _file(path: pathlib.Path, name: str, preprocessing: "Preprocessing | None") 
 
 def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Image]:
     samples = Samples.load(path)
-    names = dict(enumerate(labels))
+    classes = dict(enumerate(labels))
+    names = samples.names or tuple(f"image {index}" for index in range(len(samples.labels)))
     return [
-        decode(data, f"image {index}", None if label < 0 else names.get(int(label), f"class {label}"))
-        for index, (data, label) in enumerate(zip(samples.encoded[:count], samples.labels, strict=False))
+        decode(data, name, None if label < 0 else classes.get(int(label), f"class {label}"))
+        for data, name, label in zip(samples.encoded[:count], names, samples.labels, strict=False)
     ]
 
 

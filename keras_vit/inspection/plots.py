@@ -3,7 +3,8 @@
 Maps use the cividis colormap and dots are blue and orange: both are readable with color vision deficiency and in print.
 """
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 
 import matplotlib.cm
 import matplotlib.figure
@@ -14,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from keras_vit.files.tables import short_name
 from keras_vit.inspection.analysis import resize_map
 from keras_vit.inspection.compute import InspectionResult
+from keras_vit.inspection.explanations import explanation
 
 COLORMAP = "cividis"
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's
@@ -24,24 +26,33 @@ _DPI = 110
 
 def draw_all(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure]]:
     """Yield the file name and figure of each plot of the result, one at a time to save memory."""
+    for name, figure, explained in _figures(result):
+        width = int(14.0 * figure.get_figwidth())  # letters of a line
+        text = "\n".join(textwrap.fill(explanation(each, result), width) for each in explained)
+        figure.supxlabel(text, fontsize=8, x=0.02, ha="left", parse_math=False)
+        yield name, figure
+
+
+def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure, Sequence[str]]]:
+    """The file name, the figure and what is explained under it."""
     found = result.arrays
+    filters = "components" if result.filters_are_components else "filters"
     if {"filters", "position_similarity", "attention_distance"} <= found.keys():
-        yield "figure_07_inside.png", _in_a_row(result, [draw_filters, draw_positions, draw_distances])
+        figure = _in_a_row(result, [draw_filters, draw_positions, draw_distances])
+        yield "figure_07_inside.png", figure, (filters, "positions", "distance")
     if "rollout" in found:
-        yield "figure_06_attention.png", _beside_inputs(result)
-    for key, name, draw in (
-        ("filters", "filters.png", draw_filters),
-        ("position_similarity", "figure_10_positions.png", draw_positions),
-    ):
-        if key in found:
-            yield name, _in_a_row(result, [draw])
+        yield "figure_06_attention.png", _beside_inputs(result), ("rollout",)
+    if "filters" in found:
+        yield "filters.png", _in_a_row(result, [draw_filters]), (filters,)
+    if "position_similarity" in found:
+        yield "figure_10_positions.png", _in_a_row(result, [draw_positions]), ("positions",)
     if "attention_distance" in found:
         panels = [draw_distances, draw_renormalized_distances]
-        yield "figure_11_distances.png", _in_a_row(result, panels)
+        yield "figure_11_distances.png", _in_a_row(result, panels), ("distance", "renormalized")
     if _map_columns(result):
-        yield "maps.png", _maps(result)
+        yield "maps.png", _maps(result), [name for name in ("rollout", "relevance", "norms") if name in found]
     for index in range(len(result.images) if "attention" in found else 0):
-        yield f"heads_{index}.png", _heads(result, index)
+        yield f"heads_{index}.png", _heads(result, index), ("attention",)
 
 
 def save(figure: matplotlib.figure.Figure, file) -> None:

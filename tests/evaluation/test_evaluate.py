@@ -104,7 +104,8 @@ def test_the_report_is_written_in_all_forms(run, tmp_path):
     output = tmp_path / "report"
     evaluated(run.path, output=str(output))
     pictures = {"confusion.png", "reliability.png", "mistakes.png"}
-    assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", *pictures}
+    files = {"evaluation.json", "evaluation.md", "predictions.csv", "report.html", *pictures}
+    assert {path.name for path in output.iterdir()} == files
     assert all(f"]({name})" in (output / "evaluation.md").read_text() for name in pictures)
     gallery = tf.io.decode_png((output / "mistakes.png").read_bytes(), channels=1).numpy()
     assert np.mean(gallery < 128) > 0.1  # the digits are white on black
@@ -200,7 +201,8 @@ def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkey
     evaluated(run.path, **arguments)
     monkeypatch.setattr(report_module, "draw_confusion", fail)
     metrics = evaluated(run.path, **arguments)
-    assert {path.name for path in output.iterdir()} == {"evaluation.json", "evaluation.md", "predictions.npz"}
+    files = {"evaluation.json", "evaluation.md", "predictions.csv", "predictions.npz", "report.html"}
+    assert {path.name for path in output.iterdir()} == files
     assert json.loads((output / "evaluation.json").read_text())["accuracy"] == metrics["accuracy"]
     text = (output / "evaluation.md").read_text()
     assert "](reliability.png)" in text

@@ -1,6 +1,7 @@
 """`keras-vit inspect`: untrusted images, the HTML report, user errors, and inspection during training."""
 
 import base64
+import dataclasses
 import html.parser
 import io
 import json
@@ -25,7 +26,10 @@ from keras_vit import UserError, inspection
 from keras_vit.images.formats import format_list
 from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import run as work
+from keras_vit.inspection.compute import model_name
+from keras_vit.inspection.explanations import explanation
 from keras_vit.inspection.html_report import html_report
+from keras_vit.models.layers import no_init_weights
 from keras_vit.run_directory import Samples
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 from training.input.dataset import decoded as decode_image
@@ -210,7 +214,15 @@ def test_html_report_is_complete_and_needs_no_network():
     assert reader.open == []
     assert all(address.startswith("data:") for address in reader.addresses)
     assert not re.search(r"https?://|url\(|@import|<img src=x>|<b></small>", text)
-    for word in ("<script>$x$ é 漢.png", "label: <b>", "<title>$c$", "<img src=x>", "Figures 6 and 14", "head 2"):
+    for word in (
+        "<script>$x$ é 漢.png",
+        "label: <b>",
+        "<title>$c$",
+        "<img src=x>",
+        "Figure 7, left",
+        "head 2",
+        "mistake",
+    ):
         assert word in reader.text
     for predictions in result.predictions:
         for label, probability in predictions.likeliest:
@@ -219,6 +231,34 @@ def test_html_report_is_complete_and_needs_no_network():
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     sheet = np.asarray(PIL.Image.open(io.BytesIO(_bytes(data["sheets"][0]))))
     assert sheet.shape[:2] == (2 * 3, (3 + 2) * 5)  # layers of 3 rows; heads, rollout and norms of 5 columns
+
+
+def test_each_figure_says_what_it_shows_and_when_it_means_nothing():
+    result = tiny_result()
+    page = Reader(html_report(result)).text
+    for figure in ("components", "positions", "distance", "renormalized", "rollout", "relevance", "norms", "attention"):
+        assert explanation(figure, result) in page
+    few = "This model has only 3 x 5 patches: too few values to mean much."
+    assert explanation("rollout", result).endswith(few)
+    assert few not in explanation("components", result)
+    assert few not in explanation("rollout", dataclasses.replace(result, grid=(4, 5)))
+
+
+def test_a_map_that_is_dark_is_said_to_mean_nothing():
+    result = tiny_result()
+    result.arrays["relevance"][0] = 0.0
+    assert (
+        html_report(result).count("relevance for the predicted class: dark, since nothing counts") == 2
+    )  # and its alt
+
+
+def test_a_model_is_called_what_it_is_and_how_large():
+    vit = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    assert model_name(vit) == f"Small Vision Transformer, {vit.count_params():,} parameters"
+    resnet = keras_vit.build(keras_vit.ResNetConfig((1, 1), 4, (8, 16), num_groups=2), image_size=16, num_classes=3)
+    assert model_name(resnet) == f"Small ResNet, {resnet.count_params():,} parameters"
+    with no_init_weights():
+        assert model_name(keras_vit.build("ViT-Ti_16")) == "ViT-Ti_16, 5,717,416 parameters"
 
 
 def _bytes(address: str) -> bytes:
@@ -302,6 +342,24 @@ def test_a_calibrated_run_has_calibrated_probabilities(option, run, tmp_path, mo
         command.main(["--output", str(tmp_path / "out"), option, str(place), "--figures", "rollout", *labels, *images])
     before, after = (np.array([found[name] for name in sorted(found)]) for found in shares)
     np.testing.assert_allclose(np.diff(np.log(after)), np.diff(np.log(before)) / 4.0, rtol=1e-4)
+
+
+def test_mistakes_come_first_and_images_have_the_names_of_their_files(tmp_path, monkeypatch):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3))
+    model.save(tmp_path / "model.keras")
+    (tmp_path / "labels.txt").write_text("ant\nbee\ncat\n")
+    rng = np.random.default_rng(0)
+    images = tuple(encoded(rng.integers(0, 256, (12, 30), np.uint8)) for _ in range(6))
+    pixels = [np.asarray(PIL.Image.open(io.BytesIO(image)))[..., None] for image in images]
+    found = np.asarray(model(np.stack([keras_vit.preprocessing_of(model)(image) for image in pixels]))).argmax(-1)
+    labels = np.where(np.arange(6) < 3, found, (found + 1) % 3)  # the last three are wrong
+    names = tuple(f"ant/{n} é.png" for n in range(6))
+    Samples(images, labels, names).save(tmp_path / "samples.npz")
+    seen = []
+    monkeypatch.setattr(work, "write", lambda result, output: seen.extend(result.images) or [])
+    command.main(["--run", str(tmp_path), "--output", str(tmp_path / "out"), "--show", "4", "--figures", "rollout"])
+    assert {image.name for image in seen[:2]} < set(names[3:])
+    assert [image.name for image in seen[2:]] == list(names[:2])
 
 
 def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch):

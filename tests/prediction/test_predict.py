@@ -1,11 +1,13 @@
 """Classifying image files: the table, the files of results, the page, and the mistakes."""
 
+import collections
 import csv
 import dataclasses
 import html
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -92,8 +94,8 @@ def test_names_that_do_not_fit_the_model_are_refused(names, words, place, tmp_pa
 
 def test_the_five_most_likely_classes_of_each_picture_are_printed(place, arguments, capsys):
     command.main([*arguments, "pictures"])
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| pictures/")]
-    assert [row.split()[1] for row in rows] == ["pictures/a.png", "pictures/b.jpg", "pictures/more/c.webp"]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| a", "| b", "| more"))]
+    assert [row.split()[1] for row in rows] == ["a.png", "b.jpg", "more/c.webp"]  # relative to the folder
     cells = [cell.strip() for cell in rows[0].split("|")[2:7]]
     assert [cell.split()[0] for cell in cells] == [name for name, _ in expected(place, "a.png")]
     assert cells[0].split()[1] == f"{expected(place, 'a.png')[0][1]:.1%}"
@@ -177,8 +179,9 @@ def test_pixels_of_classified_pictures_are_not_kept(place, monkeypatch):
     kept = []
     monkeypatch.setattr(prediction, "prediction_page", lambda model, cards, *_: kept.extend(cards) or "page")
     command.main(["--run", "model.keras", "pictures", "--output", "kept.html"])
-    height, width = TINY_IMAGE
-    assert [card.pixels.shape for card in kept] == [(height, width, 3)] * 3  # as the model sees them, not the file's
+    assert len(kept) == 3
+    fields = [getattr(card, field.name) for card in kept for field in dataclasses.fields(card)]
+    assert not any(isinstance(field, np.ndarray) for field in fields)
 
 
 def test_class_names_are_those_of_the_config_beside_a_checkpoint(place, tmp_path):
@@ -212,10 +215,25 @@ def test_the_projection_of_clip_is_no_classifier(place, tmp_path):
 def test_results_are_written_as_csv(place, arguments):
     command.main([*arguments, "pictures/a.png", "--output", "found.csv"])
     with (place / "found.csv").open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert [(row["picture"], row["rank"], row["class"]) for row in rows] == [
-        ("pictures/a.png", str(rank), name) for rank, (name, _) in enumerate(expected(place, "a.png"), 1)
-    ]
+        [row] = csv.DictReader(stream)
+    assert row.pop("picture") == "pictures/a.png"
+    assert (row.pop("rejected"), row.pop("problem")) == ("False", "")
+    names = [row[name] for name in ("class", "class_2", "class_3", "class_4", "class_5")]
+    assert names == [name for name, _ in expected(place, "a.png")]
+    shares = [float(row[f"probability{suffix}"]) for suffix in ("", "_2", "_3", "_4", "_5")]
+    np.testing.assert_allclose(shares, [share for _, share in expected(place, "a.png")], atol=1e-5)
+    assert len(row) == 10
+
+
+def test_a_csv_has_a_byte_order_mark_only_where_it_is_asked_for(place, arguments):
+    for options, starts in (([], "picture"), (["--excel"], "\ufeffpicture")):
+        command.main([*arguments, "pictures", "broken.png", "--output", "found.csv", *options])
+        lines = (place / "found.csv").read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith(starts)
+        assert len(lines) == 5  # a row for each picture, the broken one too
+        assert lines[4].startswith("broken.png,,")
+    with pytest.raises(UserError, match="--excel applies only to --output FILE.csv"):
+        command.main([*arguments, "pictures", "--output", "found.json", "--excel"])
 
 
 def test_a_calibrated_run_has_calibrated_probabilities(place, tmp_path):
@@ -269,12 +287,39 @@ def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, ex
     options = ["--explain", explain] if explain else []
     command.main([*arguments, "pictures", "--output", "found.html", *options])
     page = (place / "found.html").read_text()
-    assert page.count("<article>") == 3
+    assert page.count("<article ") == 3
     assert page.count("<meter") == 15
     assert str(place) not in page
     assert ("<figcaption>attention rollout" in page) == (explain == "rollout")
     assert ("<figcaption>relevance" in page) == (explain == "relevance")
     assert title in page
+    assert page.count('class="map"') == 3 * bool(explain)
+    counts = collections.Counter(expected(place, name)[0][0] for name in ("a.png", "b.jpg", "more/c.webp"))
+    assert f"<p>{len(counts)} class" in page
+    assert all(f'<th scope="row">{name}</th><td>{count}</td>' in page for name, count in counts.items())
+
+
+def encoded_png(pixels: np.ndarray) -> bytes:
+    PIL.Image.fromarray(pixels).save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
+
+
+def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_path):
+    cropping = keras_vit.Preprocessing((24, 24), resize="resize-small", crop_from=32)
+    for name, preprocessing, left, top, width, height, frame in (
+        ("cropped", cropping, 31.25, 12.5, 37.5, 75.0, True),
+        ("padded", keras_vit.Preprocessing((12, 30), resize="pad"), 0.0, -100 / 9, 100.0, 400 / 3, False),
+    ):
+        config = dataclasses.replace(TINY, patch_size=6)
+        model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=7))
+        model.save(tmp_path / f"{name}.keras")
+        classifier = open_classifier(open_run(tmp_path / f"{name}.keras"), explain="rollout")
+        sides = (64, 128) if name == "cropped" else (64, 213)
+        picture = encoded_png(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8))
+        page = classifier.answer(picture, "x.png")
+        numbers = re.search(r'style="left: ([-\d.]+)%; top: ([-\d.]+)%; width: ([\d.]+)%; height: ([\d.]+)%"', page)
+        np.testing.assert_allclose(list(map(float, numbers.groups())), [left, top, width, height], atol=1.5)
+        assert ("map cropped" in page) == frame
 
 
 @pytest.mark.parametrize(
@@ -373,7 +418,7 @@ def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, wid
             alts = page.evaluate(
                 f"[...{frame}.contentDocument.images].map(image => [image.alt, image.naturalWidth > 0])"
             )
-            assert alts == [["input", True], ["attention rollout", True]]
+            assert alts == [["a.png", True], ["", True], ["attention rollout", True]]
             # One scroll bar, and nothing beside the window.
             assert page.evaluate(f"{frame}.contentDocument.documentElement.scrollHeight <= {frame}.clientHeight")
             assert page.overflow() <= 0
@@ -383,6 +428,31 @@ def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, wid
             assert page.evaluate(f"{frame}.hidden")
         finally:
             server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_is_ordered_and_filtered_and_fits_the_window(place, arguments, width):
+    command.main([*arguments, "pictures", "broken.png", "--output", "found.html", "--explain", "relevance"])
+    sure = {name: expected(place, name)[0] for name in ("a.png", "b.jpg", "more/c.webp")}
+    with open_browser() as page:
+        page.open((place / "found.html").as_uri(), width)
+        assert page.overflow() <= 0
+        shown = "[...document.querySelectorAll('#pictures article:not([hidden]) h2')].map(name => name.textContent)"
+
+        def choose(list_name: str, value: str) -> list[str]:
+            page.evaluate(
+                f"(list => {{ list.value = {json.dumps(value)}; list.dispatchEvent(new Event('change')); }})"
+                f"(document.getElementById('{list_name}'))"
+            )
+            return [name.removeprefix("pictures/") for name in page.evaluate(shown)]
+
+        assert choose("order", "sure") == sorted(sure, key=lambda name: -sure[name][1])
+        assert choose("order", "unsure") == sorted(sure, key=lambda name: sure[name][1])
+        assert choose("order", "name") == sorted(sure)
+        first = sure["a.png"][0]
+        assert choose("class", first) == [name for name in sorted(sure) if sure[name][0] == first]
+        assert not page.problems
 
 
 def test_rollout_of_a_resnet_is_refused_with_the_map_that_it_has(place, tmp_path, monkeypatch):
@@ -403,8 +473,8 @@ def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeyp
         monkeypatch.setattr("training.prediction.predict._BATCH", batch)
         command.main([*arguments, "pictures", "--output", f"{batch}.html", "--explain", "rollout"])
         pages.append((place / f"{batch}.html").read_text())
-    assert "pictures/more/c.webp" in pages[0]
-    assert [page.count("data:image/png") for page in pages] == [6, 6]  # three pictures and their maps
+    assert "more/c.webp" in pages[0]
+    assert [page.count("data:image/png") for page in pages] == [3, 3]
 
 
 @pytest.mark.parametrize("length", ["²", "-1", "x", str(2**40)])

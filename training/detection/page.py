@@ -10,7 +10,7 @@ import numpy as np
 import PIL.Image
 
 from keras_vit.images.preprocessing import to_channels
-from keras_vit.inspection.html_report import document
+from keras_vit.inspection.html_page import document
 
 # Longest side of a picture on the page, in pixels.
 _LONGEST = 800

@@ -11,6 +11,7 @@ from keras_vit.unknown import KINDS
 from training.evaluation.calibration import calibration
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.multi_label import write_multi_label_report
+from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor
 from training.evaluation.report import Subject, calibration_sentence, write_report
 from training.input.known_images import check_evaluation_images, may_know_images
@@ -37,11 +38,16 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     accepted = None
     if options.real_labels is not None:
         accepted = read_real_labels(options.real_labels, split, len(source.labels))
+    comparison = None
+    if options.compare is not None:
+        comparison = open_comparison(options.compare)
+        comparison.check_images(list(map(split.name, range(split.num_examples))))
     logits, labels = predictor.predict(split, options.batch_size)
     check_finite(logits)
     title = f"{short_name(run.name)} on {short_name(options.source.data)}{options.input.as_typed()}"
     what = {"model": run.name, "kind": predictor.kind, "data": options.source.data, **options.input.given()}
-    subject = Subject(title, directory, what, options.save_predictions)
+    root = str(options.source.path) if options.source.kind == "folder" else ""
+    subject = Subject(title, directory, what, options.save_predictions, root, comparison)
     if source.multi_label:
         return write_multi_label_report(subject, source, logits, labels)
     metrics = measure(logits, labels, source.labels)

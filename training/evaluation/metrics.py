@@ -1,7 +1,8 @@
 """The numbers of a report, from logits and labels: scikit-learn's where it has them, calibration, intervals.
 
 Calibration: "On Calibration of Modern Neural Networks" (arXiv 1706.04599) section 2. Accepted labels: "Are we done with
-ImageNet?" (2006.07159) and its real.json. Intervals: percentile bootstrap over the images.
+ImageNet?" (2006.07159) and its real.json. Intervals: Wilson's for shares of the images, else percentile bootstrap over
+the images.
 """
 
 import json
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import sklearn.metrics
 
 from keras_vit import UserError
@@ -99,18 +101,19 @@ def _binned(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, seed: int = 0) -> dict:
-    """95 % intervals [low, high] by 1,000 draws of the images with replacement, for the measures and each class.
+    """95 % intervals [low, high] for the measures and each class.
 
-    They tell how much another sample of as many images may differ, not how much another training may.
+    Those of accuracy and top-5 accuracy are Wilson's, which hold also where all images are right; the others come from
+    1,000 draws of the images with replacement. They tell how much another sample of as many images may differ, not how
+    much another training may.
     """
     probabilities, count = softmax(logits), len(names)
     predicted = np.argmax(logits, axis=-1)
     correct = predicted == labels
     confidence, bins = _binned(probabilities)
     own = np.clip(probabilities[np.arange(len(labels)), labels], np.finfo(np.float64).eps, 1.0)
-    means = {"accuracy": correct, "log_loss": -np.log(own)}
-    if count > TOP_K:
-        means["top5_accuracy"] = _is_in_top(logits, labels)
+    means = {"log_loss": -np.log(own)}
+    shares = {"accuracy": correct} | ({"top5_accuracy": _is_in_top(logits, labels)} if count > TOP_K else {})
     macro = ("macro_precision", "macro_recall", "macro_f1")
     drawn: dict[str, list] = {name: [] for name in (*means, "ece", *macro, "precision", "recall", "f1")}
     rng = np.random.default_rng(seed)
@@ -127,7 +130,8 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
         drawn["f1"].append(2.0 * right / np.maximum(of_class + said, 1.0))
         for name in macro:
             drawn[name].append(drawn[name.removeprefix("macro_")][-1][of_class > 0].mean())
-    found: dict[str, Any] = {name: interval(drawn[name]) for name in (*means, "ece", *macro)}
+    found: dict[str, Any] = {name: share_interval(int(right.sum()), len(labels)) for name, right in shares.items()}
+    found |= {name: interval(drawn[name]) for name in (*means, "ece", *macro)}
     per_class = {name: np.array(drawn[name]) for name in ("precision", "recall", "f1")}  # (draws, K)
     found["classes"] = {
         name: {measure: interval(values[:, k]) for measure, values in per_class.items()} for k, name in enumerate(names)
@@ -138,6 +142,11 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str], *, s
 def _is_in_top(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Whether the label is among the five highest logits, of equal ones the later, as scikit-learn decides it."""
     return np.any(np.argsort(logits, axis=-1, kind="mergesort")[:, -TOP_K:] == labels[:, None], axis=-1)
+
+
+def share_interval(count: int, total: int) -> list[float]:
+    """The 95 % interval [low, high] of a share of the images, by Wilson's score."""
+    return list(map(float, scipy.stats.binomtest(count, total).proportion_ci(_LEVEL, "wilson")))
 
 
 def interval(values: Sequence[float] | np.ndarray) -> list[float]:

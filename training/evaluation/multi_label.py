@@ -17,9 +17,11 @@ import sklearn.metrics
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table, rounded
 from keras_vit.scores import sigmoid
+from training.evaluation.html_report import Bar, Report, html_report, mistakes_of_several
 from training.evaluation.metrics import DRAWS, interval
 from training.evaluation.plots import save_figure
-from training.evaluation.report import Subject
+from training.evaluation.predictions import PREDICTIONS, comparison_sentence, several_classes
+from training.evaluation.report import PAGE, Subject
 from training.input.sources import DataSet, Split
 
 _MEASURES = {
@@ -142,22 +144,56 @@ def write_multi_label_report(subject: Subject, source: DataSet, logits: np.ndarr
     metrics["intervals"] = multi_label_intervals(logits, targets, names)
     metrics["worst_mistakes"] = _worst_decisions(source.evaluation, logits, targets > 0.5, names)
     average = metrics["mean_average_precision"]
+    split, truth = source.evaluation, targets > 0.5
+    predictions = several_classes(list(map(split.name, range(split.num_examples))), logits, truth, names)
+    if subject.comparison is not None:
+        metrics["comparison"] = subject.comparison.measure(predictions)
+    mistakes = mistakes_of_several(sigmoid(logits), truth, predictions)
+    page = html_report(_html_report(subject.title, metrics), split, mistakes, subject.root)
     with staged(directory) as stage:
         content = {**subject.description, "multi_label": True, **metrics}
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         (stage / "evaluation.json").write_text(text, encoding="utf-8")
         (stage / "evaluation.md").write_text(_report(subject.title, metrics), encoding="utf-8")
         if average is not None:
-            _draw_curves(logits, targets > 0.5, names, stage / _CURVES)
+            _draw_curves(logits, truth, names, stage / _CURVES)
         subject.stage_predictions(stage, logits, targets)
+        predictions.write(stage / PREDICTIONS)
+        (stage / PAGE).write_text(page, encoding="utf-8")
     subject.remove_others()
     shown = "unknown, since no image has a class" if average is None else f"{average:.4f}"
     print(
         f"Mean average precision {shown}, F1 {metrics['micro_f1']:.4f}, all classes of "
         f"an image right {metrics['exact_match']:.4f} on {metrics['num_examples']:,} images; report in "
-        f"{directory / 'evaluation.md'}."
+        f"{directory / PAGE}."
     )
+    if "comparison" in metrics:
+        print(comparison_sentence(metrics["comparison"]))
     return metrics
+
+
+def _html_report(title: str, metrics: dict) -> Report:
+    """The page of the metrics, but for its pictures."""
+    found = metrics["intervals"]
+    notes = ["An image may have several classes; a class is predicted if its probability is at least 50 %."]
+    if "comparison" in metrics:
+        notes.append(comparison_sentence(metrics["comparison"]))
+    return Report(
+        title,
+        f"All classes are right for {100 * metrics['exact_match']:.1f} % of {metrics['num_examples']:,} pictures.",
+        [
+            (words, *rounded(metrics[name], found[name]))
+            for name, words in _MEASURES.items()
+            if metrics[name] is not None
+        ],
+        [
+            Bar(name, row["num_examples"], (row["recall"] if row["num_examples"] else None, row["precision"]))
+            for name, row in metrics["classes"].items()
+        ],
+        ("found of them (recall)", "right when said (precision)"),
+        None,
+        notes,
+    )
 
 
 def _worst_decisions(split: Split, logits: np.ndarray, truth: np.ndarray, names: Sequence[str]) -> list[dict]:

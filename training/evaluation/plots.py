@@ -15,7 +15,8 @@ from training.evaluation.metrics import BINS
 from training.input.dataset import Split
 
 # More classes than these are not legible as numbers in a confusion matrix.
-_LEGIBLE_CLASSES = 30
+LEGIBLE_CLASSES = 30
+_PAIRS = 25  # of classes, instead of an illegible matrix
 _GALLERY = (4, 6)  # rows and columns
 _LONGEST_NAME = 22  # characters
 
@@ -28,23 +29,52 @@ def save_figure(figure: matplotlib.figure.Figure, path: pathlib.Path, dpi: int =
 
 
 def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Rows: what the image is; columns: what the model said. Shaded by share of the row."""
-    legible = len(names) <= _LEGIBLE_CLASSES
-    side = 2.5 + 0.45 * min(len(names), _LEGIBLE_CLASSES)
-    figure = matplotlib.figure.Figure(figsize=(side, side), layout="constrained")
+    """Rows: what the image is; columns: what the model said. Of more classes than are legible, the confused pairs."""
+    if len(names) > LEGIBLE_CLASSES:
+        _draw_pairs(matrix, names, path)
+        return
+    labels = [_short(name) for name in names]
+    side = 1.2 + 0.45 * max(len(names), 4)
+    # Room for the names beside the matrix, and for the scale.
+    room = 0.08 * max(map(len, labels))
+    figure = matplotlib.figure.Figure(figsize=(side + room + 1.2, side + room), layout="constrained")
     axes = figure.subplots()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     shown = axes.imshow(share, cmap="Blues", vmin=0.0, vmax=1.0)
-    numbers = "number of images; " if legible else ""
-    axes.set(xlabel="predicted", ylabel="label", title=f"Confusion matrix\n{numbers}colors normalized by row")
-    figure.colorbar(shown, ax=axes, label="share of the images with this label", shrink=0.7)
-    if legible:
-        axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
-        axes.set_yticks(range(len(names)), names, parse_math=False)
-        for (row, column), count in np.ndenumerate(matrix):
-            color = "white" if share[row, column] > 0.5 else "black"
-            if count:
-                axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=8)
+    axes.set(xlabel="predicted", ylabel="label")
+    figure.suptitle("Confusion matrix, number of images", fontsize=11)
+    figure.colorbar(shown, ax=axes, label="share of the row", shrink=0.7)
+    axes.set_xticks(range(len(names)), labels, rotation=90, parse_math=False)
+    axes.set_yticks(range(len(names)), labels, parse_math=False)
+    for (row, column), count in np.ndenumerate(matrix):
+        color = "white" if share[row, column] > 0.5 else "black"
+        if count:
+            size = 8 if count < 1000 else 6
+            axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=size)
+    save_figure(figure, path)
+
+
+def most_confused(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
+    """Label, predicted class and number of images of the most frequent confusions in a matrix (K, K)."""
+    wrong = matrix - np.diag(np.diag(matrix))
+    places = np.argsort(-wrong, axis=None, kind="stable")[: min(count, np.count_nonzero(wrong))]
+    return [(*divmod(int(place), len(matrix)), int(wrong.flat[place])) for place in places]
+
+
+def _draw_pairs(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
+    """A bar for each of the most frequent confusions."""
+    pairs = most_confused(matrix, _PAIRS)
+    figure = matplotlib.figure.Figure(figsize=(8.0, 1.2 + 0.24 * max(len(pairs), 1)), layout="constrained")
+    axes = figure.subplots()
+    texts = [f"{_short(names[row])} taken for {_short(names[column])}" for row, column, _ in pairs]
+    bars = axes.barh(range(len(pairs)), [count for *_, count in pairs], color="tab:blue")
+    axes.bar_label(bars, padding=2, fontsize=8)
+    axes.set_yticks(range(len(pairs)), texts, fontsize=8, parse_math=False)
+    axes.invert_yaxis()
+    axes.set(xlabel="images")
+    figure.suptitle(f"The most frequent confusions of {len(names):,} classes", fontsize=11)
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    axes.margins(x=0.1)
     save_figure(figure, path)
 
 
@@ -91,7 +121,8 @@ def draw_mistakes(
     """
     columns = min(len(mistakes), _GALLERY[1])
     rows = -(-len(mistakes) // columns)
-    figure = matplotlib.figure.Figure(figsize=(max(2.1 * columns, 3.6), 2.6 * rows + 0.5), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(max(2.2 * columns, 3.6), 2.9 * rows + 0.4), layout="constrained")
+    figure.set_layout_engine("constrained", h_pad=0.12)  # inches, so that no row is cut off at the edge
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in grid:
         axes.set_axis_off()
@@ -103,12 +134,10 @@ def draw_mistakes(
             reason = textwrap.fill(f"cannot be shown: {error}"[:120], _LONGEST_NAME)
             axes.text(0.5, 0.5, reason, ha="center", va="center", fontsize=6, parse_math=False)
         predicted = int(np.argmax(probabilities[index]))
-        texts = [f"{_short(names[k])} {probabilities[index, k]:.2g}" for k in (labels[index], predicted)]
-        axes.set_title(f"label {texts[0]}\npredicted {texts[1]}", fontsize=8, parse_math=False)
-        name = short_name(split.name(int(index)))
-        axes.text(
-            0.5, -0.03, _short(name), ha="center", va="top", fontsize=7, transform=axes.transAxes, parse_math=False
-        )
+        lines = [_short(short_name(split.name(int(index))), 30)]
+        for word, k in (("label", labels[index]), ("said", predicted)):
+            lines.append(f"{word} {_short(names[k])} {probabilities[index, k]:.2g}")
+        axes.set_title("\n".join(lines), fontsize=7, parse_math=False)
     figure.suptitle("The worst mistakes, with probabilities")
     save_figure(figure, path, dpi=110)
 
@@ -120,5 +149,5 @@ def _as_colors(image: np.ndarray) -> np.ndarray:
     return np.concatenate([image[..., :1].repeat(3, axis=-1), image[..., 1:]], axis=-1)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+def _short(name: str, longest: int = _LONGEST_NAME) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"

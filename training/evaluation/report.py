@@ -13,7 +13,9 @@ from keras_vit.files.npz import write_npz
 from keras_vit.files.tables import markdown_table, rounded
 from keras_vit.scores import softmax
 from training.evaluation.calibration import HIGHEST_TEMPERATURE
-from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, worst_mistakes
+from training.evaluation.html_report import Bar, Report, html_report, mistakes_of
+from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, most_confused, worst_mistakes
+from training.evaluation.predictions import PREDICTIONS, Comparison, comparison_sentence, one_class
 from training.evaluation.predictors import Predictor
 from training.input.sources import DataSet
 
@@ -28,6 +30,7 @@ _MEASURES = {
     "ece": "expected calibration error",
 }
 _CONFUSIONS = 10  # pairs of classes in the report
+PAGE = "report.html"
 _PLOTS = {
     "confusion.png": "confusion matrix",
     "reliability.png": "reliability diagram",
@@ -47,6 +50,10 @@ class Subject:
     """For evaluation.json, beside the metrics."""
     save_predictions: bool
     """Whether to write predictions.npz."""
+    root: str = ""
+    """Folder of the images, which is left out of their names in a page."""
+    comparison: Comparison | None = None
+    """An earlier evaluation on the same images."""
 
     def stage_predictions(self, stage: pathlib.Path, logits: np.ndarray, labels: np.ndarray) -> None:
         """Write predictions.npz if it is wanted, with the labels (n,) or (n, K)."""
@@ -74,6 +81,9 @@ def write_report(
     """
     split, names, directory = source.evaluation, source.labels, subject.directory
     probabilities = softmax(logits)
+    predictions = one_class(list(map(split.name, range(split.num_examples))), probabilities, labels, names)
+    if subject.comparison is not None:
+        metrics = metrics | {"comparison": subject.comparison.measure(predictions)}
     mistakes = worst_mistakes(probabilities, labels)
     metrics = metrics | {
         "worst_mistakes": [
@@ -93,21 +103,57 @@ def write_report(
         (stage / "evaluation.json").write_text(text, encoding="utf-8")
         (stage / "evaluation.md").write_text(_page(subject.title, predictor, metrics), encoding="utf-8")
         subject.stage_predictions(stage, logits, labels)
+        predictions.write(stage / PREDICTIONS)
     plots = {
         "confusion.png": lambda path: draw_confusion(np.array(metrics["confusion"]), names, path),
         "reliability.png": lambda path: draw_reliability(metrics["reliability"], metrics["ece"], path),
     }
     if len(mistakes):
         plots["mistakes.png"] = lambda path: draw_mistakes(split, mistakes, probabilities, labels, names, path)
+    page = html_report(
+        _report(subject.title, predictor, metrics), split, mistakes_of(probabilities, labels, names), subject.root
+    )
     with staged(directory) as stage:
         drawn = [name for name, draw in plots.items() if _is_drawn(draw, stage / name)]
         (stage / "evaluation.md").write_text(_page(subject.title, predictor, metrics, drawn), encoding="utf-8")
+        (stage / PAGE).write_text(page, encoding="utf-8")
     subject.remove_others(_PLOTS.keys() - set(drawn))
+    low, high = metrics["intervals"]["accuracy"]
     print(
         f"Accuracy {metrics['accuracy']:.4f}: {metrics['num_correct']:,} of {metrics['num_examples']:,} images "
-        f"correct, log loss {metrics['log_loss']:.4f}; report in {directory / 'evaluation.md'}."
+        f"correct (95 % interval {low:.3f} to {high:.3f}), log loss {metrics['log_loss']:.4f}; report in "
+        f"{directory / PAGE}."
     )
+    if "comparison" in metrics:
+        print(comparison_sentence(metrics["comparison"]))
     return metrics
+
+
+def _report(title: str, predictor: Predictor, metrics: dict) -> Report:
+    """The page of the metrics, but for its pictures."""
+    low, high = metrics["intervals"]["accuracy"]
+    notes = ["The model does not name its classes; they are taken for those of the data."] * (not predictor.labels)
+    if "comparison" in metrics:
+        notes.append(comparison_sentence(metrics["comparison"]))
+    if "calibration" in metrics:
+        notes.append(calibration_sentence(metrics["calibration"]))
+    return Report(
+        title,
+        f"Accuracy {100 * metrics['accuracy']:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f} %): "
+        f"{metrics['num_correct']:,} of {metrics['num_examples']:,} pictures are right.",
+        [
+            (words, *rounded(metrics[name], metrics["intervals"][name]))
+            for name, words in _MEASURES.items()
+            if name in metrics
+        ],
+        [
+            Bar(name, row["num_examples"], (row["recall"] if row["num_examples"] else None, row["precision"]))
+            for name, row in metrics["classes"].items()
+        ],
+        ("found of them (recall)", "right when said (precision)"),
+        np.array(metrics["confusion"]),
+        notes,
+    )
 
 
 def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
@@ -151,12 +197,15 @@ def _page(title: str, predictor: Predictor, metrics: dict, plots: Sequence[str] 
             f"Images of none of the classes: the score {kind} separated left-out classes with an AUROC of "
             f"{metrics['unknown'][kind]:.4f}.",
         ]
+    if "comparison" in metrics:
+        lines += ["", comparison_sentence(metrics["comparison"])]
     if not predictor.labels:
         lines += ["", "The model does not name its classes; they are assumed to be those of the data, in this order."]
     lines += [
         "",
-        "Intervals: percentile bootstrap with 1,000 resamples of the images; the numbers are rounded to them, and "
-        "evaluation.json has them in full. The expected calibration error is that of 15 bins.",
+        "Intervals: Wilson's for the accuracies, else percentile bootstrap with 1,000 resamples of the images; the "
+        "numbers are rounded to them, and evaluation.json has them in full. The expected "
+        "calibration error is that of 15 bins.",
         "",
         markdown_table(
             ("class", "images", "precision", "recall", "F1", "F1, 95 % interval"), classes, num_text_columns=1
@@ -183,7 +232,5 @@ def calibration_sentence(found: dict) -> str:
 
 def _confusions(matrix: np.ndarray, names: Sequence[str]) -> str:
     """A table of the most frequently confused pairs of classes."""
-    wrong = matrix - np.diag(np.diag(matrix))
-    pairs = [np.unravel_index(k, wrong.shape) for k in np.argsort(-wrong, axis=None, kind="stable")[:_CONFUSIONS]]
-    rows = [(names[row], names[column], str(wrong[row, column])) for row, column in pairs if wrong[row, column]]
+    rows = [(names[row], names[column], str(count)) for row, column, count in most_confused(matrix, _CONFUSIONS)]
     return markdown_table(("label", "predicted", "images"), rows, num_text_columns=2) if rows else "No mistakes."

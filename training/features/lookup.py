@@ -16,7 +16,7 @@ from keras_vit.runs import Run, open_run
 from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of
 from training.features.neighbors import NeighborGraph, nearest, unit_chunks, unit_length
-from training.features.pages import Thumbnails, document, file_address, picture
+from training.features.pages import Thumbnails, file_address, page, picture
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 
@@ -135,4 +135,4 @@ def _page(index: FeatureIndex, found: Sequence[Found]) -> str:
         shown = f'<div class="cards"><div class="card done">{picture(asked, one.query)}</div></div>' if asked else ""
         sections.append(f'<h2>{html.escape(one.query)}</h2>{shown}<div class="cards">{"".join(cards)}</div>')
     sections.append(f"<p>Similarity is the cosine of the features of {html.escape(index.description.model)}.</p>")
-    return document("Most similar pictures", sections)
+    return page("Most similar pictures", sections)

@@ -1,25 +1,22 @@
 """Pages of pictures as one HTML file: small pictures inside, no network access, from 390 pixels on."""
 
-import base64
 import contextlib
 import functools
 import html
-import io
 import pathlib
 
-import numpy as np
-import PIL.Image
 import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.images.pillow import decode
+from keras_vit.inspection.html_page import document, thumbnail_address
 from training.features.store import FeatureIndex
 from training.input.dataset import DataSet
 from training.input.sources import open_source
 from training.options.common import DataOptions
 
-# Longest side of a small picture, in pixels, and the quality of its JPEG.
-_SIDE, _QUALITY = 144, 80
+# Longest side of a small picture, in pixels.
+_SIDE = 144
 
 
 class Thumbnails:
@@ -41,7 +38,7 @@ class Thumbnails:
         index = row - (splits["train"] if name == "test" else 0)
         if split.num_examples != splits[name]:
             return ""
-        return _address(split.example(tf.constant(index, tf.int64))[0].numpy())
+        return thumbnail_address(split.example(tf.constant(index, tf.int64))[0].numpy(), _SIDE)
 
     @functools.cached_property
     def _source(self) -> DataSet | None:
@@ -56,21 +53,9 @@ class Thumbnails:
 def file_address(path: str) -> str:
     """The address of a small picture of a file; "" where it cannot be read."""
     try:
-        return _address(decode(pathlib.Path(path).read_bytes(), upright=True))
+        return thumbnail_address(decode(pathlib.Path(path).read_bytes(), upright=True), _SIDE)
     except Exception:  # any of Pillow's, of a file that was changed
         return ""
-
-
-def _address(pixels: np.ndarray) -> str:
-    """(h, w, C) uint8 as a small JPEG on white."""
-    if pixels.shape[-1] % 2 == 0:
-        alpha = pixels[..., -1:].astype(np.float32) / 255.0
-        pixels = (pixels[..., :-1] * alpha + 255.0 * (1.0 - alpha)).astype(np.uint8)
-    image = PIL.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    image.thumbnail((_SIDE, _SIDE))
-    stream = io.BytesIO()
-    image.save(stream, "JPEG", quality=_QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
 def picture(address: str, name: str) -> str:
@@ -80,21 +65,12 @@ def picture(address: str, name: str) -> str:
     return f'<img src="{address}" alt="{html.escape(pathlib.PurePath(name).name)}" loading="lazy">'
 
 
-def document(title: str, sections: list[str], script: str = "") -> str:
+def page(title: str, sections: list[str], script: str = "") -> str:
     """A page as HTML text."""
-    body = "\n".join(sections) + (f"<script>{script}</script>" if script else "")
-    return _DOCUMENT.replace("{title}", html.escape(title)).replace("{body}", body)
+    return document(title, sections, style=_STYLE, script=script)
 
 
-_DOCUMENT = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light; font: 16px/1.45 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
-body { max-width: 76rem; margin: 0 auto; padding: 0.75rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.4rem; margin: 0.25rem 0; } h2 { font-size: 1.15rem; margin: 1.5rem 0 0.25rem; }
+_STYLE = """
 .cards { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fill, minmax(min(10rem, 100%), 1fr)); }
 .card { border: 1px solid #ccc; border-radius: 0.5rem; padding: 0.5rem; font-size: 0.8rem; }
 .card img, .card .none { width: 100%; height: 7.5rem; object-fit: contain; background: #f4f4f4; display: block; }
@@ -109,7 +85,4 @@ th, td { padding: 0.2rem 0.5rem; border-bottom: 1px solid #ddd; text-align: righ
 th:first-child, td:first-child { text-align: left; }
 .bar { position: sticky; top: 0; z-index: 1; background: #fff; border-bottom: 1px solid #ccc; padding: 0.5rem 0; }
 button { font: inherit; padding: 0.35rem 0.8rem; }
-</style>
-{body}
-</html>
 """

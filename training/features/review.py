@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from keras_vit.files.atomic import atomic_write, write_text
 from training.features.findings import ClassCoverage, Findings, Overlap, findings_of
-from training.features.pages import Thumbnails, document, picture
+from training.features.pages import Thumbnails, page, picture
 from training.features.store import FeatureIndex
 from training.options.decisions import COLUMNS, Decision, read_decisions
 from training.options.features import ReviewOptions
@@ -179,7 +179,7 @@ def _page(
     sections.append(f'<datalist id="classes">{classes}</datalist>')
     text = json.dumps(data).replace("<", "\\u003c")
     sections.append(f'<script type="application/json" id="data">{text}</script>')
-    return document("Review of the data", sections, _SCRIPT)
+    return page("Review of the data", sections, _SCRIPT)
 
 
 def _heading(title: str, count: int, shown: int) -> str:

@@ -8,6 +8,7 @@ image that a pseudo-random permutation, keyed by seed and epoch, puts at its pla
 import dataclasses
 import itertools
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -392,7 +393,8 @@ def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.Path
         return tf.io.encode_png(tf.cond(is_large, reduced, lambda: image)), label
 
     # In a graph, which walks through the header of an image file a hundred times as fast as eager operations do.
-    data = tf.data.Dataset.from_tensor_slices(np.random.default_rng(0).permutation(split.num_examples)[:most])
+    chosen = np.random.default_rng(0).permutation(split.num_examples)[:most]
+    data = tf.data.Dataset.from_tensor_slices(chosen)
     data = data.map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     encoded: list[bytes] = []
     labels: list[int] = []
@@ -406,4 +408,10 @@ def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.Path
                 total += len(image)
         if total >= _SAMPLE_BYTES:
             break
-    Samples(tuple(encoded), np.array(labels)).save(path)
+    names = tuple(sample_name(split, int(index)) for index in chosen[: len(encoded)])
+    Samples(tuple(encoded), np.array(labels), names).save(path)
+
+
+def sample_name(split: Split, index: int) -> str:
+    """What to call an example beside a model: of a file its folder and name, without the other folders."""
+    return "/".join(pathlib.PurePath(split.name(index)).parts[-2:])

@@ -9,6 +9,7 @@ from keras_vit import run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import labels_text
 from keras_vit.run_directory import Samples
+from training.input.pipeline import sample_name
 from training.input.sources import bad_examples_reported, open_source
 from training.options.common import DataOptions
 
@@ -23,6 +24,8 @@ def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int 
         examples = [split.example(tf.constant(index, tf.int64)) for index in chosen]
     encoded = tuple(tf.io.encode_png(image).numpy() for image, _ in examples)
     with staged(directory) as stage:
-        Samples(encoded, np.array([int(label) for _, label in examples])).save(stage / run_directory.SAMPLES)
+        labels = np.array([int(label) for _, label in examples])
+        names = tuple(sample_name(split, int(index)) for index in chosen)
+        Samples(encoded, labels, names).save(stage / run_directory.SAMPLES)
         (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
     print(f"{len(encoded)} images in {directory / run_directory.SAMPLES}.")

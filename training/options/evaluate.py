@@ -7,7 +7,7 @@ from typing import Annotated
 from keras_vit import UserError, run_directory
 from keras_vit.errors import nearest, refuse_without_effect
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.parser import Aliases, Count, MayBeEmpty, Positional
+from keras_vit.parser import Aliases, Count, Given, MayBeEmpty, Positional
 from keras_vit.published_accuracy import ACCURACY
 from keras_vit.runs import Run, open_run
 from keras_vit.text.classes import classes_of_labels, classes_of_options
@@ -16,12 +16,13 @@ from training.options.common import DataOptions, InputOptions, StrategyOptions
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions:
-    """Measure a model on the evaluation images of a data set."""
+    """Measure a model on the evaluation images of a data set; without --data, of that which a run was trained on."""
 
     run: Annotated[str, Aliases(("--checkpoint", "--model"))]
     """Run directory, .keras file, checkpoint file or folder, address, official name, SavedModel directory or .tflite
     file."""
-    source: DataOptions
+    # Without --data, `with_data` takes the options of the run.
+    source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
     classes: Annotated[tuple[str, ...] | None, MayBeEmpty()] = None
     """Of a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, or a .txt file with one in each
     line; alone: the names of the data's classes, with spaces for underscores."""
@@ -37,6 +38,9 @@ class EvaluateOptions:
     list do not count for this accuracy."""
     save_predictions: bool = False
     """Also write predictions.npz: logits (n, K) and labels (n,)."""
+    compare: str | None = None
+    """Directory of an earlier report on the same images, such as another run: say whether the difference is within the
+    noise."""
     calibrate: bool = False
     """Fit a temperature to the evaluation images and store it in the run: keras-vit predict and exports of the run then
     divide the logits by it, so that probabilities agree with frequencies."""
@@ -73,6 +77,28 @@ class EvaluateOptions:
     def with_classes(self, run: Run, labels: Sequence[str]) -> Run:
         """The run with these names as the texts of its classes."""
         return dataclasses.replace(run, texts=classes_of_labels(labels, self.templates))
+
+
+def with_data(given: Given) -> Given:
+    """The options that were given; without --data, also the data options of the run, which are printed.
+
+    Raises UserError where the run does not know its data, or where these are gone.
+    """
+    name = given.get(("run",))
+    if name is None or ("source", "data") in given:
+        return given
+    run = Run(name)
+    known = run.settings.get("source") if run.file(run_directory.CONFIG) else None
+    if not isinstance(known, dict) or run.data is None:
+        raise UserError(f"{name} does not say what it was trained on; give --data, such as --data folder:pictures.")
+    source = DataOptions(**known)
+    if source.kind in ("folder", "csv") and not source.path.exists():
+        raise UserError(
+            f"{name} was trained on {source.data}, which is not there any more, seen from this folder; give --data "
+            f"with its place now, such as --data {source.kind}:PATH."
+        )
+    print(f"Data: {source.data}, on which {name} was trained; evaluated on its evaluation images.")
+    return {**{("source", field): value for field, value in known.items()}, **given}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,8 @@ class PredictOptions:
     of CLIP; siglip: the one of SigLIP; or a .txt file with one in each line. Default: the texts as they are."""
     output: str | None = None
     """File for the results, which ends in .csv, .json or .html."""
+    excel: bool = False
+    """Begin a .csv file with a byte order mark, by which Excel knows that it is UTF-8."""
     threshold: float | None = None
     """Reject a picture whose most likely class has a lower probability than this, 0 to 1. For a
     multi-label model, show every class at or above it; default 0.5."""
@@ -80,6 +82,7 @@ class PredictOptions:
             [
                 (("port",), self.serve, "--serve"),
                 (("templates",), self.classes is not None, "--classes"),
+                (("excel",), (self.output or "").endswith(".csv"), "--output FILE.csv"),
             ],
         )
         if self.classes is not None and self.labels is not None:

@@ -29,6 +29,11 @@ def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
     return list(found)
 
 
+def only_folder(names: Sequence[str]) -> pathlib.Path | None:
+    """The folder that was given alone, to which paths are shown relative; None for anything else."""
+    return pathlib.Path(names[0]) if len(names) == 1 and pathlib.Path(names[0]).is_dir() else None
+
+
 def _files(name: str) -> list[pathlib.Path]:
     path = pathlib.Path(name)
     if path.is_file():

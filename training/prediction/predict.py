@@ -15,13 +15,16 @@ from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import read_labels
 from keras_vit.files.tables import markdown_table, short_name
-from keras_vit.inspection.compute import as_uint8, logits_of, model_inputs, model_name
-from keras_vit.inspection.html_report import Card, maps_of, prediction_page
+from keras_vit.inspection.compute import logits_of, model_inputs, model_name
+from keras_vit.inspection.html_page import thumbnail_address
+from keras_vit.inspection.html_report import maps_of
+from keras_vit.inspection.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, RankedClasses, Scoring
 from keras_vit.unknown import features_and_logits
-from training.options.predict import Explanation, check_names
+from training.options.predict import Explanation, PredictOptions, check_names
+from training.prediction.pictures import only_folder
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
 _BATCH = 8
@@ -38,20 +41,30 @@ class Classifier:
     explain: Explanation | None = None
     """The map that is made of each image."""
 
-    def classify(self, images: Sequence[inspection.Image]) -> list[Card]:
+    def classify(self, images: Sequence[inspection.Image]) -> list[PictureCard]:
         """Return the classes of each image, with its map if one is to be made."""
         if self.explain is None:
-            resized, inputs = model_inputs(images, self.run.preprocessing)
-            pixels, logits = as_uint8(resized), logits_of(logits_model(self.run.model), inputs)
+            inputs = model_inputs(images, self.run.preprocessing)[1]
+            logits = logits_of(logits_model(self.run.model), inputs)
             maps: list = [()] * len(images)
         else:
             result = inspection.inspect(
                 self.run.model, images, checkpoint=self.run.name, figures=(self.explain,), shown=len(images)
             )
-            pixels, logits, maps = result.arrays["images"], result.arrays["logits"], maps_of(result)
+            logits, maps = result.arrays["logits"], maps_of(result)
         ranked = self._with_unknown(self.scoring.rank(logits, self.labels), images)
-        names = (image.name for image in images)
-        return [Card(*each) for each in zip(names, pixels, maps, ranked, strict=True)]
+        return [
+            PictureCard(image.name, classes, groups_of(classes, self.scoring), of_image)
+            for image, classes, of_image in zip(images, ranked, maps, strict=True)
+        ]
+
+    def with_picture(self, card: PictureCard, image: inspection.Image) -> PictureCard:
+        """The card of an image with the whole image, reduced, and the part of it that the model sees."""
+        height, width = image.pixels.shape[:2]
+        box = self.run.preprocessing.boxes_in_picture([0.5, 0.5, 1.0, 1.0], (height, width))
+        left, top, right, bottom = (box / [width, height, width, height]).tolist()
+        address = thumbnail_address(image.pixels, PICTURE_SIDE)
+        return dataclasses.replace(card, address=address, seen=(left, top, right, bottom))
 
     @functools.cached_property
     def _features_and_logits(self) -> keras.Model:
@@ -73,11 +86,12 @@ class Classifier:
     def answer(self, data: bytes, name: str) -> str:
         """A page with the classes of one picture. Raises UserError for bytes that are none."""
         image = inspection.decode(data, name, preprocessing=self.run.preprocessing)
-        return self.page(self.classify([image]), {})
+        [card] = self.classify([image])
+        return self.page([self.with_picture(card, image)], {})
 
-    def page(self, cards: Sequence[Card], problems: dict[str, str]) -> str:
+    def page(self, cards: Sequence[PictureCard], problems: dict[str, str]) -> str:
         """Return a page with the images as HTML text; `problems` says of other files why they are not among them."""
-        model = f"{short_name(self.run.name)}, a {model_name(self.run.model)}"
+        model = f"{short_name(self.run.name)} ({model_name(self.run.model)})"
         return prediction_page(model, cards, problems, self.scoring, self.explain)
 
 
@@ -130,21 +144,24 @@ def open_classifier(
     return Classifier(run, names, run.scoring(threshold), explain)
 
 
-def predict(classifier: Classifier, files: Sequence[pathlib.Path], output: str | None) -> None:
-    """Classify files, print a table, and write `output`.
+def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: PredictOptions) -> None:
+    """Classify files, print a table, and write `--output`.
 
     A file that cannot be read is named in the results, and the others are classified. Raises UserError if none can be
     read.
     """
+    output, folder = options.output, only_folder(options.pictures)
     predictions: list[Prediction] = []
-    shown: list[Card] = []
+    shown: list[PictureCard] = []
     progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
     for batch in _batches(files, classifier.run.preprocessing):
         good = [image for _, image, _ in batch if image is not None]
         cards = classifier.classify(good) if good else []
         ranked = (card.ranked for card in cards)
         if output is not None and output.endswith(".html"):
-            shown += cards
+            for card, image in zip(cards, good, strict=True):
+                named = dataclasses.replace(card, name=_shown(card.name, folder))
+                shown.append(classifier.with_picture(named, image))
         for file, _, problem in batch:
             name = as_utf8(str(file))
             if problem is None and (classes := next(ranked)) is not None:
@@ -155,17 +172,17 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], output: str |
                 predictions.append(Prediction(name, problem=problem))
         progress.update(len(batch))
     progress.close()
-    if table := _table(predictions):
+    if table := _table([dataclasses.replace(each, file=_shown(each.file, folder)) for each in predictions]):
         print(table)
     for prediction in predictions:
         if prediction.problem:
             why = prediction.problem.removeprefix(f"{pathlib.Path(prediction.file).name} is ")
             print(f"Not classified: {prediction.file}: {why}")
-    problems = {prediction.file: prediction.problem for prediction in predictions if prediction.problem}
+    problems = {_shown(each.file, folder): each.problem for each in predictions if each.problem}
     if output is not None and (shown or not output.endswith(".html")):
         with atomic_write(pathlib.Path(output)) as temporary:
             if output.endswith(".csv"):
-                _write_csv(temporary, predictions)
+                _write_csv(temporary, predictions, classifier.scoring, excel=options.excel)
             elif output.endswith(".json"):
                 _write_json(temporary, predictions)
             else:
@@ -173,6 +190,12 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], output: str |
         print(f"Results are in {output}.")
     if len(problems) == len(predictions):
         raise UserError("None of the pictures could be read; convert them, or give others.")
+
+
+def _shown(file: str, folder: pathlib.Path | None) -> str:
+    """The path of a file, relative to the folder that was given."""
+    path = pathlib.PurePath(file)
+    return str(path.relative_to(folder)) if folder is not None and path.is_relative_to(folder) else file
 
 
 def _batches(
@@ -222,20 +245,28 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.001 else "< 0.1%"
 
 
-def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
+def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction], scoring: Scoring, *, excel: bool) -> None:
+    """One row for each picture.
+
+    Columns: picture; of one class each, class, probability, class_2, probability_2, …; of several classes, classes and
+    probabilities, separated by |; rejected; unknown and unknown_score if there is a score; problem.
+    """
     scored = any(prediction.unknown is not None for prediction in predictions)
-    with path.open("w", newline="", encoding="utf-8") as stream:
+    best = max((len(prediction.classes) for prediction in predictions), default=0)
+    columns = [name + (f"_{n}" if n > 1 else "") for n in range(1, best + 1) for name in ("class", "probability")]
+    columns = ["classes", "probabilities"] if scoring.is_multi_label else columns
+    with path.open("w", newline="", encoding="utf-8-sig" if excel else "utf-8") as stream:
         writer = csv.writer(stream)
-        header = ["picture", "rank", "class", "probability", "problem", "rejected"]
-        writer.writerow([*header, *(("unknown", "unknown_score") if scored else ())])
-        for prediction in predictions:
-            unknown = () if prediction.unknown is None else (prediction.is_unknown, f"{prediction.unknown:.6g}")
-            for rank, (name, share) in enumerate(prediction.classes, 1):
-                writer.writerow([prediction.file, rank, name, f"{share:.6f}", "", prediction.rejected, *unknown])
-            if not prediction.classes and not prediction.problem:  # of a multi-label model
-                writer.writerow([prediction.file, "", "", "", "", prediction.rejected, *unknown])
-            if prediction.problem:
-                writer.writerow([prediction.file, "", "", "", prediction.problem, ""])
+        writer.writerow(["picture", *columns, "rejected", *(["unknown", "unknown_score"] if scored else []), "problem"])
+        for each in predictions:
+            shares = [f"{share:.6f}" for _, share in each.classes]
+            names = [name for name, _ in each.classes]
+            pairs = [cell for pair in zip(names, shares, strict=True) for cell in pair]
+            cells = ["|".join(names), "|".join(shares)] if scoring.is_multi_label else pairs
+            cells += [""] * (len(columns) - len(cells))
+            unknown = ["", ""] if each.unknown is None else [each.is_unknown, f"{each.unknown:.6g}"]
+            rejected = "" if each.problem else each.rejected
+            writer.writerow([each.file, *cells, rejected, *(unknown if scored else []), each.problem or ""])
 
 
 def _write_json(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:

@@ -1,0 +1,187 @@
+"""report.html and predictions.csv: what was wrong, as pictures; the run's own data; comparison with another model."""
+
+import csv
+import json
+import pathlib
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError
+from tests.browser import open_browser
+from tests.support import TINY, randomize
+from training import evaluate as command
+from training.evaluation.html_report import Bar, Report, html_report, mistakes_of, mistakes_of_several
+from training.evaluation.metrics import share_interval
+from training.evaluation.predictions import Comparison, comparison_sentence, one_class, several_classes
+from training.input.dataset import Split
+from training.loop.run import RunDirectory
+
+NAMES = ("ant", "bee", "<b>cat")
+# Two right, and two wrong, of which the second has the less probable label.
+PROBABILITIES = np.array([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.05, 0.9, 0.05], [0.1, 0.2, 0.7]])
+LABELS = np.array([0, 0, 2, 2])
+FILES = ("data/ant/1.png", "data/ant/2.png", "data/<b>cat/3.png", "data/<b>cat/4.png")
+
+
+def split_of(files: tuple[str, ...] = FILES, *, broken: int | None = None) -> Split:
+    pixels = np.random.default_rng(0).integers(0, 256, (len(files), 40, 300, 4), np.uint8)
+    encoded = [b"none" if n == broken else tf.io.encode_png(image).numpy() for n, image in enumerate(pixels)]
+    data = tf.constant(encoded)
+    return Split(len(files), lambda index: (data[index], tf.constant(0)), files.__getitem__)
+
+
+def report_of(names=NAMES, confusion=None) -> Report:
+    bars = [Bar(name, 2, (None if n == 1 else 0.5, 1.0)) for n, name in enumerate(names)]
+    confusion = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 1]]) if confusion is None else confusion
+    return Report(
+        "a <title>", "Accuracy 50 %", [("accuracy", "0.5", "0.2 to 0.8")], bars, ("found", "right"), confusion
+    )
+
+
+def test_the_page_begins_with_the_mistakes_as_pictures_and_needs_no_network():
+    page = html_report(report_of(), split_of(), mistakes_of(PROBABILITIES, LABELS, NAMES), "data")
+    assert page.index("data:image/jpeg") < page.index("<h2>Classes")
+    assert page.index("cat/3.png") < page.index("ant/2.png")  # the worst first, without the folder of all
+    assert page.count("<article") == 2
+    assert "data/ant" not in page
+    assert "1.png" not in page
+    assert "<b>cat" not in page.replace("<b>&lt;b&gt;cat", "")
+    assert "http" not in page.split("<body>")[1]
+    assert "no image" in page  # of the class without any
+
+
+def test_a_picture_that_cannot_be_shown_costs_no_other():
+    page = html_report(report_of(), split_of(broken=2), mistakes_of(PROBABILITIES, LABELS, NAMES), "")
+    assert page.count("cannot be shown") == page.count("data:image/jpeg") == 1
+
+
+def test_many_classes_are_listed_as_the_most_confused_pairs():
+    names = tuple(f"class {n}" for n in range(1000))
+    confusion = np.diag(np.full(1000, 50))
+    confusion[3, 7], confusion[8, 2] = 5, 50
+    page = html_report(report_of(names, confusion), split_of(), [], "")
+    assert 'class="matrix"' not in page
+    pairs = page.split("Which classes are taken for which?")[1]
+    assert pairs.index("class 8") < pairs.index("class 3")
+    assert "--share: 0.5000" in pairs
+    assert "None: every picture is classified as it is labelled" in page
+
+
+def test_mistakes_of_several_classes_are_ordered_by_their_worst_decision():
+    truth = np.array([[1, 0], [1, 1], [0, 0]], bool)
+    logits = np.array([[-1.0, -2.0], [3.0, -4.0], [-1.0, -1.0]])
+    probabilities = 1.0 / (1.0 + np.exp(-logits))
+    predictions = several_classes("abc", logits, truth, ("x", "y"))
+    found = mistakes_of_several(probabilities, truth, predictions)
+    assert [mistake.index for mistake in found] == [1, 0]
+    assert (found[1].label, found[1].predicted) == ("x", "none")
+    assert predictions.labels == ("x", "x|y", "")
+    assert predictions.predicted == ("", "x", "")
+    assert predictions.probabilities == ("", f"{probabilities[1, 0]:.6f}", "")
+    assert predictions.correct.tolist() == [False, False, True]
+
+
+def test_the_interval_of_a_share_is_wilsons_and_not_a_point_where_all_are_right():
+    low, high = share_interval(61, 86)
+    assert (low, high) == (pytest.approx(0.6061, abs=1e-4), pytest.approx(0.7947, abs=1e-4))
+    assert share_interval(20, 20)[0] == pytest.approx(20 / (20 + 1.96**2), abs=1e-4)
+
+
+@pytest.mark.parametrize(("gained", "within_noise"), [(4, True), (12, False)])
+def test_a_difference_is_noise_unless_mcnemars_test_says_otherwise(gained, within_noise):
+    files = tuple(map(str, range(40)))
+    labels = np.zeros(40, np.int64)
+    now = one_class(files, np.tile([0.9, 0.1], (40, 1)), labels, NAMES[:2])  # all are right
+    then = Comparison("runs/old", {file: int(file) >= gained for file in files})
+    found = then.measure(now)
+    assert found["within_noise"] == within_noise
+    assert found["p_value"] == pytest.approx(2 * 0.5**gained)
+    assert found["difference"] == pytest.approx(gained / 40)
+    assert ("within the noise" in comparison_sentence(found)) == within_noise
+    with pytest.raises(UserError, match="runs/old was evaluated on other images: 40 of its 40 are among the 41 of now"):
+        then.check_images([*files, "more"])
+
+
+@pytest.fixture(name="place", scope="module")
+def _place(tmp_path_factory) -> pathlib.Path:
+    """A folder of pictures, and a run that was trained on it."""
+    place = tmp_path_factory.mktemp("evaluated")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 2), ("test", 6)):
+        for name in ("ant", "bee", "cat"):
+            (place / "data" / split / name).mkdir(parents=True)
+            for n in range(count):
+                image = PIL.Image.fromarray(rng.integers(0, 256, (16, 20, 3), np.uint8))
+                image.save(place / "data" / split / name / f"{n}.png")
+    run = RunDirectory(place / "run")
+    source = {"data": f"folder:{place / 'data'}", "data_dir": None, "train_split": "train", "eval_split": None}
+    run.start({"command": "test", "source": source, "recipe": {}}, ("ant", "bee", "cat"))
+    run.save_model(randomize(keras_vit.build(TINY, preprocessing=Preprocessing((12, 30)), num_classes=3)))
+    return place
+
+
+def test_a_run_is_evaluated_on_its_own_data(place, tmp_path, capsys):
+    command.main(["--run", str(place / "run"), "--output", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert f"Data: folder:{place / 'data'}, on which {place / 'run'} was trained" in printed
+    metrics = json.loads((tmp_path / "evaluation.json").read_text())
+    with (tmp_path / "predictions.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == metrics["num_examples"] == 18
+    assert list(rows[0]) == ["file", "label", "predicted", "probability", "correct"]
+    assert sum(row["correct"] == "True" for row in rows) == metrics["num_correct"]
+    assert all((row["label"] == row["predicted"]) == (row["correct"] == "True") for row in rows)
+    assert all(pathlib.Path(row["file"]).is_file() and 1 / 3 <= float(row["probability"]) <= 1 for row in rows)
+    assert (tmp_path / "report.html").read_text().count("<article") == 18 - metrics["num_correct"]
+    command.main(["--run", str(place / "run"), "--output", str(tmp_path / "again"), "--compare", str(tmp_path)])
+    assert "+0.0 points of accuracy" in capsys.readouterr().out
+    assert json.loads((tmp_path / "again" / "evaluation.json").read_text())["comparison"]["within_noise"]
+
+
+def test_without_data_what_knows_none_and_data_that_are_gone_are_refused(place, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="model.keras does not say what it was trained on; give --data"):
+        (tmp_path / "alone").mkdir()
+        (tmp_path / "alone" / "model.keras").write_bytes((place / "run" / "model.keras").read_bytes())
+        command.main(["--run", str(tmp_path / "alone" / "model.keras")])
+    (place / "data").rename(place / "moved")
+    try:
+        with pytest.raises(UserError, match="was trained on folder:.*, which is not there any more"):
+            command.main(["--run", str(place / "run")])
+    finally:
+        (place / "moved").rename(place / "data")
+
+
+def test_a_directory_without_an_earlier_report_is_refused(place, tmp_path):
+    with pytest.raises(UserError, match="has no predictions.csv; evaluate that model first"):
+        command.main(["--run", str(place / "run"), "--output", str(tmp_path), "--compare", str(tmp_path)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_is_sorted_and_filtered_and_fits_the_window(width, tmp_path):
+    (tmp_path / "report.html").write_text(
+        html_report(report_of(), split_of(), mistakes_of(PROBABILITIES, LABELS, NAMES), "data")
+    )
+    with open_browser() as page:
+        page.open((tmp_path / "report.html").as_uri(), width)
+        assert page.overflow() <= 0
+        shown = "[...document.querySelectorAll('#mistakes article:not([hidden]) small')].map(name => name.textContent)"
+        choose = "(([id, value]) => {{ const list = document.getElementById(id); list.value = value; " + (
+            "list.dispatchEvent(new Event('change')); }})({})"
+        )
+        assert page.evaluate(shown) == ["<b>cat/3.png", "ant/2.png"]
+        page.evaluate(choose.format(json.dumps(["order", "label"])))
+        assert page.evaluate(shown) == ["<b>cat/3.png", "ant/2.png"]
+        page.evaluate(choose.format(json.dumps(["order", "unsure"])))
+        assert page.evaluate(shown) == ["ant/2.png", "<b>cat/3.png"]
+        page.evaluate(choose.format(json.dumps(["class", "ant"])))
+        assert page.evaluate(shown) == ["ant/2.png"]
+        assert page.evaluate("document.getElementById('count').textContent") == "1 picture"
+        rows = "[...document.querySelectorAll('#bars th')].map(cell => cell.textContent)"
+        page.evaluate(choose.format(json.dumps(["rows", "name"])))
+        assert page.evaluate(rows) == ["<b>cat", "ant", "bee"]
+        assert not page.problems
