@@ -243,7 +243,8 @@ class Samples:
         """Write an .npz file of numeric arrays."""
         ends = np.cumsum([len(image) for image in self.encoded], dtype=np.int64)
         data = np.frombuffer(b"".join(self.encoded), np.uint8)
-        arrays = {"data": data, "ends": ends, "labels": np.asarray(self.labels, np.int64)}
+        labels = np.asarray(self.labels, np.int64)
+        arrays: dict[str, np.ndarray] = {"data": data, "ends": ends, "labels": labels}
         if self.names:  # as bytes, since all arrays are numeric
             arrays["names"] = np.frombuffer("\n".join(self.names).encode("utf-8", "replace"), np.uint8)
         write_npz(path, arrays)

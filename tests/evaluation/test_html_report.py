@@ -76,9 +76,13 @@ def test_mistakes_of_several_classes_are_ordered_by_their_worst_decision():
     logits = np.array([[-1.0, -2.0], [3.0, -4.0], [-1.0, -1.0]])
     probabilities = 1.0 / (1.0 + np.exp(-logits))
     predictions = several_classes("abc", logits, truth, ("x", "y"))
-    found = mistakes_of_several(probabilities, truth, predictions)
+    found = mistakes_of_several(probabilities, truth, ("x", "y"))
     assert [mistake.index for mistake in found] == [1, 0]
-    assert (found[1].label, found[1].predicted) == ("x", "none")
+    assert (found[0].label, found[0].predicted, found[0].worst) == (("x", "y"), ("x",), "y")
+    assert (found[1].label, found[1].predicted) == (("x",), ())
+    page = html_report(report_of(), split_of(), found, "")
+    assert "surest mistake: y 2&nbsp;%" in page
+    assert '<b class="wrong">none</b>' in page
     assert predictions.labels == ("x", "x|y", "")
     assert predictions.predicted == ("", "x", "")
     assert predictions.probabilities == ("", f"{probabilities[1, 0]:.6f}", "")

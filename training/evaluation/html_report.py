@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from keras_vit.inspection.html_page import document, thumbnail_address
 from training.evaluation.plots import LEGIBLE_CLASSES, most_confused
-from training.evaluation.predictions import Predictions
 from training.input.dataset import Split
 
 # Mistakes with a picture; each is about 5 kB of the page.
@@ -29,38 +28,39 @@ class Mistake:
 
     index: int
     """Its number in the split."""
-    label: str
-    predicted: str
-    confidence: float
-    """Of the model in what it says, 0 to 1."""
-    label_probability: float
-    """Of the label; of several classes, of the worst decision."""
+    label: tuple[str, ...]
+    predicted: tuple[str, ...]
+    worst: str
+    """The class of the surest wrong decision."""
+    probability: float
+    """Of that class, 0 to 1."""
+    label_probability: float | None = None
+    """Of the label, where an image has one class."""
 
 
 def mistakes_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> list[Mistake]:
     """The mistakes for images of one class each, from (n, K) and (n,); those with the least probable label first."""
     own, predicted = probabilities[np.arange(len(labels)), labels], np.argmax(probabilities, axis=-1)
     wrong = np.flatnonzero(predicted != labels)
-    return [
-        Mistake(int(n), names[labels[n]], names[predicted[n]], float(probabilities[n].max()), float(own[n]))
-        for n in wrong[np.argsort(own[wrong], kind="stable")]
-    ]
+    found = []
+    for n in wrong[np.argsort(own[wrong], kind="stable")]:
+        name = names[predicted[n]]
+        highest = float(probabilities[n].max())
+        found.append(Mistake(int(n), (names[labels[n]],), (name,), name, highest, float(own[n])))
+    return found
 
 
-def mistakes_of_several(probabilities: np.ndarray, truth: np.ndarray, predictions: Predictions) -> list[Mistake]:
-    """As `mistakes_of`, for images of several classes, from (n, K) and (n, K) bool."""
-    wrong_by = np.where(truth, 1.0 - probabilities, probabilities)
-    wrong_by = np.where(truth != (probabilities >= 0.5), wrong_by, 0.0).max(axis=1)
-    return [
-        Mistake(
-            int(n),
-            predictions.labels[n] or "none",
-            predictions.predicted[n] or "none",
-            float(wrong_by[n]),
-            float(1.0 - wrong_by[n]),
-        )
-        for n in np.argsort(-wrong_by, kind="stable")[: np.count_nonzero(wrong_by)]
-    ]
+def mistakes_of_several(probabilities: np.ndarray, truth: np.ndarray, names: Sequence[str]) -> list[Mistake]:
+    """As `mistakes_of`, for images of several classes, from (n, K) and (n, K) bool; the surest wrong decision first."""
+    chosen = probabilities >= 0.5
+    surest = np.where(truth != chosen, np.abs(probabilities - 0.5), -1.0)
+    found = []
+    for n in np.argsort(-surest.max(axis=1), kind="stable"):
+        if surest[n].max() >= 0.0:
+            k = int(surest[n].argmax())
+            label, predicted = (tuple(np.asarray(names)[row].tolist()) for row in (truth[n], chosen[n]))
+            found.append(Mistake(int(n), label, predicted, names[k], float(probabilities[n, k])))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _mistakes(split: Split, mistakes: Sequence[Mistake], root: str) -> str:
         return "<h2>Mistakes</h2><p>None: every picture is classified as it is labelled.</p>"
     shown = mistakes[:_PICTURES]
     cards = "".join(_card(split, mistake, order, root) for order, mistake in enumerate(shown))
-    classes = sorted({name for mistake in shown for name in (mistake.label, mistake.predicted)})
+    classes = sorted({name for mistake in shown for name in (*mistake.label, *mistake.predicted)})
     options = "".join(f"<option>{html.escape(name)}</option>" for name in classes)
     rest = "" if len(shown) == len(mistakes) else f", the {len(shown)} worst of {len(mistakes):,}"
     return (
@@ -133,12 +133,20 @@ def _mistakes(split: Split, mistakes: Sequence[Mistake], root: str) -> str:
 
 def _card(split: Split, mistake: Mistake, order: int, root: str) -> str:
     name = split.name(mistake.index).removeprefix(root).lstrip("/")
-    keys = {"order": order, "label": mistake.label, "predicted": mistake.predicted}
+    label, predicted = (", ".join(names) or "none" for names in (mistake.label, mistake.predicted))
+    classes = "\n".join((*mistake.label, *mistake.predicted))
+    keys = {"order": order, "label": label, "predicted": predicted, "classes": classes}
     data = "".join(f' data-{key}="{html.escape(str(value))}"' for key, value in keys.items())
+    lines = [
+        f"label <b>{html.escape(label)}</b>",
+        f'predicted <b class="wrong">{html.escape(predicted)}</b>',
+    ]
+    if mistake.label_probability is not None:
+        lines = [f"{lines[0]} {_percent(mistake.label_probability)}", f"{lines[1]} {_percent(mistake.probability)}"]
+    else:
+        lines.append(f"surest mistake: {html.escape(mistake.worst)} {_percent(mistake.probability)}")
     return (
-        f"<article{data}>{_picture(split, mistake.index, name)}"
-        f"<p>label <b>{html.escape(mistake.label)}</b> {_percent(mistake.label_probability)}<br>"
-        f'predicted <b class="wrong">{html.escape(mistake.predicted)}</b> {_percent(mistake.confidence)}</p>'
+        f"<article{data}>{_picture(split, mistake.index, name)}<p>{'<br>'.join(lines)}</p>"
         f"<small>{html.escape(name)}</small></article>"
     )
 
@@ -264,7 +272,7 @@ function show() {
     : order.value === "unsure" ? (a, b) => b.dataset.order - a.dataset.order : by(order.value));
   let count = 0;
   for (const card of place.children) {
-    card.hidden = chosen.value && ![card.dataset.label, card.dataset.predicted].includes(chosen.value);
+    card.hidden = chosen.value && !card.dataset.classes.split("\\n").includes(chosen.value);
     count += !card.hidden;
   }
   document.getElementById("count").textContent = count + (count === 1 ? " picture" : " pictures");

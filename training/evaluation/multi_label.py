@@ -148,7 +148,7 @@ def write_multi_label_report(subject: Subject, source: DataSet, logits: np.ndarr
     predictions = several_classes(list(map(split.name, range(split.num_examples))), logits, truth, names)
     if subject.comparison is not None:
         metrics["comparison"] = subject.comparison.measure(predictions)
-    mistakes = mistakes_of_several(sigmoid(logits), truth, predictions)
+    mistakes = mistakes_of_several(sigmoid(logits), truth, names)
     page = html_report(_html_report(subject.title, metrics), split, mistakes, subject.root)
     with staged(directory) as stage:
         content = {**subject.description, "multi_label": True, **metrics}
