@@ -32,7 +32,7 @@ def samples_of(model):
     return random_images(keras_vit.preprocessing_of(model))
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_signature_embed_gives_the_embeddings_of_clip(normalize, clip, tmp_path):
     samples = samples_of(clip)
     path, _ = as_saved_model(clip, samples, tmp_path / "served", normalize=normalize)

@@ -39,7 +39,7 @@ def test_labels_that_are_not_known_give_no_weights():
         class_weights(Split(3, images_of([0, 1, 2]).read), 3)
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("loss", ["softmax", pytest.param("sigmoid", marks=pytest.mark.slow)])
 def test_steps_and_loss_are_those_of_fit_with_class_weight(loss):
     weights = np.array([0.5, 3.0, 1.25], np.float32)
     keras.utils.set_random_seed(3)

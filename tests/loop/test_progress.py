@@ -88,7 +88,9 @@ shown.close()
 """
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize(
+    "columns", [60, pytest.param(80, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.slow)]
+)
 def test_a_terminal_has_one_line_that_fits_it(columns):
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, columns))

@@ -113,6 +113,7 @@ def test_an_evaluation_reports_the_auroc_of_left_out_classes(run, tmp_path):
     assert f"AUROC of {expected['knn']:.4f}" in (tmp_path / "evaluation.md").read_text()
 
 
+@pytest.mark.slow
 def test_exports_compute_the_same_score(run, tmp_path):
     saved_model.main(["--run", str(run), "--output", str(tmp_path / "saved")])
     tflite.main(["--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32", "int8-dynamic"])
