@@ -125,7 +125,8 @@ def test_a_run_in_a_bucket_that_was_killed_ends_in_the_same_bits(undisturbed, mo
 @pytest.mark.slow
 def test_a_finished_run_in_a_bucket_is_evaluated(undisturbed, capsys):
     evaluate.main(["--run", "ram://runs/undisturbed", "--data", RECORDS])
-    assert "report in ram://runs/undisturbed/evaluation.md" in capsys.readouterr().out
+    assert "report in ram://runs/undisturbed/report.html" in capsys.readouterr().out
+    assert "predictions.csv" in {file.name for file in to_path("ram://runs/undisturbed").iterdir()}
     assert to_path("ram://runs/undisturbed/evaluation.md").read_text().startswith("# undisturbed on")
 
 
