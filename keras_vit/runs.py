@@ -358,7 +358,10 @@ def open_run(
 
 
 def open_run_directory(path: str | os.PathLike) -> Run:
-    """Open the directory of a finished run. Raises UserError for anything else."""
+    """Open the directory of a finished run, or the model in it. Raises UserError for anything else."""
+    place = to_path(path)
+    if place.name == run_directory.MODEL and place.is_file():
+        path = place.parent
     run_directory.find(path, run_directory.MODEL)
     return open_run(path)
 

@@ -250,7 +250,7 @@ def odd_images() -> dict[str, bytes]:
     files = {}
     for name, image, form, options in (
         ("turned.jpg", colors[..., :3], "JPEG", {"exif": exif}),
-        ("dark.png", rng.integers(0, 1024, (9, 7)).astype(np.uint16), "PNG", {}),
+        ("dark.png", rng.integers(0, 256, (9, 7)).astype(np.uint16), "PNG", {}),
         ("clear.png", clear, "PNG", {}),
         ("one color.png", np.full((9, 7), 40, np.uint8), "PNG", {}),
         ("seen.png", colors, "PNG", {}),
@@ -288,7 +288,7 @@ def test_dark_images_and_images_of_one_color_are_counted_and_named(odd_folder, c
     printed = capsys.readouterr().out
     assert_warned_of_oddities(printed)
     for kind in ("train", "test"):
-        for name in ("dark.png (1", "clear.png", "one color.png"):
+        for name in ("dark.png (2", "clear.png", "one color.png"):
             assert str(odd_folder / kind / "ant" / name) in printed
 
 
