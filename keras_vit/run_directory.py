@@ -136,8 +136,8 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
     except (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`)", str(error)):
             raise UserError(
-                f"{shown} has a layer of its author's code, {code[1] or 'Lambda'}, which is not run from a file; replace "
-                "it by layers of Keras or functions of keras.ops, and save the model again."
+                f"{shown} has a layer of its author's code, {code[1] or 'Lambda'}, which is not run from a file; "
+                "replace it by layers of Keras or functions of keras.ops, and save the model again."
             ) from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{shown} cannot be read as a Keras model ({reason}); it may be damaged.") from error
