@@ -29,6 +29,7 @@ from export.tflite import __main__ as tflite
 from keras_vit import UserError, cli, convert, parser
 from keras_vit.errors import ParityError
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.runs import Run
 from tests.support import FIXTURES
 from training import demo, predict
 from training.recipes.pretrain import RECIPES
@@ -274,6 +275,12 @@ def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsy
     pasted = subprocess.run(["sh", "-c", commands[0]], capture_output=True, text=True, check=True)
     assert pasted.stdout.splitlines() == ["predict", "--run", *names]
     assert commands[1] == "  keras-vit evaluate --run runs/a"
+
+
+@pytest.mark.parametrize(("run", "output"), [("runs/a", "runs/a/saved_model"), ("pictures [new]/run", "saved_model")])
+def test_the_next_export_goes_where_tensorflow_can_load_it(run, output):
+    commands = Run(run).next_commands("predict")
+    assert ("saved-model", "--run", run, "--output", output) in commands
 
 
 def test_only_one_spelling_of_the_commands_is_written():
