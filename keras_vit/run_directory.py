@@ -80,7 +80,8 @@ def check_model_file(path: str | os.PathLike) -> None:
             raise UserError(f"{path} is a file of a run, but not its model; give the run {run}.")
     if not is_model:
         raise UserError(
-            f"{path} is no checkpoint; give the folder of a run, or a file that ends in .npz, .safetensors or .keras."
+            f"{path} is not a checkpoint; give the folder of a run, or a file that ends in .npz, .safetensors "
+            "or .keras."
         )
 
 
@@ -124,7 +125,7 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
             if size > _LARGEST_RATIO * path.stat().st_size:  # Keras reads whole members into memory
-                raise UserError(f"{shown} would be {size:,} bytes after decompression; it is no model of Keras.")
+                raise UserError(f"{shown} would be {size:,} bytes after decompression; it is not a Keras model.")
             damaged = archive.testzip()  # Keras does not verify the checksum of the weights
         if damaged:
             raise zipfile.BadZipFile(f"bad checksum of {damaged!r}")
