@@ -12,6 +12,7 @@ from keras_vit.checkpoints.describe import describe
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
+from keras_vit.progress import Progress
 from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
@@ -148,8 +149,10 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
     if own.resize in ("stretch", "pad"):
         return None
     some = random_subset(source.train, min(_COMPARED, source.train.num_examples), seed=0)
-    cropped = _accuracy(run.model, some, len(source.labels), own)
-    padded = _accuracy(run.model, some, len(source.labels), own.with_resize("pad", None))
+    with Progress("Crops"):
+        cropped = _accuracy(run.model, some, len(source.labels), own)
+    with Progress("Whole pictures"):
+        padded = _accuracy(run.model, some, len(source.labels), own.with_resize("pad", None))
     if cropped is None or padded is None:
         return None
     is_padded = padded >= cropped
