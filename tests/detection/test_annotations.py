@@ -180,8 +180,8 @@ BROKEN = {
         ("boxes.csv", b"path\xff", "is not UTF-8"),
     ],
     "coco": [
-        ("boxes.json", "{", "is no JSON"),
-        ("boxes.json", "[" * 100_000, "is no JSON"),
+        ("boxes.json", "{", "is not valid JSON"),
+        ("boxes.json", "[" * 100_000, "is not valid JSON"),
         ("boxes.json", "[]", "a list of objects images"),
         ("boxes.json", '{"images": [1], "annotations": [], "categories": []}', "a list of objects images"),
         ("boxes.json", '{"images": [{"id": "a"}], "annotations": [], "categories": []}', "should have a id"),

@@ -175,7 +175,7 @@ FOLDERS = {
     "one class": (lambda r: _one_class(r), "have 1 class; at least two"),
     "gaps": (lambda r: (r / "labels.txt").unlink() or _mask("001.png", np.full((SIDE, SIDE), 77, np.uint8))(r),
              "which are not numbers from 0 on"),
-    "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "no UTF-8 text"),
+    "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "not UTF-8 text"),
 }  # fmt: skip
 
 
