@@ -133,8 +133,8 @@ def _step_seconds(model: keras.Model, batch_size: int) -> float:
 def resize_for(run: Run, source: DataSet) -> Resize | None:
     """Return "pad" unless the model's own crops are classified better than whole images; None keeps the model's own.
 
-    Compares both by cross-validation of a linear classifier on the frozen features of some training images. A difference
-    below the standard error of an accuracy is noise, and then nothing is cut off.
+    Compares both by cross-validation of a linear classifier on the frozen features of some training images. A
+    difference below the standard error of an accuracy is noise, and then nothing is cut off.
     """
     own = run.preprocessing
     if own.resize in ("stretch", "pad"):
