@@ -123,7 +123,7 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
             if size > _LARGEST_RATIO * path.stat().st_size:  # Keras reads whole members into memory
-                raise UserError(f"{shown} would be {size:,} bytes after decompression; it is no model of Keras.")
+                raise UserError(f"{shown} would be {size:,} bytes after decompression; it is not a Keras model.")
             damaged = archive.testzip()  # Keras does not verify the checksum of the weights
         if damaged:
             raise zipfile.BadZipFile(f"bad checksum of {damaged!r}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.describe import class_names_of, license_of
+from keras_vit.checkpoints.describe import class_names_of, describe, license_of
 from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, read_labels
@@ -71,7 +71,7 @@ class Run:
     name: str
     """As the user gave it, for messages and reports."""
     image_size: tuple[int, int] | None = None
-    """(height, width) in pixels to take the model to; None keeps its own."""
+    """(height, width) in pixels to take the model to; None keeps its own, of a checkpoint that of its preprocessing."""
     num_heads: int | None = None
     """Of a checkpoint that does not tell them."""
     num_groups: int | None = None
@@ -116,12 +116,21 @@ class Run:
             classes = dict(zip(self.texts.labels, self.texts.texts, strict=True))
             return zero_shot(self.name, classes, self.texts.templates, self.image_size)
         if not run_directory.is_ours(self.checkpoint):
+            size = self.image_size or self._original_size()
             return from_checkpoint(
-                self.checkpoint, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups
+                self.checkpoint, image_size=size, num_heads=self.num_heads, num_groups=self.num_groups
             )
         self._refuse_settings()
         model = run_directory.load_model(self.checkpoint)
         return model if self.image_size is None else adapt(model, image_size=self.image_size)
+
+    def _original_size(self) -> tuple[int, int] | None:
+        """The image size of the original's preprocessing, if a file beside the weights says another than the weights'.
+
+        DINOv2's position embeddings are for 518 pixels, but its features are computed at 224.
+        """
+        found = describe(self.checkpoint, num_heads=self.num_heads, num_groups=self.num_groups)
+        return None if found.original_size == found.image_size else found.original_size
 
     @property
     def preprocessing(self) -> "Preprocessing":

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from typing import Annotated
 
 import keras
@@ -541,6 +542,14 @@ def test_a_command_in_a_file_has_no_line_on_stderr_and_no_control_character(tmp_
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.replace("\n", "").isprintable()
+
+
+def test_a_warning_is_a_line_without_the_code_that_gave_it(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "argv", ["command"])
+    cli.run(lambda _: None)
+    assert warnings.formatwarning("It is cut.", UserWarning, "runs.py", 1) == "Warning: It is cut.\n"
+    assert "runs.py:1" in warnings.formatwarning("It is old.", DeprecationWarning, "runs.py", 1, "")
 
 
 def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):

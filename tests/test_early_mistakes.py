@@ -68,7 +68,7 @@ MISTAKES = {
     f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "--image-size takes one or two whole numbers",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "--image-size takes one or two whole numbers",
     f"{TRAIN} --data digits --image-size 0": "--image-size takes one or two whole numbers",
-    "training.evaluate --run tests/fixtures/vit_token.npz --data digits": "npz' is no run directory to put the report",
+    "training.evaluate --run tests/fixtures/vit_token.npz --data digits": "npz' is not a run directory to put",
     **{
         f"{command} README.md{rest}": "README.md is a text file; give a model: a .npz, .safetensors or"
         for command, rest in (
@@ -239,6 +239,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{digits}/fevv": f"There is no folder '{tmp_path}/fevv'; --data folder:PATH takes",
         f"{digits}/emptty": f"There is no folder '{tmp_path}/emptty'; did you mean {tmp_path}/empty?",
         f"training.soup {tmp_path}/othr {run} --output never": f"did you mean {tmp_path}/other?",
+        f"export.tflite.__main__ --run {run}/model.keras --output never": f"model.keras is a file; give {run}.",
         f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": "list.csv is a text file; give a model",
         f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is a TFLite file; give the .npz,",
         **{

@@ -116,7 +116,7 @@ def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--classes", "w2", "w2", "data"], "The class 'w2' is there twice"),
+        (["--classes", "w2", "w2", "data"], "The class 'w2' is named twice"),
         (["--classes", "w2", "", "data"], "The class '' is empty"),
         (["--classes", "nowhere.txt", "data"], "There is no file 'nowhere.txt'"),
         (["--classes", "w2", "data", "--templates", "photo"], "A template must have {}"),

@@ -85,7 +85,7 @@ def test_another_image_size_keeps_the_classes_and_another_head_does_not(folder):
     [
         ("cat", None, "must be several texts"),
         ([], None, "There is no class"),
-        (["w2", "w3", "w2"], None, "The class 'w2' is there twice"),
+        (["w2", "w3", "w2"], None, "The class 'w2' is named twice"),
         (["w2", " "], None, "The class ' ' is empty"),
         ({"cat": []}, None, "The class 'cat' is empty, or has an empty text"),
         ({"cat": ["w3", ""]}, None, "The class 'cat' is empty, or has an empty text"),

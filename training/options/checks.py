@@ -398,7 +398,7 @@ def report_directory(run: Run, output: str | None) -> pathlib.Path:
     """
     own = run.directory if run.file(run_directory.CONFIG) else None
     if output is None and own is None:
-        raise UserError(f"{run.name!r} is no run directory to put the report into; give --output a directory.")
+        raise UserError(f"{run.name!r} is not a run directory to put the report into; give --output a directory.")
     directory = run_directory.check_output(output or own or "")
     if (directory / run_directory.CONFIG).is_file() and not (own and directory.samefile(own)):
         raise UserError(
