@@ -84,8 +84,11 @@ def test_one_text_is_a_batch_of_one_and_none_a_batch_of_none(clip):
     [
         (clip_form, "  A\tCat &amp;&nbsp;dog ", "a cat & dog"),
         (clip_form, "“ﬁne”  ＡＢＣ it’s\u200b", '"fine" abc it\'s\u200b'),
+        (clip_form, "C++\x85 \x91a\x92 ﬅ", "c++… 'a' ſt"),
+        (clip_form, "\x1b[31mred\x1b[0m", "red"),
         (siglip_form, " A photo, of   a cat!\n(red) ", "a photo of a cat red"),
         (siglip2_form, "A Photo, of É", "a photo, of é"),
+        (siglip2_form, "ΣΟΦΟΣ", "σοφοσ"),
     ],
 )
 def test_each_family_has_its_form_of_a_text(form, text, expected):
@@ -130,6 +133,34 @@ def test_siglip_without_a_padding_token_is_one_sentence(tmp_path):
     folder = siglip_folder(tmp_path / "siglip", words(**{"<eos>": 1}))
     with pytest.raises(keras_vit.UserError, match="has no padding token '</s>'"):
         keras_vit.tokenizer(folder)
+
+
+def test_siglip_reads_the_sentence_pieces_of_transformers(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = tmp_path / "siglip"
+    shutil.copytree(TOWERS / SIGLIP, folder)
+    (tmp_path / "corpus.txt").write_text("a photo of a cat\nthe dog in the snow\n" * 9)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=str(folder / "spiece"), vocab_size=19, minloglevel=2,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+    )  # fmt: skip
+    resized(folder, 19, 8)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    ids = library.encode("a cat")
+    assert len(ids) < 8
+    assert keras_vit.tokenizer(folder)("A  Cat!").tolist() == [ids + [1] * (8 - len(ids))]
+    (folder / "spiece.model").write_bytes(b"no model")
+    with pytest.raises(keras_vit.UserError, match=r"spiece\.model cannot be read as a tokenizer"):
+        keras_vit.tokenizer(folder)
+
+
+def test_an_id_behind_the_embeddings_is_one_sentence(tmp_path):
+    folder = with_tokenizer(CLIP, tmp_path / "clip")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["w5"] = 1000
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(keras_vit.UserError, match="has the id 1000, but its ids should be below 50"):
+        keras_vit.tokenizer(folder)("w4 w5")
 
 
 def sparse(path: pathlib.Path, size: int) -> None:
