@@ -111,6 +111,11 @@ def open_tokenizer(path: str | os.PathLike, text: TextCheckpoint) -> Tokenizer:
     canonical, length = _canonical(vocabulary, text), text.config.length
     if text.config.causal:
         start, end = _clip_ids(vocabulary)
+        if len(start) + len(end) >= length:
+            raise UserError(
+                f"The tokenizer puts {len(start) + len(end)} tokens around a text, but its text tower has room for "
+                f"{length}; put the tokenizer that belongs to the weights there."
+            )
         return Tokenizer(vocabulary, canonical, length, start, end, padding=0)  # as OpenAI; no pooled token sees it
     end = tuple(number for token in _ENDS if (number := vocabulary.id_of(token)) is not None)[:1]
     return Tokenizer(vocabulary, canonical, length, (), end, _padding(vocabulary, text))

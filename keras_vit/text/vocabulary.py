@@ -4,10 +4,11 @@ tokenizer.json, as transformers writes it; vocab.json with merges.txt, as the fi
 spiece.model, which is all that transformers writes for SigLIP.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -64,10 +65,15 @@ def _of_tokenizers(library: Any) -> Vocabulary:
     """The vocabulary of a `tokenizers.Tokenizer`."""
     library.no_truncation()
     library.no_padding()
-    alone, whole = library.encode("a", add_special_tokens=False).ids, library.encode("a").ids
+
+    def split(text: str, *, whole: bool = False) -> list[int]:
+        with _one_sentence(FILE):
+            return library.encode(text, add_special_tokens=whole).ids
+
+    alone, whole = split("a"), split("a", whole=True)
     before = next((i for i in range(len(whole)) if whole[i : i + len(alone)] == alone), 0)
     return Vocabulary(
-        lambda text: library.encode(text, add_special_tokens=False).ids,
+        split,
         library.token_to_id,
         library.get_vocab_size(with_added_tokens=True),
         tuple(whole[:before]),
@@ -78,12 +84,8 @@ def _of_tokenizers(library: Any) -> Vocabulary:
 def _read_library(file: pathlib.Path) -> Any:
     """The tokenizer of tokenizer.json."""
     tokenizers, content = _tokenizers(), _read(file, _LARGEST)
-    try:
+    with _one_sentence(file.name):
         return tokenizers.Tokenizer.from_str(content)
-    except BaseException as error:  # the library raises Exception, and PanicException, which is none
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
-        raise _unreadable(file, error) from error
 
 
 def _byte_pairs(vocabulary: pathlib.Path, merges: pathlib.Path) -> Any:
@@ -93,12 +95,10 @@ def _byte_pairs(vocabulary: pathlib.Path, merges: pathlib.Path) -> Any:
         raise UserError(f"{vocabulary.name} should give a number for each token; download it again.")
     lines = _read(merges, _LARGEST_VOCABULARY).split("\n")
     pairs = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
-    try:
+    with _one_sentence(merges.name):
         model = tokenizers.models.BPE(
             ids, pairs, unk_token=CLIP_END, end_of_word_suffix="</w>", continuing_subword_prefix=""
         )
-    except Exception as error:  # the library raises no other
-        raise _unreadable(merges, error) from error
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
@@ -122,7 +122,7 @@ def _sentence_pieces(file: pathlib.Path) -> Vocabulary:
     try:
         library = sentencepiece.SentencePieceProcessor(model_proto=_bytes(file, _LARGEST_VOCABULARY))
     except (RuntimeError, ValueError) as error:
-        raise _unreadable(file, error) from error
+        raise _unreadable(file.name, error) from error
 
     def id_of(token: str) -> int | None:
         number = library.piece_to_id(token)
@@ -146,14 +146,14 @@ def _parsed(file: pathlib.Path) -> Any:
     try:
         return json.loads(_read(file, _LARGEST_VOCABULARY))
     except (ValueError, RecursionError) as error:
-        raise _unreadable(file, error) from error
+        raise _unreadable(file.name, error) from error
 
 
 def _read(file: pathlib.Path, most: int) -> str:
     try:
         return _bytes(file, most).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _unreadable(file, error) from error
+        raise _unreadable(file.name, error) from error
 
 
 def _bytes(file: pathlib.Path, most: int) -> bytes:
@@ -163,6 +163,17 @@ def _bytes(file: pathlib.Path, most: int) -> bytes:
     return file.read_bytes()
 
 
-def _unreadable(file: pathlib.Path, error: BaseException) -> UserError:
+@contextlib.contextmanager
+def _one_sentence(file: str) -> Iterator[None]:
+    """Turn what the library raises into a UserError: Exception, and PanicException, which is none."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: str, error: BaseException) -> UserError:
     reason = " ".join(str(error).split())[:200]
-    return UserError(f"{file.name} cannot be read as a tokenizer ({reason}); download it again.")
+    return UserError(f"{file} cannot be read as a tokenizer ({reason}); download it again.")
