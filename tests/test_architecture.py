@@ -56,6 +56,7 @@ FLOORS = (
     "training.detection",
     "training.outliers",
     "training.experiments",
+    "training.beam",
     "export.options",
     "export",  # parity, report, source, inference_model, fingerprint
     "export.serving",
