@@ -172,7 +172,7 @@ def test_a_folder_of_other_predictions_and_a_table_of_one_split_are_one_sentence
 
 
 def test_a_pattern_and_a_folder_are_listed_in_order_and_no_list_is_held(tmp_path):
-    from training.beam.pictures import PictureList
+    from training.beam.pictures import PictureList, _in_bucket
 
     for name in ("b/2.png", "b/1.png", "a.png", "b.txt", ".hidden.png", "c/d/3.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -181,6 +181,8 @@ def test_a_pattern_and_a_folder_are_listed_in_order_and_no_list_is_held(tmp_path
     assert of_folder == ["a.png", "1.png", "2.png", "3.jpg"]
     of_pattern = [pathlib.Path(row.path).name for row in PictureList((f"{tmp_path}/**.png",)).rows()]
     assert of_pattern == ["a.png", "1.png", "2.png"]
+    assert {pathlib.Path(path).name for path in _in_bucket(str(tmp_path))} == {*of_folder}
+    assert {pathlib.Path(path).name for path in _in_bucket(f"{tmp_path}/b/*")} == {"1.png", "2.png"}
     peaks = []
     for count in (1_000, 100_000):
         table = tmp_path / f"{count}.csv"
