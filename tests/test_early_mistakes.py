@@ -127,7 +127,7 @@ MISTAKES = {
     "training.embed --run gone README.md --output never --runner DirectRunner": "--runner needs Apache Beam, which",
     "training.shard --data csv:gone.csv --output never --runner SparkRunner": "There is no file 'gone.csv'; --data csv",
     "training.similar README.md --index gone": NO_INDEX,
-    "training.similar README.md --index gone --output x.txt": "--output takes a file that ends in .csv or .html, but is",
+    "training.similar README.md --index gone --output x.txt": "--output takes a file that ends in .csv or .html, but",
     "training.search cat --index gone": NO_INDEX,
     "training.review --index gone": NO_INDEX,
     "training.review --index gone --duplicate-similarity 2": "--duplicate-similarity must be in (0, 1], but is 2.0",

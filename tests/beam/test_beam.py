@@ -1,6 +1,7 @@
 """The pipelines of Apache Beam: the same files as on one machine, whatever happens to the workers; `make test-beam`."""
 
 import csv
+import importlib
 import importlib.util
 import json
 import os
@@ -24,7 +25,8 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="Apache Beam is not installed"),
     pytest.mark.filterwarnings("default"),  # Beam's own
 ]
-PIPELINE = ("--runner", "DirectRunner", "--", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+PIPELINE = ("--runner", "DirectRunner")
+PROCESSES = (*PIPELINE, "--", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
 MANY = 20_000
 BROKEN = "00007.png"
 
@@ -33,12 +35,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def run(place: pathlib.Path, command: str, *options: str, pipeline: bool = True) -> str:
-    """What a command prints, in a process of its own."""
-    arguments = [sys.executable, "-m", f"training.{command}", *options, *(PIPELINE if pipeline else ())]
-    done = subprocess.run(arguments, cwd=place, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(name="run")
+def _run(place, monkeypatch, capsys):
+    """Runs a command as a pipeline, or on one machine, and returns what it prints."""
+    monkeypatch.chdir(place)
+
+    def run(command: str, *options: str, pipeline: bool = True) -> str:
+        importlib.import_module(f"training.{command}").main([*options, *(PIPELINE if pipeline else ())])
+        return capsys.readouterr().out
+
+    return run
 
 
 def files_of(folder: pathlib.Path) -> dict[str, bytes]:
@@ -73,50 +79,50 @@ def _place(tmp_path_factory) -> pathlib.Path:
     return place
 
 
-def test_the_features_are_those_of_one_machine_to_the_last_byte_and_a_broken_picture_goes_aside(place):
-    said = run(place, "embed", "--run", "model.keras", "pictures", "--output", "features")
-    run(place, "embed", "--run", "model.keras", "pictures", "--output", "local", pipeline=False)
+def test_the_features_are_those_of_one_machine_to_the_last_byte_and_a_broken_picture_goes_aside(place, run):
+    said = run("embed", "--run", "model.keras", "pictures", "--output", "features")
+    run("embed", "--run", "model.keras", "pictures", "--output", "local", pipeline=False)
     assert "of 60 pictures, 0 of them from an earlier pipeline; 1 cannot be read, see features/problems." in said
     assert files_of(place / "features") == files_of(place / "local")
     [line] = (place / "features" / "problems" / "pictures-00000.jsonl").read_text().splitlines()
     problem = json.loads(line)
     assert problem["picture"] == f"pictures/{BROKEN}"
     assert problem["problem"]
-    again = run(place, "embed", "--run", "model.keras", "pictures", "--output", "features")
+    again = run("embed", "--run", "model.keras", "pictures", "--output", "features")
     assert "60 of them from an earlier pipeline" in again
     (place / "paths.csv").write_text("path\n" + "".join(f"pictures/{number:05d}.png\n" for number in range(60)))
-    run(place, "embed", "--run", "model.keras", "paths.csv", "--output", "of_table")
+    run("embed", "--run", "model.keras", "paths.csv", "--output", "of_table")
     assert files_of(place / "of_table") == files_of(place / "local")
 
 
-def test_the_features_of_a_table_have_its_labels_and_splits(place):
+def test_the_features_of_a_table_have_its_labels_and_splits(place, run):
     import pyarrow.parquet
 
     options = ("--run", "model.keras", "--data", "csv:list.csv")
-    run(place, "embed", *options, "--output", "labeled")
-    run(place, "embed", *options, "--output", "labeled_local", pipeline=False)
+    run("embed", *options, "--output", "labeled")
+    run("embed", *options, "--output", "labeled_local", pipeline=False)
     for name in ("train-00000.parquet", "test-00000.parquet"):
         tables = [pyarrow.parquet.read_table(place / folder / name) for folder in ("labeled", "labeled_local")]
         assert tables[0].equals(tables[1], check_metadata=True)
 
 
-def test_the_classes_are_those_of_one_machine_to_the_last_byte(place):
-    said = run(place, "predict", "--run", "model.keras", "pictures", "--output", "classes")
-    run(place, "predict", "--run", "model.keras", "pictures", "--output", "local.parquet", pipeline=False)
+def test_the_classes_are_those_of_one_machine_to_the_last_byte(place, run):
+    said = run("predict", "--run", "model.keras", "pictures", "--output", "classes")
+    run("predict", "--run", "model.keras", "pictures", "--output", "local.parquet", pipeline=False)
     assert "classes has the classes of 60 pictures" in said
     assert (place / "classes" / "pictures-00000.parquet").read_bytes() == (place / "local.parquet").read_bytes()
     assert BROKEN in (place / "classes" / "problems" / "pictures-00000.jsonl").read_text()
 
 
-def test_the_records_are_those_of_one_machine_to_the_last_byte(place):
+def test_the_records_are_those_of_one_machine_to_the_last_byte(place, run):
     options = ("--data", "csv:list.csv", "--shards", "3")
-    run(place, "shard", *options, "--output", "shards")
-    run(place, "shard", *options, "--output", "shards_local", pipeline=False)
+    run("shard", *options, "--output", "shards")
+    run("shard", *options, "--output", "shards_local", pipeline=False)
     expected = files_of(place / "shards_local")
     assert files_of(place / "shards") == expected
     (place / "shards" / "train-00001-of-00003.tfrecord").unlink()
     (place / "shards" / "records.npz").unlink()
-    run(place, "shard", *options, "--output", "shards")
+    run("shard", *options, "--output", "shards")
     assert files_of(place / "shards") == expected
 
 
@@ -130,10 +136,10 @@ def descendants(process: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/task").exists(), reason="processes are found in Linux' /proc")
-def test_a_killed_worker_ends_the_command_which_continues_and_ends_in_the_bytes_of_one_machine(place):
+def test_a_killed_worker_ends_the_command_which_continues_and_ends_in_the_bytes_of_one_machine(place, run):
     write_pictures(place / "many", MANY)
     options = ("--run", "model.keras", "many", "--output", "many_features")
-    command = [sys.executable, "-m", "training.embed", *options, *PIPELINE]
+    command = [sys.executable, "-m", "training.embed", *options, *PROCESSES]
     first = subprocess.Popen(command, cwd=place, env=environment(), stderr=subprocess.PIPE, text=True)
     while not any((place / "many_features").glob("*.parquet")):
         assert first.poll() is None, first.stderr.read()
@@ -150,20 +156,17 @@ def test_a_killed_worker_ends_the_command_which_continues_and_ends_in_the_bytes_
     assert first.returncode == 75
     assert "A worker process has ended (Worker subprocess exited with return code" in errors
     assert len([*(place / "many_features").glob("*.parquet")]) < -(-MANY // 2048)
-    said = run(place, "embed", *options)
+    said = run("embed", *options)
     assert ", 0 of them from an earlier pipeline" not in said
-    run(place, "embed", "--run", "model.keras", "many", "--output", "many_local", pipeline=False)
+    run("embed", "--run", "model.keras", "many", "--output", "many_local", pipeline=False)
     assert files_of(place / "many_features") == files_of(place / "many_local")
 
 
-def test_a_folder_of_other_predictions_and_a_table_of_one_split_are_one_sentence(place, tmp_path):
-    arguments = [sys.executable, "-m", "training.predict", "--run", "model.keras", "pictures/00001.png", "--output"]
+def test_a_folder_of_other_predictions_and_a_table_of_one_split_are_one_sentence(run, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pipeline.json").write_text("{}")
-    arguments += [str(tmp_path / "other"), *PIPELINE]
-    done = subprocess.run(arguments, cwd=place, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "other is of another pipeline, which differs in model" in done.stderr
+    with pytest.raises(keras_vit.UserError, match="other is of another pipeline, which differs in model"):
+        run("predict", "--run", "model.keras", "pictures/00001.png", "--output", str(tmp_path / "other"))
     (tmp_path / "one.csv").write_text("path,label,split\na.png,ant,train\nb.png,bee,train\n")
     from training.beam.pictures import PictureList
 

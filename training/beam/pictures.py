@@ -127,17 +127,17 @@ class PictureList:
     def _splits(self, counts: Mapping[str, int]) -> dict[str, str]:
         """The splits of a table that are used: those to train on, and the first to evaluate on that has pictures."""
         train = [name for name in TRAINING_NAMES if counts.get(name)]
-        evaluation, *others = [name for name in EVALUATION_NAMES if counts.get(name)] or [None]
-        if not train or evaluation is None:
+        evaluation = [name for name in EVALUATION_NAMES if counts.get(name)]
+        if not train or not evaluation:
             raise UserError(
                 f"{self.table} must have pictures of the split train and of one of {', '.join(EVALUATION_NAMES)}, but "
                 f"has those of {', '.join(sorted(counts))}; correct its column split."
             )
-        for name in others:
+        for name in evaluation[1:]:
             print(
                 f"Not used, beside the pictures of {self.table} to train and to evaluate on: {counts[name]:,} {name}."
             )
-        return {**dict.fromkeys(train, "train"), evaluation: self.evaluation}
+        return {**dict.fromkeys(train, "train"), evaluation[0]: self.evaluation}
 
 
 def _table(path: str, *, labelled: bool) -> Iterator[Row]:

@@ -145,7 +145,8 @@ def run_pipeline(options: PipelineOptions, build: Callable[[apache_beam.Pipeline
 def _end_with_a_worker(thread: threading.ExceptHookArgs) -> None:
     """End this process, for Beam's DirectRunner waits for ever for a worker process that was killed."""
     if "Worker subprocess exited" not in str(thread.exc_value):
-        return threading.__excepthook__(thread)
+        threading.__excepthook__(thread)
+        return
     print(
         f"A worker process has ended ({thread.exc_value}), perhaps for want of memory; give the same command again, "
         "which makes what is missing.",

@@ -49,8 +49,9 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
     Raises UserError for a folder with the results of another model or of other pictures.
     """
     assert options.output is not None
-    run_directory.check_output(options.output)
-    summary, folder = pictures.summary(), to_path(options.output)
+    output = options.output
+    run_directory.check_output(output)
+    summary, folder = pictures.summary(), to_path(output)
     classifier = open_classifier(run, options.labels, threshold=options.threshold)
     settings = {
         "model": fingerprint_of(run.model, run.preprocessing, "pre_logits"),
@@ -69,7 +70,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
             | apache_beam.Reshuffle()
             | "Missing" >> apache_beam.ParDo(NotThere(functools.partial(part_file, folder)))
             | RunInference(GroupHandler(functools.partial(_load, options, run.texts), _predictions))
-            | "Write" >> apache_beam.ParDo(_Write(options.output))
+            | "Write" >> apache_beam.ParDo(_Write(output))
         )
 
     with locked(folder):

@@ -45,7 +45,8 @@ class Classifier:
 
     def classify(self, images: Sequence[inspection.Image]) -> list[PictureCard]:
         """Return the classes of each image, with its map if one is to be made."""
-        scorer, maps = self.run.unknown, [()] * len(images)
+        scorer = self.run.unknown
+        maps: list = [()] * len(images)
         inside: dict = {}
         if self.explain is None or scorer is not None:
             inputs = model_inputs(images, self.run.preprocessing)[1]
@@ -57,7 +58,7 @@ class Classifier:
                 self.run.model, images, checkpoint=self.run.name, figures=(self.explain,), shown=len(images)
             )
             logits, maps = result.arrays["logits"], maps_of(result)
-        ranked = self.scoring.rank(logits, self.labels)
+        ranked = [*self.scoring.rank(logits, self.labels)]
         if scorer is not None:
             scores = np.asarray(scorer.score(inside["pre_logits"], inside["logits"])).tolist()
             ranked = [
