@@ -38,6 +38,7 @@ for line in sys.stdin:
 """
 DATA = "There is no folder 'gone'; --data folder:PATH takes"
 KIND = "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given"
+NO_INDEX = "There are no features in 'gone'"
 NAME = "There is no file, folder or official checkpoint 'gone'"
 RUN = "There is no run directory 'gone'"
 TRAIN = "training.pretrain digits --workdir never"
@@ -120,6 +121,25 @@ MISTAKES = {
     "training.predict gone README.md": NAME,
     "training.evaluate gone --data digits": NAME,
     "export.tflite.__main__ gone --output never": RUN,
+    "training.predict --run gone README.md --runner DirectRunner": "--runner needs --output with a folder for Parquet",
+    "training.predict --run gone README.md -- --project x": "Options behind -- are those of a pipeline, as '--project",
+    "training.embed --run gone README.md --output never": NAME,
+    "training.embed --run gone --output never": "Give --data, such as folder:pictures, or pictures",
+    "training.embed --run gone README.md --output never --batch-size 0": "--batch-size must be at least 1, but is 0",
+    "training.embed --run gone --data digits --output never --runner DirectRunner": "With --runner, --data takes csv:F",
+    "training.embed --run gone README.md --output never --runner DirectRunner": "--runner needs Apache Beam, which",
+    "training.shard --data csv:gone.csv --output never --runner SparkRunner": "There is no file 'gone.csv'; --data csv",
+    "training.similar README.md --index gone": NO_INDEX,
+    "training.similar README.md --index gone --output x.txt": "--output takes a file that ends in .csv or .html, but",
+    "training.search cat --index gone": NO_INDEX,
+    "training.review --index gone": NO_INDEX,
+    "training.review --index gone --duplicate-similarity 2": "--duplicate-similarity must be in (0, 1], but is 2.0",
+    "training.unknown --run gone --data digits": RUN,
+    "training.unknown --run gone --data digits --false-alarms 2": "--false-alarms must be in (0, 1), but is 2.0",
+    "training.anomaly fit --checkpoint gone --data gone --workdir never": "There is no folder 'gone'; --data takes a f",
+    "training.anomaly fit --checkpoint gone --data docs --workdir docs": "docs exists already; choose another",
+    "training.anomaly fit --checkpoint gone --data docs --workdir never": NAME,
+    "training.anomaly predict README.md --run docs --output x.json": "--output takes a file that ends in .csv or",
     "training.predict --run gone/model-int8.tflite README.md": "is an export, but pictures are classified by the model",
     "keras_vit.convert gone x.npz --layout npz": NAME,
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",

@@ -18,7 +18,7 @@ import os
 import pathlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from keras_vit.errors import UserError, near_path
@@ -73,7 +73,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     try:
         content, encoding = _decoded(path.read_bytes())
         content = re.sub(r"\Asep=.(?=[\r\n])", "", content)  # Excel's first line
-        separator = _separator(content)
+        separator = separator_of(content)
         # Line breaks stay, since those in quotes belong to a value.
         lines = csv.reader(io.StringIO(content, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
         table = [(lines.line_num, row) for row in lines if any(map(str.strip, row))]
@@ -86,7 +86,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
         header = ["path", ONE_CLASS]
     else:
         table = table[1:]
-    place_of = _places(header)
+    place_of = places_of(header)
     of_classes = [name for name in (ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES) if name in place_of]
     of_classes = [name for name in of_classes if name in map(_plain, header)] or of_classes
     if "path" not in place_of or len(of_classes) != 1:
@@ -108,19 +108,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     seen: dict[str, tuple[int, str, str]] = {}
     repeated = 0
     for number, row in table:
-        value_of = {name: row[place].strip() for name, place in place_of.items() if place < len(row)}
-        image, label = value_of.get("path", ""), composed(value_of.get(column, ""))
-        if any(map(str.strip, row[len(header) :])):
-            raise UserError(
-                f"Line {number} of {path} has more values than there are columns; put a value with commas in quotes, "
-                "and | between several classes."
-            )
-        if not image or not (label or column == SEVERAL_CLASSES) or not label.isprintable():
-            raise UserError(
-                f"Line {number} of {path} needs a path and a value of printable characters in the column {column}; "
-                "complete it."
-            )
-        split = value_of.get("split", "").lower()
+        image, label, split = row_values(row, header, place_of, column, f"Line {number} of {path}")
         if split not in found:
             raise UserError(
                 f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
@@ -175,6 +163,27 @@ def _file(folder: pathlib.Path, image: str) -> str:
     return next(filter(os.path.lexists, paths), str(folder / slashed))
 
 
+def row_values(
+    row: Sequence[str], header: Sequence[str], place_of: Mapping[str, int], column: str | None, where: str
+) -> tuple[str, str, str]:
+    """(path, what the column says of it, split) of a line; "" for a column that is not there.
+
+    Raises UserError, which begins with `where`, for a line that lacks a value, or has more of them than columns.
+    """
+    value_of = {name: row[place].strip() for name, place in place_of.items() if place < len(row)}
+    image, label = value_of.get("path", ""), composed(value_of.get(column or "", ""))
+    if any(map(str.strip, row[len(header) :])):
+        raise UserError(
+            f"{where} has more values than there are columns; put a value with commas in quotes, and | between several "
+            "classes."
+        )
+    if not image or (column is not None and not (label or column == SEVERAL_CLASSES)) or not label.isprintable():
+        raise UserError(
+            f"{where} needs a path and a value of printable characters in the column {column or 'path'}; complete it."
+        )
+    return image, label, value_of.get("split", "").lower()
+
+
 def _same_image(column: str, label: str, split: str, other_label: str, other_split: str) -> str:
     """The end of a sentence on two lines of one image: what is wrong with them, and what to do."""
     if label != other_label:
@@ -204,7 +213,7 @@ def _decoded(content: bytes) -> tuple[str, str]:
         return content.decode("cp1252"), "cp1252"
 
 
-def _separator(content: str) -> str:
+def separator_of(content: str) -> str:
     """What separates the values: what makes columns of the first line that can be used, else a comma.
 
     Python's `csv.Sniffer` counts characters, and takes a letter or a bar between classes for it.
@@ -212,12 +221,12 @@ def _separator(content: str) -> str:
     first = next(filter(str.strip, content.splitlines()), "")
     for separator in _SEPARATORS:
         columns = next(csv.reader([first], delimiter=separator, skipinitialspace=True))
-        if "path" in _places(columns) or (len(columns) == 2 and is_picture_name(columns[0])):
+        if "path" in places_of(columns) or (len(columns) == 2 and is_picture_name(columns[0])):
             return separator
     return _SEPARATORS[0]
 
 
-def _places(header: Sequence[str]) -> dict[str, int]:
+def places_of(header: Sequence[str]) -> dict[str, int]:
     """Meaning -> the number of the column with the first of its usual names; without what is there twice."""
     names = [_plain(name) for name in header]
     usual = {meaning: next((name for name in known if name in names), "") for meaning, known in _NAMES.items()}
