@@ -526,7 +526,7 @@ def _resized_rows(matrix: tf.Tensor, length, interpolation: str, *, exact: bool)
     if interpolation == "box":  # whose pixels at the edge are in or out by the last bit
         return _box(matrix, length)
     side, width = tf.unstack(tf.shape(matrix))
-    # The op takes length / side and inverts it in float32, which this form survives with one rounding.
+    # The op inverts its scale in float32: the inverse of the rounded step comes back as the step.
     step = tf.cast(tf.cast(side, tf.float64) / tf.cast(length, tf.float64), tf.float32)
     sums = tf.raw_ops.ScaleAndTranslate(
         images=tf.reshape(matrix, tf.stack([1, side, 1, width])),
@@ -541,8 +541,10 @@ def _resized_rows(matrix: tf.Tensor, length, interpolation: str, *, exact: bool)
 
 
 def _rounded(sums: tf.Tensor, shift=0.0) -> tf.Tensor:
-    """Sums plus a shift >= 0, rounded to 0..255, uint8: in one pass over them instead of four."""
-    quantized = tf.quantization.quantize(sums, -shift, 255.0 - shift, tf.quint8, round_mode="HALF_AWAY_FROM_ZERO")
+    """Sums plus a shift >= 0, rounded to 0..255, uint8: in one pass over them."""
+    quantized = tf.raw_ops.QuantizeV2(
+        input=sums, min_range=-shift, max_range=255.0 - shift, T=tf.quint8, round_mode="HALF_AWAY_FROM_ZERO"
+    )
     return tf.bitcast(quantized.output, tf.uint8)
 
 
