@@ -53,7 +53,7 @@ def train(
         for variable in trainer.network.trainable_variables:
             variable.assign(rng.normal(0.0, 0.1, variable.shape))
         for average, variable in zip(trainer.ema, trainer.network.trainable_variables, strict=True):
-            average.assign(variable)
+            average.assign(np.array(variable))  # of its own: a step donates each buffer once
     for name, variable in trainer.state.items() if state else ():
         variable.assign(state[f"begin/{name}"])
     begin = {f"begin/{name}": np.array(variable) for name, variable in trainer.state.items()}

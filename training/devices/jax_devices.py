@@ -1,7 +1,7 @@
 """The devices of this host for training on JAX, with `keras.distribution`."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -105,6 +105,15 @@ def shards_weights() -> bool:
     """Whether the weights of this process are divided along the axis batch."""
     distribution = keras.distribution.distribution()
     return isinstance(distribution, DividedWeights) and distribution.shard_weights
+
+
+def stacked(variable: keras.Variable, values: Sequence) -> Any:
+    """In a compiled step: values that have the layout of the variable, stacked along a new first axis."""
+    import jax
+
+    layout = keras.distribution.distribution().get_variable_layout(variable)
+    of_stack = keras.distribution.TensorLayout((None, *layout.axes), layout.device_mesh)
+    return jax.lax.with_sharding_constraint(keras.ops.stack(values), of_stack.backend_layout)
 
 
 def saves_no_weights(shapes: set[tuple[int, ...]]) -> Callable[..., bool]:

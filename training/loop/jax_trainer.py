@@ -8,13 +8,15 @@ and dropout masks do not depend on their number.
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
 from keras import ops
 
-from training.devices.jax_devices import gathered, saves_no_weights, shards_weights
+from training.devices.jax_devices import gathered, saves_no_weights, shards_weights, stacked
+from training.devices.rematerialization import segments
 from training.loop.trainer import Trainer
 
 
@@ -32,6 +34,12 @@ class JaxTrainer(Trainer):
         # An object of its own, because Keras would wrap the lists.
         self._after_step = _AfterStep()
         self._shards_weights = shards_weights()
+        parts = self._segments or [self._forward]
+        if self._shards_weights and not isinstance(network.output, dict):
+            parts = segments(self._forward)
+        # With divided weights, blocks that are alike are one loop, which takes a fraction of the time to compile.
+        key = _structure if self._shards_weights else id
+        self._parts = [list(alike) for _, alike in itertools.groupby(parts, key)]
 
     @property
     def state(self) -> dict[str, keras.Variable]:
@@ -157,15 +165,22 @@ class JaxTrainer(Trainer):
         import jax
 
         outputs = images
-        for part in self._segments or [self._forward]:
+        for part, *alike in self._parts:
             call = functools.partial(self._call, part, True)
             if self._segments:
                 call = jax.checkpoint(call)
             elif self._shards_weights:
                 call = jax.checkpoint(call, policy=saves_no_weights({tuple(v.shape) for v in part.variables}))
             groups = part.trainable_variables, part.non_trainable_variables
-            outputs, others = call(*([values[id(v)] for v in group] for group in groups), outputs)
-            values = values | {id(v): value for v, value in zip(groups[1], others, strict=True)}
+            given = [[values[id(v)] for v in group] for group in groups]
+            if alike:
+                more = ((p.trainable_variables, p.non_trainable_variables) for p in alike)
+                of_all = [given, *([[values[id(v)] for v in group] for group in groups] for groups in more)]
+                loop = jax.tree.map(lambda v, *values: stacked(v, values), list(groups), *of_all)
+                outputs, _ = jax.lax.scan(lambda x, given, call=call: (call(*given, x)[0], None), outputs, loop)
+            else:
+                outputs, others = call(*given, outputs)
+                values = values | {id(v): value for v, value in zip(groups[1], others, strict=True)}
         return outputs, values
 
     def _call(self, part: keras.Model, training: bool, trained: list, others: list, inputs) -> tuple:
@@ -223,6 +238,16 @@ def state_shapes(trainer: JaxTrainer, sharding) -> tuple[list, ...]:
 
     groups = trainer._train_groups()
     return tuple([jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding) for v in group] for group in groups)
+
+
+def _structure(part: keras.Model) -> tuple:
+    """Equal for parts of a network that compute the same from other weights."""
+    layers = tuple(
+        (type(layer), getattr(layer, "rate", None), tuple((tuple(v.shape), v.trainable) for v in layer.variables))
+        for layer in part.layers
+    )
+    counts = any(isinstance(layer, keras.layers.BatchNormalization) for layer in part.layers)
+    return part.input.shape, layers, id(part) if counts else None
 
 
 def _pairs(groups: Sequence[Sequence[keras.Variable]], state) -> list[tuple]:

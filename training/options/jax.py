@@ -59,6 +59,4 @@ def check_tensorflow(options: TrainingOptions) -> None:
         "--shard-weights" if options.shard_weights else "",
     ):
         if found:
-            raise UserError(
-                f"{found} needs KERAS_BACKEND=jax; set it in the environment, or leave the option out."
-            )
+            raise UserError(f"{found} needs KERAS_BACKEND=jax; set it in the environment, or leave the option out.")
