@@ -112,10 +112,13 @@ class SavedModelOptions:
     embeddings: Embeddings | None = None
     """Export what the head reads, or the projection of CLIP, instead of classes, also of a model without a head:
     features as they are, or divided by their length. The signature is "embed"."""
+    tflite: bool = False
+    """Write the file model.tflite beside the graph: the signature "image_tensor" in float32, which TF Serving runs by
+    LiteRT in place of the graph, for all requests, if it is started with --prefer_tflite_model."""
 
     def __post_init__(self) -> None:
         check_saved_model_path(self.output)
-        of_classes = ("dtype", "attention", "xla", "merge_tokens", "threshold", "max_disagreement")
+        of_classes = ("dtype", "attention", "xla", "merge_tokens", "threshold", "max_disagreement", "tflite")
         refuse_without_effect(
             self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
         )
@@ -125,6 +128,10 @@ class SavedModelOptions:
             )
         if self.merge_tokens is not None and self.attention:
             raise UserError("--attention shows all tokens, and --merge-tokens merges them; pass one of the two.")
+        if self.merge_tokens is not None and self.tflite:
+            raise UserError(
+                "--tflite writes the model with all tokens, and --merge-tokens merges them; pass one of them."
+            )
         if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
             raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
 
@@ -222,8 +229,12 @@ class OnnxOptions:
     """Formats to write."""
     web: bool = False
     """Also write classify.html, a page that classifies pictures with model.onnx in the browser, and classify.json."""
+    embeddings: Embeddings | None = None
+    """Write what the head reads, or the projection of CLIP, instead of classes, also of a model without a head:
+    features as they are, or divided by their length."""
 
     def __post_init__(self) -> None:
+        refuse_without_effect(self, [(("web",), self.embeddings is None, "an export of classes, without --embeddings")])
         if self.web:
             check_web_formats(self.formats)
 

@@ -59,8 +59,8 @@ FLOORS = (
     "export.options",
     "export",  # parity, report, source, inference_model, fingerprint
     "export.serving",
-    "export.saved_model",
     "export.tflite",
+    "export.saved_model",
     "export.onnx",
     "training",  # the commands
 )

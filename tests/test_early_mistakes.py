@@ -37,7 +37,7 @@ for line in sys.stdin:
         sys.exit(f"{line} imported {slow}")
 """
 DATA = "There is no folder 'gone'; --data folder:PATH takes"
-KIND = "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, but was given"
+KIND = "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given"
 NAME = "There is no file, folder or official checkpoint 'gone'"
 RUN = "There is no run directory 'gone'"
 TRAIN = "training.pretrain digits --workdir never"

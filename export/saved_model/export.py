@@ -25,6 +25,7 @@ from export.saved_model import cpp_loader, warmup
 from export.saved_model.model_card import model_card
 from export.saved_model.signatures import Servable, attention_names, describe, has_constants, signatures
 from export.source import ExportedModel, Provenance
+from export.tflite.served import write_served_file
 from export.token_merging import check_merging
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
@@ -86,6 +87,8 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
             found, facts = _verify(version, expected, options.max_disagreement, constants, origin, form, exact=exact)
             if exported.unknown is not None:
                 facts |= _verify_unknown(version, expected, exported, exact=exact)
+            if options.tflite:
+                facts |= write_served_file(version, exported, expected)
         facts = {
             "artifact": "SavedModel",
             **origin.as_json(),

@@ -94,8 +94,9 @@ class RemotePath(pathlib.PosixPath):
         return str(self) == str(to_path(other_path))
 
     def stat(self, **_) -> Any:
-        """`st_size` alone."""
-        return types.SimpleNamespace(st_size=ask_gfile(self, lambda gfile: gfile.stat(str(self)).length))
+        """`st_size` and `st_mtime_ns` alone."""
+        found = ask_gfile(self, lambda gfile: gfile.stat(str(self)))
+        return types.SimpleNamespace(st_size=found.length, st_mtime_ns=found.mtime_nsec)
 
     def iterdir(self) -> Generator["RemotePath", None, None]:
         names = ask_gfile(self, lambda gfile: gfile.listdir(str(self)))
@@ -222,6 +223,24 @@ def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:
     if is_remote(path):
         raise UserError(f"--{option} takes a directory of this machine, but is {path}; give one such as runs/mine.")
     return pathlib.Path(path)
+
+
+def read_places(path: str, use: Callable[[Callable[[int, int], bytes]], Result]) -> Result:
+    """Call `use` with a function (position, size) -> bytes at most, of a file that is open meanwhile."""
+    if not is_remote(path):
+        with open(path, "rb", buffering=0) as local:
+            return use(lambda position, size: os.pread(local.fileno(), size, position))
+
+    def use_remote(gfile) -> Result:
+        with gfile.GFile(path, "rb") as stream:
+
+            def read(position: int, size: int) -> bytes:
+                stream.seek(position)
+                return stream.read(size)
+
+            return use(read)
+
+    return ask_gfile(to_path(path), use_remote)
 
 
 def first_bytes(path: pathlib.Path, count: int) -> bytes:

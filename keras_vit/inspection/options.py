@@ -10,7 +10,7 @@ from keras_vit.runs import Run, open_run
 
 FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
 # How the name of a data set begins, as `--data` of the training commands takes it.
-DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:")
+DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,5 +92,5 @@ def check_images(source: str) -> None:
     if not to_path(source).exists() and not source.startswith(DATA_SETS):
         raise UserError(
             f"There is no image or folder {source!r}; --images takes one of these, a run's samples.npz, digits, "
-            "tfds:NAME, folder:PATH, csv:FILE or tfrecord:GLOB."
+            "tfds:NAME, folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB."
         )

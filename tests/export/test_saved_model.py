@@ -673,3 +673,13 @@ def test_options_that_a_model_does_not_support_are_refused_first(samples, tmp_pa
 def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused_before_the_work():
     with pytest.raises(UserError, match=r"cannot load a SavedModel from a path with \[ or .*'served \[1\]'; give"):
         SavedModelOptions(source=SourceOptions(run="r"), output="served [1]")
+
+
+@pytest.mark.slow
+def test_a_tflite_file_beside_the_graph_is_of_the_same_outputs(served, samples, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+    path, _ = saved_model_of(served[0], LABELS, samples, tmp_path, tflite=True)
+    facts = json.loads((path / "report.json").read_text())
+    assert facts["tflite_bytes"] == (path / "model.tflite").stat().st_size
+    assert facts["tflite_max_abs_diff"] < 1e-5
+    assert tf.saved_model.load(path).signatures["image_tensor"].structured_outputs.keys() == {"logits", "probabilities"}

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import pathlib
+import resource
 
 import numpy as np
 import pytest
@@ -167,3 +169,30 @@ def test_workers_with_another_index_have_another_fingerprint(files, tmp_path):
 def test_the_split_of_a_source_has_the_fingerprint_of_its_records(digits):
     assert digits.train.fingerprint != digits.evaluation.fingerprint != 0
     assert digits.train.take(np.array([0, 1])).fingerprint != digits.train.take(np.array([1, 0])).fingerprint
+
+
+def test_many_files_are_read_with_few_of_them_open(tmp_path):
+    """Of training on ten thousand files under the usual limits of a system, in small."""
+    write(tmp_path / "first", [b"a", b"bc"])
+    content = (tmp_path / "first").read_bytes()
+    files = [str(tmp_path / f"{number:04}") for number in range(1500)]
+    for file in files:
+        pathlib.Path(file).write_bytes(content)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        records = TFRecords([(file, 0, 100) for file in files])
+        data = tf.data.Dataset.range(0, len(records), 7).map(records.read, num_parallel_calls=64)
+        assert list(data.as_numpy_iterator()) == ([b"a", b"bc"] * 215)[:-1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_parts_of_files_are_read_by_number_and_have_a_fingerprint_of_their_own(files):
+    spans = [(files[0], 18, 2), (files[1], 0, 9), (files[2], 1, 9), (files[0], 0, 2)]
+    records = TFRecords(spans)
+    [all_of_a, _, all_of_c] = [list(tf.data.TFRecordDataset(file).as_numpy_iterator()) for file in files]
+    found = list(tf.data.Dataset.range(len(records)).map(records.read).as_numpy_iterator())
+    assert found == [*all_of_a[18:], all_of_c[1], *all_of_a[:2]]
+    assert [records.name(index) for index in (0, 2, 3)] == ["record 18 of a", "record 1 of c", "record 0 of a"]
+    assert records.fingerprint == 333391862  # as the runs of all versions have it

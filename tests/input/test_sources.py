@@ -51,7 +51,7 @@ def test_digits_are_all_there_once():
 def test_unknown_sources_are_refused():
     for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet"):
         with pytest.raises(
-            UserError, match=r"digits, tfds:NAME\[:CONFIG\], folder:PATH, csv:FILE or tfrecord:GLOB, but"
+            UserError, match=r"digits, tfds:NAME\[:CONFIG\], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but"
         ):
             open_source(DataOptions(name))
 

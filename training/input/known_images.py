@@ -98,7 +98,7 @@ def may_know_images(run: Run, source: "DataSet", *, is_export: bool) -> bool:
     """
     if run.data is None:
         return source.held_out and is_export
-    records = run.data.place[0] == "tfrecord"
+    records = run.data.place[0] in ("tfrecord", "tar")
     if source.held_out:
         return records or is_export
     return source.evaluation.digests is None and not records and run.training_images is not None

@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import RemoteError, ask_gfile, is_remote, to_path
+from keras_vit.files.remote import RemoteError, read_places, to_path
 from keras_vit.progress import tracked
 from training.options.data import RECORD_INDEX
 
@@ -101,20 +101,8 @@ def _read(index: str) -> dict[str, np.ndarray]:
 
 def scan(path: str) -> np.ndarray:
     """The length of every record of a file. Raises UserError if it is no complete TFRecord file."""
-    if is_remote(path):
-        return ask_gfile(to_path(path), lambda gfile: _scan_remote(gfile, path))
-    with open(path, "rb", buffering=0) as local:
-        return _walk(path, file_size(path), lambda position, size: os.pread(local.fileno(), size, position))
-
-
-def _scan_remote(gfile, path: str) -> np.ndarray:
-    with gfile.GFile(path, "rb") as stream:
-
-        def read(position: int, size: int) -> bytes:
-            stream.seek(position)
-            return stream.read(size)
-
-        return _walk(path, gfile.stat(path).length, read)
+    size = file_size(path)
+    return read_places(path, lambda read: _walk(path, size, read))
 
 
 def _walk(path: str, size: int, read: Callable[[int, int], bytes]) -> np.ndarray:

@@ -18,6 +18,7 @@ from keras_vit.errors import nearest
 from keras_vit.files.transfer import TransferError, opened
 from training.input.dataset import DataSet, Split, bad_examples_reported, checked_label, warn_about_images
 from training.input.image_folder import csv_list, folder
+from training.input.tar import tar
 from training.input.tfrecord import TFRecords, tfrecord
 from training.options.checks import check_data
 from training.options.common import EVALUATION_NAMES, DataOptions
@@ -60,11 +61,11 @@ def _warn_of_similar_names(labels: tuple[str, ...]) -> None:
 def _open(options: DataOptions) -> DataSet:
     check_data(options)
     kind, _, rest = options.data.partition(":")
-    if kind in ("tfds", "tfrecord"):
+    if kind in ("tfds", "tfrecord", "tar"):
         if kind == "tfds":
             source = tfds_source(rest, options.data_dir, options.train_split, options.eval_split)
         else:
-            source = tfrecord(rest, options.on_bad_image)
+            source = {"tfrecord": tfrecord, "tar": tar}[kind](rest, options.on_bad_image)
         warn_about_images(source.train, source.evaluation)  # of a folder all files are looked at
         return source
     if kind == "csv":

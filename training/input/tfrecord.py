@@ -4,6 +4,8 @@ The lengths of all records (training/input/record_index.py) give the place of ea
 there, compares the checksums, and ends after one record. So a remote TPU host, which runs no Python, can read, too.
 """
 
+import dataclasses
+import itertools
 import json
 import os
 import re
@@ -20,13 +22,13 @@ from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.run_directory import LABELS
 from training.input.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.input.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
-from training.options.checks import record_files
+from training.options.checks import files_of
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
 
 # The features of a record that is an image with its class, and what the files of a split are called.
 IMAGE, LABEL = "image/encoded", "image/class/label"
 # Records of a bucket that are read at the same time: at 50 ms for each, 256 are 5,000 a second.
-_PARALLEL_READS = 256
+PARALLEL_READS = 256
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.tfrecord$")
 
 
@@ -35,46 +37,88 @@ def shard_name(split: str, number: int, count: int) -> str:
     return f"{split}-{number:05d}-of-{count:05d}.tfrecord"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Spans:
+    """Which records of which files come one after the other."""
+
+    paths: list[str]
+    skipped: np.ndarray
+    """Records before the first of each (spans,)."""
+    starts: np.ndarray
+    """The number of the first record of each, and of all (spans + 1,)."""
+    edges: np.ndarray
+    """Where the beginning of the first record of each stands among all edges of records (spans,)."""
+
+    def of(self, index: int) -> int:
+        """The span of record number `index`."""
+        return int(np.searchsorted(self.starts, index, side="right")) - 1
+
+    def records_at(self, edges: np.ndarray) -> np.ndarray:
+        """The numbers of the records that begin at these edges (n,), as far as they are in a span."""
+        numbers = [edges - edge + start for edge, start in zip(self.edges, self.starts, strict=False)]
+        return np.concatenate(
+            [
+                found[(found >= start) & (found < end)]
+                for found, (start, end) in zip(numbers, itertools.pairwise(self.starts), strict=True)
+            ]
+        )
+
+
 class TFRecords:
     """The records of several files in a row, by number."""
 
     def __init__(self, spans: Sequence[tuple[str, int, int]]):
         """`spans`: (path, records to skip, records to take) of each file, in order."""
-        self._paths = [path for path, _, _ in spans]
-        self._skipped = [skip for _, skip, _ in spans]
-        self._lengths = lengths = record_lengths(self._paths)
-        # Of every record, where it begins in its file and where it ends, its header and footer included.
-        ends = {path: np.cumsum(in_file + (HEADER + FOOTER)) for path, in_file in lengths.items()}
-        self._sizes = {path: end[-1] if len(end) else 0 for path, end in ends.items()}
-        places = [
-            np.stack([ends[path] - lengths[path] - (HEADER + FOOTER), ends[path]])[:, skip : skip + take]
-            for path, skip, take in spans
-        ]
-        self._begin, self._end = np.concatenate([np.zeros((2, 0), np.int64), *places], axis=1)
-        self._file = np.repeat(np.arange(len(spans)), [part.shape[1] for part in places])
-        self._in_graph = tf.constant(np.stack([self._file, self._begin, self._end], axis=1))
+        lengths = record_lengths([path for path, _, _ in spans])
+        # 0 and the end of every record in its file, header and footer included, one file after the other. There may be
+        # many millions of records, so of each only this one number is kept.
+        edges = np.zeros(sum(map(len, lengths.values())) + len(lengths), np.int64)
+        self._of_file: dict[str, slice] = {}
+        place = 0
+        for path, in_file in lengths.items():
+            self._of_file[path] = slice(place, place + len(in_file) + 1)
+            np.cumsum(in_file + (HEADER + FOOTER), out=edges[place + 1 : place + 1 + len(in_file)])
+            place += len(in_file) + 1
+        counts = [len(range(len(lengths[path]))[skip : skip + take]) for path, skip, take in spans]
+        self._spans = _Spans(
+            [path for path, _, _ in spans],
+            np.array([skip for _, skip, _ in spans], np.int64),
+            np.cumsum([0, *counts]),
+            np.array([self._of_file[path].start + skip for path, skip, _ in spans], np.int64),
+        )
+        self._in_graph = tf.constant(edges)
+        self._edges = self._in_graph.numpy()  # the same memory
 
     def __len__(self) -> int:
-        return len(self._file)
+        return int(self._spans.starts[-1])
 
     @property
     def fingerprint(self) -> int:
         """The same for the same records in files of the same names, wherever they lie."""
-        names = json.dumps([os.path.basename(path) for path in self._paths])
-        return zlib.crc32(np.stack([self._file, self._begin, self._end]).tobytes(), zlib.crc32(names.encode()))
+        names = json.dumps([os.path.basename(path) for path in self._spans.paths])
+        checksum = zlib.crc32(names.encode())
+        counts = np.diff(self._spans.starts)
+        for number, count in enumerate(counts):
+            checksum = zlib.crc32(np.full(count, number).tobytes(), checksum)
+        for shift in (0, 1):  # where records begin and end
+            for edge, count in zip(self._spans.edges + shift, counts, strict=True):
+                checksum = zlib.crc32(self._edges[edge : edge + count].tobytes(), checksum)
+        return checksum
 
     def name(self, index: int) -> str:
         """What to call a record in a message: its number in the file, from 0."""
-        file = self._file[index]
-        number = self._skipped[file] + index - np.argmax(self._file == file)
-        return f"record {number} of {os.path.basename(self._paths[file])}"
+        span = self._spans.of(index)
+        number = self._spans.skipped[span] + index - self._spans.starts[span]
+        return f"record {number} of {os.path.basename(self._spans.paths[span])}"
 
     def read(self, index: tf.Tensor) -> tf.Tensor:
         """The record number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
-        file, begin, end = tf.unstack(tf.gather(self._in_graph, index))
+        span = tf.searchsorted(self._spans.starts, index[None], side="right")[0] - 1
+        edge = tf.gather(self._spans.edges - self._spans.starts[:-1], span) + index
+        begin, end = tf.unstack(self._in_graph[edge : edge + 2], num=2)
         # The raw operations, since tf.data.TFRecordDataset cannot begin within a file.
         records = tf.raw_ops.TFRecordDatasetV2(
-            filenames=tf.gather(self._paths, file)[None],
+            filenames=tf.gather(self._spans.paths, span)[None],
             compression_type="",
             buffer_size=end - begin,  # one read, after that of a byte to skip to the record
             byte_offsets=begin[None],
@@ -85,24 +129,25 @@ class TFRecords:
 
     def split(self, read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Split:
         """The records as examples, which `read` makes of their numbers."""
-        parallel_reads = _PARALLEL_READS if any(map(is_remote, self._paths)) else None
+        parallel_reads = PARALLEL_READS if any(map(is_remote, self._spans.paths)) else None
         return Split(len(self), read, self.name, self.explain_damage, self.fingerprint, parallel_reads=parallel_reads)
 
     def explain_damage(self, message: str) -> str | None:
         """The record that the reader's message is about, in a sentence; None if it is about none of these."""
-        for path, size in self._sizes.items():
-            if "Dataset was empty" in message and file_size(path) != size:
+        for path, place in self._of_file.items():
+            if "Dataset was empty" in message and file_size(path) != self._edges[place][-1]:
                 return f"The file {path} was changed while it was read; the same command continues."
         found = re.search(r"(?:corrupted|truncated) record at (\d+)", message)
         if not found:
             return None
-        for index in np.flatnonzero(np.isin(self._begin, [int(found[1]), int(found[1]) - HEADER])):
+        edges = np.flatnonzero(np.isin(self._edges, [int(found[1]), int(found[1]) - HEADER]))
+        for index in self._spans.records_at(edges):
             try:
                 self.read(tf.constant(index, tf.int64))
             except tf.errors.DataLossError:
-                path = self._paths[self._file[index]]
+                path = self._spans.paths[self._spans.of(index)]
                 folder = os.path.dirname(path) or "."
-                if not np.array_equal(scan(path), self._lengths[path]):
+                if not np.array_equal(scan(path) + (HEADER + FOOTER), np.diff(self._edges[self._of_file[path]])):
                     return f"The index {os.path.join(folder, NAME)} does not fit {path}; remove it, and start again."
                 return (
                     f"The {self.name(int(index))}, in {folder}, is damaged: its bytes do not fit their checksum; "
@@ -117,7 +162,7 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     Each record is a tf.train.Example with image/encoded, the bytes of a file, and image/class/label, a line of
     labels.txt from 0.
     """
-    files = record_files(pattern, matching(pattern))
+    files = files_of("tfrecord", pattern, matching(pattern))
     splits = [[file for file in files if _shard_kind(file) == kind] for kind in ("train", "evaluation")]
     if not all(splits):
         raise UserError(
@@ -133,12 +178,12 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
             f"The TFRecord files must lie in one folder with {LABELS}, a class in each line, but "
             + (f"there is no {names_file}." if len(folders) == 1 else f"they lie in {', '.join(folders)}.")
         )
-    names = _class_names(names_file)
+    names = class_names(names_file)
     train, evaluation = (_record_split(split, names, on_bad_image) for split in splits)
     return DataSet(names, train, evaluation)
 
 
-def _class_names(file: str) -> tuple[str, ...]:
+def class_names(file: str) -> tuple[str, ...]:
     """The names in labels.txt. Raises UserError if one comes twice or is empty, since reports name classes by them."""
     names = read_labels(file)
     empty = sum(not name.strip() for name in names)

@@ -28,8 +28,9 @@ HOLD_OUT = 10
 _MOST_COUNTED = 10_000
 # Bytes of a CSV file that takes seconds to read.
 _LONG_LIST = 2**24
-# What the names of TFRecord files end in.
-RECORDS = ".tfrecord"
+# What the names of the files of a source end in, and those of compressed tar files.
+_ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 # What a path of each kind is.
 _NOUNS = {"folder": "folder", "csv": "file"}
@@ -40,6 +41,7 @@ _TAKEN = {
     "folder": ("on_bad_image", "split_seed", "exclude"),
     "csv": ("on_bad_image", "split_seed", "exclude"),
     "tfrecord": ("on_bad_image",),
+    "tar": ("on_bad_image",),
 }
 
 
@@ -48,7 +50,7 @@ def check_data(source: DataOptions) -> None:
     kind, _, rest = source.data.partition(":")
     if kind not in _TAKEN or bool(rest) == (kind == "digits"):
         raise UserError(
-            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, but was given "
+            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
             f"{source.data!r}{_advice(source.data)}."
         )
     for field in dataclasses.fields(source):
@@ -66,8 +68,8 @@ def check_data(source: DataOptions) -> None:
         _check_folder(rest)
     if kind == "csv" and not is_remote(rest):
         _check_listed(source.path, source.on_bad_image)
-    if kind == "tfrecord" and not is_remote(rest):
-        record_files(rest, matching(rest))
+    if kind in _ENDINGS and not is_remote(rest):
+        files_of(kind, rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
         raise UserError(
             f"There is no folder {source.data_dir!r}; --data-dir takes the folder of prepared data sets, or an empty "
@@ -153,21 +155,31 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
         )
 
 
-def record_files(pattern: str, found: Sequence[str]) -> list[str]:
-    """The TFRecord files among those that a pattern matches, in order. Raises UserError if there is none."""
-    if files := sorted(file for file in found if file.endswith(RECORDS)):
+def files_of(kind: str, pattern: str, found: Sequence[str]) -> list[str]:
+    """The TFRecord or tar files among those that a pattern matches, in order. Raises UserError if there is none.
+
+    So it does for compressed tar files, in which nothing can be read by its place.
+    """
+    ending = _ENDINGS[kind]
+    compressed = [file for file in found if file.endswith(_COMPRESSED)]
+    if kind == "tar" and compressed:
+        raise UserError(
+            f"--data tar:GLOB takes tar files as they are, but {min(compressed)} is compressed; unpack it to a "
+            f"{ending} file, such as by gunzip: the pictures inside are compressed already."
+        )
+    if files := sorted(file for file in found if file.endswith(ending)):
         return files
     if os.path.isdir(pattern):
         raise UserError(
-            f"--data tfrecord:GLOB takes files, but {pattern!r} is a folder; give "
-            f"{shlex.quote('tfrecord:' + os.path.join(pattern, '*' + RECORDS))}."
+            f"--data {kind}:GLOB takes files, but {pattern!r} is a folder; give "
+            f"{shlex.quote(f'{kind}:' + os.path.join(pattern, '*' + ending))}."
         )
     if found:
         raise UserError(
-            f"--data tfrecord:GLOB takes files that end in {RECORDS}, but {pattern!r} matches only others, such "
-            f"as {os.path.basename(min(found))}; give a pattern such as 'shards/*{RECORDS}'."
+            f"--data {kind}:GLOB takes files that end in {ending}, but {pattern!r} matches only others, such "
+            f"as {os.path.basename(min(found))}; give a pattern such as 'shards/*{ending}'."
         )
-    raise UserError(f"No file matches {pattern!r}; --data tfrecord:GLOB takes a pattern such as 'shards/*{RECORDS}'.")
+    raise UserError(f"No file matches {pattern!r}; --data {kind}:GLOB takes a pattern such as 'shards/*{ending}'.")
 
 
 def few_classes(path: pathlib.Path, count: int) -> UserError:

@@ -40,9 +40,9 @@ class DataOptions:
 
     data: str
     """digits, tfds:NAME[:CONFIG], folder:PATH of class folders or of train and test with class folders, csv:FILE with
-    the columns path and label (or labels, several classes as cat|dog; or probabilities, as cat=0.7|dog=0.3), or
-    tfrecord:GLOB of the files that keras-vit shard writes; PATH, FILE and GLOB may be in a bucket, as
-    gs://bucket/folder."""
+    the columns path and label (or labels, several classes as cat|dog; or probabilities, as cat=0.7|dog=0.3),
+    tfrecord:GLOB of the files that keras-vit shard writes, or tar:GLOB of webdataset's tar files; PATH, FILE and GLOB
+    may be in a bucket, as gs://bucket/folder."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default TFDS' own."""
     train_split: str = "train"
@@ -50,8 +50,8 @@ class DataOptions:
     eval_split: str | None = None
     """TFDS split to evaluate on; default test, else validation."""
     on_bad_image: OnBadImage = "stop"
-    """For an image that cannot be decoded, in a folder or in TFRecord files: stop: name it and stop; skip: name, count
-    and skip it. To skip images in TFRecord files, all files are read once."""
+    """For an image that cannot be decoded, in a folder, TFRecord or tar files: stop: name it and stop; skip: name,
+    count and skip it. To skip images in TFRecord or tar files, all files are read once."""
     split_seed: Natural | None = None
     """Of a folder or CSV file without splits, draw the tenth of each class that is kept for evaluation with this seed;
     default every tenth image by name. Give the same to keras-vit evaluate."""
@@ -64,7 +64,7 @@ class DataOptions:
 
     @property
     def kind(self) -> str:
-        """What is before the colon: digits, tfds, folder, csv or tfrecord."""
+        """What is before the colon: digits, tfds, folder, csv, tfrecord or tar."""
         return self.data.partition(":")[0]
 
     @property

@@ -29,7 +29,8 @@ class EmbedOptions:
     output: str
     """Folder of the features. If it has some of the same pictures and model, the command continues."""
     data: str | None = None
-    """digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE or tfrecord:GLOB, with classes and splits; see pretrain."""
+    """digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, with classes and splits; see
+    pretrain."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default TFDS' own."""
     train_split: str = "train"

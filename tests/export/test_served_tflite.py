@@ -1,0 +1,73 @@
+"""The file that TF Serving runs in place of the graph of a SavedModel, as far as LiteRT alone can tell."""
+
+import io
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+from PIL import Image
+from scipy import special
+
+import keras_vit
+from export import parity
+from export.options import SavedModelOptions, SourceOptions
+from export.source import ExportedModel, Provenance
+from export.tflite import served
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.errors import ParityError
+from keras_vit.run_directory import Samples
+from tests.exports import exported_model
+from tests.support import randomize
+
+CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
+
+
+@pytest.fixture(name="exported", scope="module")
+def _exported() -> ExportedModel:
+    """A calibrated model of five classes with seven pictures."""
+    files = []
+    for pixels in np.random.default_rng(0).integers(0, 256, (7, 12, 18, 3), np.uint8):
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, "PNG")
+        files.append(stream.getvalue())
+    model = randomize(keras_vit.build(CONFIG, preprocessing=Preprocessing((12, 18)), num_classes=5))
+    return exported_model(model, "abcde", Samples(tuple(files), np.full(7, -1)), Provenance(temperature=2.0))
+
+
+@pytest.fixture(name="expected", scope="module")
+def _expected(exported) -> parity.Reference:
+    return parity.reference(exported.model, exported.preprocessing, exported.samples)
+
+
+def test_inputs_and_outputs_have_the_names_by_which_tf_serving_finds_them(exported, expected, tmp_path):
+    facts = served.write_served_file(tmp_path, exported, expected)
+    interpreter = Interpreter(model_path=str(tmp_path / "model.tflite"))
+    [image] = interpreter.get_input_details()
+    assert image["name"] == "image"  # TF Serving looks for the part before a colon
+    interpreter.resize_tensor_input(image["index"], (3, 12, 18, 3))
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(image["index"], next(expected.batches())[1][:3])
+    interpreter.invoke()
+    found = {end["name"]: interpreter.get_tensor(end["index"]) for end in interpreter.get_output_details()}
+    assert found.keys() == {"logits", "probabilities"}
+    np.testing.assert_allclose(found["logits"], expected.logits[:3], atol=1e-5)
+    np.testing.assert_allclose(found["probabilities"], special.softmax(expected.logits[:3] / 2.0, axis=-1), atol=1e-5)
+    assert facts["tflite_bytes"] == (tmp_path / "model.tflite").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [("probabilities", "probabilities of model.tflite differ"), ("logits", "logits of the file model.tflite differ")],
+)
+def test_a_file_that_differs_is_refused(output, words, exported, expected, tmp_path, monkeypatch):
+    found = {"logits": expected.logits, "probabilities": special.softmax(expected.logits / 2.0, axis=-1)}
+    monkeypatch.setattr(served, "convert", lambda *_, **__: b"")
+    monkeypatch.setattr(served, "_renamed", lambda content: content)
+    monkeypatch.setattr(served, "_run", lambda *_: found | {output: found[output] + 0.01})
+    with pytest.raises(ParityError, match=f"{words} from the model's by .*0.01, more than"):
+        served.write_served_file(tmp_path, exported, expected)
+
+
+def test_merged_tokens_are_not_in_the_file():
+    with pytest.raises(UserError, match="--tflite writes the model with all tokens, and --merge-tokens merges them"):
+        SavedModelOptions(SourceOptions(), "served", tflite=True, merge_tokens=2)
