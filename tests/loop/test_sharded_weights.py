@@ -23,7 +23,8 @@ from training.loop.build import build_trainer
 from training.options.common import Execution
 
 def bytes_of(model_parallel, shard_weights):
-    recipe = dataclasses.replace(ADAMW, model=dataclasses.replace(ADAMW.model, num_heads=4, hidden_size=64, num_layers=1))
+    model = dataclasses.replace(ADAMW.model, num_heads=4, hidden_size=64, num_layers=1)
+    recipe = dataclasses.replace(ADAMW, model=model)
     devices = JaxDevices(model_parallel, shard_weights=shard_weights)
     trainer = build_trainer(lambda: recipe.build(16), recipe, 20, strategy=devices, execution=Execution(), seed=0)
     parts = {}
