@@ -12,10 +12,10 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Protocol
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write
@@ -29,21 +29,14 @@ _MAX_TO_KEEP = 2
 _LATEST = "latest"
 
 
-class Variable(Protocol):
-    """What becomes an array when it is written, so that memory never holds all variables."""
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        """Return its values."""
-
-
-def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, np.ndarray | Variable]) -> None:
+def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, ArrayLike]) -> None:
     """Write a checkpoint and remove the oldest ones.
 
     Args:
         folder: of the run's checkpoints, in its run directory.
         step: training steps done.
         progress: JSON values.
-        arrays: variables by name, each read when it is written.
+        arrays: variables by name; what has `__array__` is read when it is written, so that memory never holds all.
 
     Raises UserError if the file cannot be written; earlier checkpoints remain.
     """
