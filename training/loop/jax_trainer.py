@@ -166,7 +166,7 @@ class JaxTrainer(Trainer):
 
         outputs = images
         for part, *alike in self._parts:
-            call = functools.partial(self._call, part, True)
+            call: Callable = functools.partial(self._call, part, True)
             if self._segments:
                 call = jax.checkpoint(call)
             elif self._shards_weights:
