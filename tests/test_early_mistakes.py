@@ -59,6 +59,7 @@ MISTAKES = {
     "training.segment fit --checkpoint gone --data tfds:x --workdir never --seed -1": "--seed must be in [0, ",
     "training.vtab --checkpoint gone --workdir never --seed -1": "--seed must be in [0, ",
     "training.demo --workdir never --seed -1": "--seed must be in [0, ",
+    f"{TRAIN} --data digits --shard-weights": "--shard-weights needs KERAS_BACKEND=jax; set it",
     f"{TRAIN} --data digits --model-parallel 0": "--model-parallel must be at least 1, but is 0",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",
     f"{TUNE} --checkpoint gone --data digits": NAME,

@@ -154,6 +154,9 @@ class TrainingOptions:
     """Print the configuration, steps, learning rate, operations and memory of the run, and stop."""
     model_parallel: Count = 1
     """With KERAS_BACKEND=jax, devices that share one model: the weights of attention and MLP are divided among them."""
+    shard_weights: bool = False
+    """With KERAS_BACKEND=jax, divide all weights, gradients and the optimizer's state among the devices, which collect
+    the weights of a layer to compute it (ZeRO-3, FSDP)."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=Execution)
     recipe: Recipe
