@@ -229,8 +229,12 @@ class OnnxOptions:
     """Formats to write."""
     web: bool = False
     """Also write classify.html, a page that classifies pictures with model.onnx in the browser, and classify.json."""
+    embeddings: Embeddings | None = None
+    """Write what the head reads, or the projection of CLIP, instead of classes, also of a model without a head:
+    features as they are, or divided by their length."""
 
     def __post_init__(self) -> None:
+        refuse_without_effect(self, [(("web",), self.embeddings is None, "an export of classes, without --embeddings")])
         if self.web:
             check_web_formats(self.formats)
 

@@ -1,16 +1,15 @@
-"""What the exports of models that segment share: their outputs, and how these are compared with the Keras model."""
+"""Models that segment, as their exports write and verify them."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import ClassVar
 
 import keras
 import numpy as np
 
-from export import parity
-from export.inference_model import in_dtype
 from export.options import SourceOptions
-from export.source import ExportedModel, open_with_classes
+from export.source import open_with_classes
+from export.tasks import Measures, Outputs, Task
 from keras_vit import preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
@@ -22,17 +21,6 @@ from keras_vit.runs import Run
 _LEAST_EQUAL, _LEAST_ROUNDED = 0.999, 0.9
 # A score is a probability, of instance times the mean over a mask, whose edge may move by a pixel.
 _ROUNDED_SCORE = 1e-3
-Outputs = Mapping[str, np.ndarray]
-
-
-def is_segmenter(run: Run) -> bool:
-    """Whether the model of a run segments."""
-    return isinstance(task_of(run.model), SegmentationConfig | LinearSegmentationConfig)
-
-
-def open_segmenter(run: Run, options: SourceOptions) -> ExportedModel:
-    """A model that segments with its labels and images to verify its export on."""
-    return open_with_classes(run, options, task_of(run.model).num_classes)  # type: ignore[union-attr]
 
 
 class SegmentOutputs(keras.layers.Layer):
@@ -46,39 +34,47 @@ class SegmentOutputs(keras.layers.Layer):
         return segment_outputs(outputs, self._task, self._preprocessing)
 
 
-def segments_model(model: keras.Model) -> keras.Model:
-    """The model up to its segments at the size of its input: images (B, H, W, C) -> see `segment_outputs`.
-
-    "masks" are int32, for some formats have no Boolean outputs.
-    """
-    outputs = SegmentOutputs(model, name="segments")(model.output)
-    if "masks" in outputs:
-        outputs["masks"] = keras.ops.cast(outputs["masks"], "int32")
-    return keras.Model(model.input, outputs, name=model.name)
-
-
 @dataclasses.dataclass(frozen=True)
-class SegmentReference:
-    """Sample images and what the Keras model sees on them."""
+class Segmentation(Task):
+    """A model that segments. Outputs: those of `segment_outputs` at the size of its input."""
 
-    inputs: parity.Reference
-    """Its logits are of no use."""
-    outputs: Sequence[Outputs]
-    """Of each image, at the size of the model's input."""
+    noun = "segmentation"
+    all_tokens = True
+    columns: ClassVar = {"equal_pixels": "equal pixels", "score_difference": "largest difference of a score"}
 
-    def images(self) -> Iterator[np.ndarray]:
-        """The input of each image (1, h, w, C)."""
-        for _, images in self.inputs.batches():
-            yield from (image[None] for image in images)
+    def network(self, model: keras.Model) -> keras.Model:
+        outputs = SegmentOutputs(model, name="segments")(model.output)
+        if "masks" in outputs:  # some formats have no Boolean outputs
+            outputs["masks"] = keras.ops.cast(outputs["masks"], "int32")
+        return keras.Model(model.input, outputs, name=model.name)
+
+    def measure(self, artifact: str, expected: Sequence[Outputs], found: Sequence[Outputs], *, exact: bool) -> Measures:
+        share = float(np.mean([equal_pixels(*pair) for pair in zip(expected, found, strict=True)]))
+        least = _LEAST_EQUAL if exact else _LEAST_ROUNDED
+        if not share >= least:
+            raise ParityError(
+                f"{share:.1%} of the pixels of the {artifact} are those of the model, fewer than {least:.1%}, so it "
+                "was not kept."
+            )
+        pairs = [(a["scores"], b["scores"]) for a, b in zip(expected, found, strict=True) if "scores" in a]
+        difference = max((float(np.abs(a - b).max()) for a, b in pairs), default=0.0)
+        if exact and not difference <= _ROUNDED_SCORE:
+            raise ParityError(
+                f"A score of the {artifact} differs from the model's by {difference:.3g}, more than "
+                f"{_ROUNDED_SCORE:g}, so it was not kept."
+            )
+        return {"equal_pixels": share, "score_difference": difference}
+
+    def sentence(self, measures: Measures) -> str:
+        return f"{measures['equal_pixels']:.2%} of the pixels are those of the Keras model"
 
 
-def reference_of(exported: ExportedModel) -> SegmentReference:
-    """The segments of the sample images by the Keras model in float32."""
-    model, preprocessing = segments_model(in_dtype(exported.model, "float32")), preprocessing_of(exported.model)
-    inputs = parity.Reference(exported.samples, preprocessing, np.zeros(0))
-    reference = SegmentReference(inputs, [])
-    found = [{name: value[0] for name, value in model.predict_on_batch(image).items()} for image in reference.images()]
-    return dataclasses.replace(reference, outputs=found)
+def open_segmentation(run: Run, options: SourceOptions) -> Segmentation | None:
+    """The model of a run that segments; None if its model does not."""
+    task = task_of(run.model)
+    if not isinstance(task, SegmentationConfig | LinearSegmentationConfig):
+        return None
+    return Segmentation(open_with_classes(run, options, task.num_classes))
 
 
 def equal_pixels(expected: Outputs, found: Outputs) -> float:
@@ -93,36 +89,3 @@ def equal_pixels(expected: Outputs, found: Outputs) -> float:
         return 1.0 - float((ours != theirs).sum() / max((ours | theirs).sum(), 1))
     ours, theirs = (np.append(each["classes"], -1)[each["segment_map"]] for each in (expected, found))
     return float(np.mean(ours == theirs))
-
-
-def compared(name: str, expected: Sequence[Outputs], found: Sequence[Outputs], *, exact: bool) -> dict[str, float]:
-    """The share of equal pixels over all images, and the largest difference of a score.
-
-    Raises ParityError if pixels or scores differ by more than rounding, or with exact False a tenth of the pixels.
-
-    name: of the artifact.
-    """
-    share = float(np.mean([equal_pixels(*pair) for pair in zip(expected, found, strict=True)]))
-    least = _LEAST_EQUAL if exact else _LEAST_ROUNDED
-    if not share >= least:
-        raise ParityError(
-            f"{share:.1%} of the pixels of the {name} are those of the model, fewer than {least:.1%}, so it was not "
-            "kept."
-        )
-    pairs = [(a["scores"], b["scores"]) for a, b in zip(expected, found, strict=True) if "scores" in a]
-    difference = max((float(np.abs(a - b).max()) for a, b in pairs), default=0.0)
-    if exact and not difference <= _ROUNDED_SCORE:
-        raise ParityError(
-            f"A score of the {name} differs from the model's by {difference:.3g}, more than {_ROUNDED_SCORE:g}, so it "
-            "was not kept."
-        )
-    return {"equal_pixels": share, "score_difference": difference}
-
-
-def table_of(files: Mapping[str, Mapping[str, Any]]) -> tuple[str, Sequence[str], Sequence[Sequence[object]]]:
-    """The table of report.md."""
-    rows = [
-        (name, f"{row['equal_pixels']:.4f}", f"{row['score_difference']:.3g}", f"{row['bytes']:,}")
-        for name, row in files.items()
-    ]
-    return "Differences from the Keras model", ("file", "equal pixels", "largest difference of a score", "bytes"), rows

@@ -20,22 +20,18 @@ def main(arguments: Sequence[str]) -> None:
     check_output(options.output)
     cli.require_tensorflow()
 
-    from export.detection import is_detector, open_detector
     from export.onnx import runtimes
-    from export.onnx.detection import export_detector
     from export.onnx.export import export_onnx, summary
-    from export.onnx.segmentation import export_segmenter
-    from export.segmentation import is_segmenter, open_segmenter
+    from export.onnx.task import export_task
     from export.source import open_model
+    from export.task_of_run import task_of_run
 
     runtimes.require_packages(options.formats)  # before a large model is loaded
-    if is_detector(run):
-        for path, difference in export_detector(open_detector(run, options.source), options):
-            print(f"{path}: boxes and logits within {difference:.2g} of the Keras model.")
-        return
-    if is_segmenter(run):
-        for path, share in export_segmenter(open_segmenter(run, options.source), options):
-            print(f"{path}: {share:.2%} of the pixels are those of the Keras model.")
+    if (task := task_of_run(run, options.source, options.embeddings)) is not None:
+        for path, measures in export_task(task, options):
+            print(f"{path}: {task.sentence(measures)}.")
+        kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
+        cli.print_next([("tflite", *options.source.arguments(), *kind, "--output", "phone")])
         return
     written = export_onnx(open_model(run, options.source), options)
     print(summary(written))

@@ -21,33 +21,16 @@ def main(arguments: Sequence[str]) -> None:
     check_output(options.output)
     cli.require_tensorflow()
 
-    if options.embeddings is not None:
-        from export.saved_model.embeddings import export_embeddings
-        from export.source import open_without_classes
-
-        exported, normalize = open_without_classes(run, options.source), options.embeddings == "unit-length"
-        path, found = export_embeddings(
-            exported.model, exported.samples, to_path(options.output), origin=exported.origin, normalize=normalize
-        )
-        print(f"{path}: embeddings within {found.max_abs_diff:.2g} of the Keras model; see {path / 'report.md'}.")
-        cli.print_next([options.kit_command()])
-        return
-
     from export import parity
-    from export.detection import is_detector, open_detector
-    from export.saved_model.detection import export_detector
     from export.saved_model.export import export_saved_model, summary
-    from export.saved_model.segmentation import export_segmenter
-    from export.segmentation import is_segmenter, open_segmenter
+    from export.saved_model.task import export_task
     from export.source import open_model
+    from export.task_of_run import task_of_run
 
-    if is_detector(run):
-        path, difference = export_detector(open_detector(run, options.source), to_path(options.output))
-        print(f"{path}: boxes and logits within {difference:.2g} of the Keras model; see {path / 'report.md'}.")
-        return
-    if is_segmenter(run):
-        path, share = export_segmenter(open_segmenter(run, options.source), to_path(options.output))
-        print(f"{path}: {share:.2%} of the pixels are those of the Keras model; see {path / 'report.md'}.")
+    if (task := task_of_run(run, options.source, options.embeddings)) is not None:
+        path, measures = export_task(task, to_path(options.output))
+        print(f"{path}: {task.sentence(measures)}; see {path / 'report.md'}.")
+        cli.print_next([options.kit_command()])
         return
     parity.check_share(options.max_disagreement)
     path, found = export_saved_model(open_model(run, options.source), options)

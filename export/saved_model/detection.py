@@ -1,4 +1,4 @@
-"""Exports a detector as a SavedModel, and verifies it.
+"""The signatures of a detector.
 
 serving_default  image_bytes (B,) image files of any size -> of each the k likeliest objects: boxes (B, k, 4) left, top,
                  right and bottom in pixels of the given picture, seen upright; scores (B, k), 0 to 1; classes (B, k)
@@ -12,59 +12,27 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from export import parity, report
-from export.detection import agreement, detections_model, reference_of, require_equal, table_of
-from export.files import directory_bytes, save_module
+from export.files import save_module
 from export.inference_model import inference_model
-from export.saved_model.export import put_as_next_version
+from export.parity import FLOAT_TOLERANCE
 from export.saved_model.signatures import describe
-from export.source import ExportedModel
-from keras_vit import Preprocessing, preprocessing_of
+from export.tasks import Measures, Reference, Task
+from keras_vit import Preprocessing
 from keras_vit.errors import ParityError
-from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
-from keras_vit.files.tables import short_name
 from keras_vit.images import graph
 
+TENSOR = "image_tensor"
 # Objects of a picture, as in COCO.
 _TOP = 100
 # Pixels of the model's input by which a box may differ.
 _TOLERANCE = 0.05
 
 
-def export_detector(exported: ExportedModel, output: pathlib.Path) -> tuple[pathlib.Path, float]:
-    """Write the next version to `output`. Returns its path and its largest difference from the Keras model.
-
-    The SavedModel is loaded again and run on all samples, as tensors and as files. Raises ParityError, and writes
-    nothing, if it differs by more than rounding.
-    """
-    expected = reference_of(exported)
-    with staged(output) as stage:
-        version = stage / "version"
-        _write(exported, version)
-        loaded = tf.saved_model.load(version).signatures
-        batches = [(files, images) for files, images in expected.batches()]
-        found = np.concatenate([loaded["image_tensor"](image=images)["detections"] for _, images in batches])
-        difference = require_equal("SavedModel", expected, found)
-        answers = [loaded["serving_default"](image_bytes=tf.constant(files)) for files, _ in batches]
-        _require_same_objects(expected, answers)
-        row = {"max_abs_diff": difference, "agreement": agreement(expected.logits, found)}
-        files = {"SavedModel": row | {"bytes": directory_bytes(version)}}
-        title = f"Detector {short_name(exported.origin.name)} as SavedModel"
-        facts = exported.origin.facts("SavedModel of a detector", files)
-        report.write(
-            version,
-            title,
-            facts,
-            tables=[table_of(files)],
-            panels={"bytes": {"SavedModel": files["SavedModel"]["bytes"]}},
-        )
-        return put_as_next_version(version, output), difference
-
-
-def _write(exported: ExportedModel, path: pathlib.Path) -> None:
-    network = detections_model(inference_model(exported.model, for_tensorflow=True, all_tokens=True))
-    preprocessing = preprocessing_of(exported.model)
+def write(task: Task, path: pathlib.Path) -> None:
+    """Write signatures, weights and labels."""
+    exported, preprocessing = task.exported, task.exported.preprocessing
+    network = task.network(inference_model(exported.model, for_tensorflow=True, all_tokens=True))
     shape, count = (*preprocessing.image_size, preprocessing.channels), len(exported.labels)
     module = tf.Module()
     module.weights = [weight.value for weight in network.weights]
@@ -72,7 +40,7 @@ def _write(exported: ExportedModel, path: pathlib.Path) -> None:
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.float32, name="image")])
     def image_tensor(image):
-        return {"detections": network(tf.ensure_shape(image, (None, *shape)), training=False)}
+        return network(tf.ensure_shape(image, (None, *shape)), training=False)
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="image_bytes")])
     def serving_default(image_bytes):
@@ -122,26 +90,29 @@ def _in_picture(boxes: tf.Tensor, sizes: tf.Tensor, preprocessing: Preprocessing
     return tf.cast(tf.stack(placed, axis=-1), tf.float32)
 
 
-def _require_same_objects(expected: parity.Reference, answers: list[dict[str, tf.Tensor]]) -> None:
-    """Raise ParityError unless the objects of files are those of the Keras model, in the order of their scores."""
-    found = {
-        name: np.concatenate([answer[name].numpy() for answer in answers]) for name in ("boxes", "scores", "classes")
-    }
-    for number, (data, detections) in enumerate(zip(expected.samples.encoded, expected.logits, strict=True)):
-        size = expected.preprocessing.decode(tf.constant(data)).shape[:2]
+def measure_files(task: Task, expected: Reference, signatures) -> Measures:
+    """Nothing to report. Raises ParityError unless files give the objects of the Keras model, by their scores."""
+    preprocessing = task.exported.preprocessing
+    encoded = expected.samples.samples.encoded
+    for number, (data, outputs) in enumerate(zip(encoded, expected.outputs, strict=True)):
+        answer = signatures["serving_default"](image_bytes=tf.constant([data]))
+        found = {name: answer[name].numpy()[0] for name in ("boxes", "scores")}
+        detections = outputs["detections"]
+        size = preprocessing.decode(tf.constant(data)).shape[:2]
         logits = detections[:, 4:].max(axis=-1)
-        corners = expected.preprocessing.boxes_in_picture(detections[:, :4], tuple(size))
+        corners = preprocessing.boxes_in_picture(detections[:, :4], tuple(size))
         corners = np.clip(corners, 0, [size[1], size[0]] * 2)
-        order = np.argsort(-logits, kind="stable")[: found["scores"].shape[1]]
-        scores = 1.0 / (1.0 + np.exp(-logits))
-        difference = float(np.abs(found["scores"][number] - scores[order]).max())
+        order = np.argsort(-logits, kind="stable")[: len(found["scores"])]
+        scores, tolerance = 1.0 / (1.0 + np.exp(-logits)), FLOAT_TOLERANCE * max(1.0, float(np.abs(detections).max()))
+        difference = float(np.abs(found["scores"] - scores[order]).max())
         # Where scores are equal up to rounding, their boxes may come in another order.
-        near = np.abs(found["scores"][number][:, None] - scores[None]) <= expected.tolerance
-        apart = np.abs(found["boxes"][number][:, None] - corners[None]).max(axis=-1)
+        near = np.abs(found["scores"][:, None] - scores[None]) <= tolerance
+        apart = np.abs(found["boxes"][:, None] - corners[None]).max(axis=-1)
         pixels = float(np.where(near, apart, np.inf).min(axis=1).max())
-        allowed = _TOLERANCE * max(max(size) / min(expected.preprocessing.image_size), 1.0)
-        if not (difference <= expected.tolerance and pixels <= allowed):
+        allowed = _TOLERANCE * max(max(size) / min(preprocessing.image_size), 1.0)
+        if not (difference <= tolerance and pixels <= allowed):
             raise ParityError(
                 f"The SavedModel's objects of image {number} differ from the model's by {difference:.3g} in a score "
                 f"and {pixels:.3g} pixels, so it was not kept."
             )
+    return {}

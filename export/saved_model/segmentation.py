@@ -1,4 +1,4 @@
-"""Exports a model that segments as a SavedModel, and verifies it.
+"""The signatures of a model that segments.
 
 serving_default  image_bytes () an image file of any size -> segments at the size of the picture, seen upright. Of
                  semantic: label_map (H, W) int32. Of instance: masks (N, H, W) bool, classes (N,) int32, scores (N,)
@@ -13,53 +13,25 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from export import report
-from export.files import directory_bytes, save_module
+from export.files import save_module
 from export.inference_model import inference_model
-from export.saved_model.export import put_as_next_version
-from export.segmentation import SegmentReference, compared, reference_of, segments_model, table_of
-from export.source import ExportedModel
-from keras_vit import preprocessing_of, task_of
-from keras_vit.files.atomic import staged
+from export.tasks import Measures, Reference, Task
+from keras_vit import task_of
 from keras_vit.files.labels import LABELS, labels_text
-from keras_vit.files.tables import short_name
 from keras_vit.images import graph
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.segment_outputs import segment_outputs
 
+TENSOR = "image_tensor"
 _THRESHOLD = 0.5
 
 
-def export_segmenter(exported: ExportedModel, output: pathlib.Path) -> tuple[pathlib.Path, float]:
-    """Write the next version to `output`. Returns its path and the share of pixels that are those of the Keras model.
-
-    The SavedModel is loaded again and run on all samples, as tensors and as files. Raises ParityError, and writes
-    nothing, if it differs by more than rounding.
-    """
-    expected = reference_of(exported)
-    with staged(output) as stage:
-        version = stage / "version"
-        _write(exported, version)
-        loaded = tf.saved_model.load(version).signatures
-        found = [
-            {name: value.numpy()[0] for name, value in loaded["image_tensor"](image=tf.constant(image)).items()}
-            for image in expected.images()
-        ]
-        row = compared("SavedModel", expected.outputs, found, exact=True)
-        from_files = _compared_files(exported, expected, loaded["serving_default"])
-        files = {"SavedModel": row | {"equal_pixels_of_files": from_files, "bytes": directory_bytes(version)}}
-        title = f"Segmentation {short_name(exported.origin.name)} as SavedModel"
-        facts = exported.origin.facts("SavedModel of a segmentation", files)
-        panels: dict = {"bytes": {"SavedModel": files["SavedModel"]["bytes"]}}
-        report.write(version, title, facts, tables=[table_of(files)], panels=panels)
-        shares = [row["equal_pixels"], *([] if from_files is None else [from_files])]
-        return put_as_next_version(version, output), min(shares)
-
-
-def _write(exported: ExportedModel, path: pathlib.Path) -> None:
+def write(task: Task, path: pathlib.Path) -> None:
+    """Write signatures, weights and labels."""
+    exported, preprocessing = task.exported, task.exported.preprocessing
     network = inference_model(exported.model, for_tensorflow=True, all_tokens=True)
-    preprocessing, task = preprocessing_of(exported.model), task_of(exported.model)
-    at_input, shape = segments_model(network), (*preprocessing.image_size, preprocessing.channels)
+    at_input, shape = task.network(network), (*preprocessing.image_size, preprocessing.channels)
+    segmentation = task_of(exported.model)
     module = tf.Module()
     module.weights = [weight.value for weight in network.weights]
     module.labels = tf.constant([*exported.labels, ""])  # the last of queries of panoptic that are no object
@@ -76,7 +48,7 @@ def _write(exported: ExportedModel, path: pathlib.Path) -> None:
         if "class_logits" in outputs:
             outputs = _likely(outputs)
         found = segment_outputs(
-            outputs, task, preprocessing, tf.unstack(tf.shape(pixels)[:2]), threshold=_THRESHOLD, resize=_resize
+            outputs, segmentation, preprocessing, tf.unstack(tf.shape(pixels)[:2]), threshold=_THRESHOLD, resize=_resize
         )
         found = {name: value[0] for name, value in found.items()}
         if "masks" in found:
@@ -103,23 +75,27 @@ def _likely(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {"class_logits": tf.gather(logits, chosen, axis=1), "mask_logits": tf.gather(masks, chosen, axis=-1)}
 
 
-def _compared_files(exported: ExportedModel, expected: SegmentReference, signature) -> float | None:
-    """The share of pixels that are those of the Keras model, at the size of the pictures; None without any object."""
-    model, preprocessing, task = exported.model, preprocessing_of(exported.model), task_of(exported.model)
-    assert isinstance(task, SegmentationConfig | LinearSegmentationConfig)
+def measure_files(task: Task, expected: Reference, signatures) -> Measures:
+    """The share of pixels that are those of the Keras model, at the size of the pictures; nothing without objects."""
+    model, preprocessing = task.exported.model, task.exported.preprocessing
+    segmentation = task_of(model)
+    assert isinstance(segmentation, SegmentationConfig | LinearSegmentationConfig)
     ours, theirs = [], []
-    for data, image in zip(expected.inputs.samples.encoded, expected.images(), strict=True):
+    for data, image in zip(expected.samples.samples.encoded, expected.images(batch=False), strict=True):
         size = tuple(graph.decode_to_channels(tf.constant(data), preprocessing).shape[:2])
         outputs = model(image, training=False)
         if "class_logits" in outputs:
             outputs = _likely(outputs)
-        found = segment_outputs(outputs, task, preprocessing, size, threshold=_THRESHOLD)
+        found = segment_outputs(outputs, segmentation, preprocessing, size, threshold=_THRESHOLD)
         kept = {name: np.asarray(value)[0] for name, value in found.items()}
         if "masks" in kept:
             chosen = kept["scores"] >= _THRESHOLD
             kept = {name: value[chosen] for name, value in kept.items()}
         ours.append(kept)
-        answer = signature(image_bytes=tf.constant(data))
+        answer = signatures["serving_default"](image_bytes=tf.constant(data))
         theirs.append({name: answer[name].numpy() for name in kept})
     pairs = [pair for pair in zip(ours, theirs, strict=True) if "masks" not in pair[0] or len(pair[0]["masks"])]
-    return compared("SavedModel of files", *zip(*pairs, strict=True), exact=True)["equal_pixels"] if pairs else None
+    if not pairs:
+        return {}
+    measures = task.measure("SavedModel of files", *zip(*pairs, strict=True), exact=True)
+    return {"equal_pixels_of_files": measures["equal_pixels"]}

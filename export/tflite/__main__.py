@@ -22,41 +22,18 @@ def main(arguments: Sequence[str]) -> None:
     check_output(options.output)
     cli.require_tensorflow()
 
-    if options.embeddings is not None:
-        from export.source import open_without_classes
-        from export.tflite.embeddings import export_embeddings
-
-        exported, normalize = open_without_classes(run, options.source), options.embeddings == "unit-length"
-        files = export_embeddings(
-            exported.model,
-            exported.samples,
-            to_path(options.output),
-            options.formats,
-            origin=exported.origin,
-            normalize=normalize,
-        )
-        for path, found in files.values():
-            print(f"{path}: embeddings within {found.max_abs_diff:.2g} of the Keras model.")
-        cli.print_next([("saved-model", *options.source.arguments(), "--embeddings", "features", "--output", "served")])
-        return
-
     from export import parity
-    from export.detection import is_detector, open_detector
-    from export.segmentation import is_segmenter, open_segmenter
     from export.source import open_model
-    from export.tflite.detection import export_detector
+    from export.task_of_run import task_of_run
     from export.tflite.export import export_tflite, read_calibration, summary
-    from export.tflite.segmentation import export_segmenter
+    from export.tflite.task import export_task
 
-    if is_detector(run):
-        detector, output = open_detector(run, options.source), to_path(options.output)
-        for path, difference in export_detector(detector, output, options.formats).values():
-            print(f"{path}: boxes and logits within {difference:.2g} of the Keras model.")
-        return
-    if is_segmenter(run):
-        segmenter, output = open_segmenter(run, options.source), to_path(options.output)
-        for path, share in export_segmenter(segmenter, output, options.formats).values():
-            print(f"{path}: {share:.2%} of the pixels are those of the Keras model.")
+    source = options.source
+    if (task := task_of_run(run, source, options.embeddings)) is not None:
+        for path, measures in export_task(task, to_path(options.output), options.formats).values():
+            print(f"{path}: {task.sentence(measures)}.")
+        kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
+        cli.print_next([("saved-model", *source.arguments(), *kind, "--output", "served")])
         return
     parity.check_share(options.max_disagreement)
     exported = open_model(run, options.source)

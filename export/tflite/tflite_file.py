@@ -49,8 +49,8 @@ def with_metadata(
     """
     model = unpack(content)
     buffer = schema.BufferT()
-    shapes = [model.subgraphs[0].tensors[index].shape for index in model.subgraphs[0].outputs]
-    outputs = ["unknown_score" if len(shape) == 1 else "logits" for shape in shapes]
+    named = {end.tensorIndex: end.name.decode() for each in model.signatureDefs or () for end in each.outputs}
+    outputs = [named.get(index, "logits") for index in model.subgraphs[0].outputs]
     metadata = _metadata(name, description, preprocessing, raw_pixels, terms, outputs)
     buffer.data = np.frombuffer(metadata, np.uint8)
     model.buffers.append(buffer)
@@ -88,16 +88,12 @@ def _metadata(
     values = "pixels 0..255" if raw_pixels else f"pixels 0..255 normalized to {preprocessing.value_range}"
     fields = {**preprocessing.resizing(), "value_range": preprocessing.value_range}
     about_input = builder.CreateString(f"{values}{preprocessing_text(fields)}")
-    about_output = builder.CreateString("one logit per class, in the order of the labels")
+    about_logits = builder.CreateString("one logit per class, in the order of the labels")
     labels = _table(builder, {0: text[run_directory.LABELS]}, {2: _AXIS_LABELS})
     image_info = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})
     about_score = builder.CreateString("larger for an image of none of the classes; the description has its threshold")
-    infos = [
-        _table(builder, {0: text[output], 1: about_output, 6: _offsets(builder, [labels])})
-        if output == "logits"
-        else _table(builder, {0: text[output], 1: about_score})
-        for output in outputs
-    ]
+    known = {"logits": {1: about_logits, 6: _offsets(builder, [labels])}, "unknown_score": {1: about_score}}
+    infos = [_table(builder, {0: text[output], **known.get(output, {})}) for output in outputs]
     graph = _table(builder, {2: _offsets(builder, [image_info]), 3: _offsets(builder, infos)})
     graphs = _offsets(builder, [graph])
     model = _table(builder, {0: text[name], 1: text[description], 3: graphs, 5: text[terms], 7: text[_PARSER]})

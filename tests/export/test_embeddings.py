@@ -9,12 +9,13 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 import keras_vit
-from export.embeddings import embedding_model, require_same_direction
+from export.embeddings import embedding_of
+from export.onnx import __main__ as onnx_command
 from export.saved_model import __main__ as saved_model
-from export.saved_model.embeddings import export_embeddings as as_saved_model
-from export.source import random_images
+from export.saved_model.task import export_task as as_saved_model
+from export.source import ExportedModel, random_images
 from export.tflite import __main__ as tflite
-from export.tflite.embeddings import export_embeddings as as_tflite
+from export.tflite.task import export_task as as_tflite
 from keras_vit.errors import ParityError, UserError
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 
@@ -28,14 +29,16 @@ def _clip():
     return keras_vit.from_checkpoint(FIXTURES / "tasks" / "hf_clip_two_towers")
 
 
-def samples_of(model):
-    return random_images(keras_vit.preprocessing_of(model))
+def task_of(model, *, normalize=False):
+    samples = random_images(keras_vit.preprocessing_of(model))
+    return embedding_of(ExportedModel(model, (), samples), normalize=normalize)
 
 
 @pytest.mark.parametrize("normalize", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_signature_embed_gives_the_embeddings_of_clip(normalize, clip, tmp_path):
-    samples = samples_of(clip)
-    path, _ = as_saved_model(clip, samples, tmp_path / "served", normalize=normalize)
+    task = task_of(clip, normalize=normalize)
+    samples = task.exported.samples
+    path, _ = as_saved_model(task, tmp_path / "served")
     found = tf.saved_model.load(path).signatures["embed"](image_bytes=tf.constant(samples.encoded))["embeddings"]
     preprocess = keras_vit.preprocessing_of(clip)
     images = np.stack([np.asarray(preprocess(tf.io.decode_png(file).numpy())) for file in samples.encoded])
@@ -47,7 +50,7 @@ def test_the_signature_embed_gives_the_embeddings_of_clip(normalize, clip, tmp_p
 
 
 def test_tflite_files_give_the_embeddings(clip, tmp_path):
-    written = as_tflite(clip, samples_of(clip), tmp_path, ("float32", "int8-dynamic"), normalize=True)
+    written = as_tflite(task_of(clip, normalize=True), tmp_path, ("float32", "int8-dynamic"))
     interpreter = Interpreter(str(written["float32"][0]))
     interpreter.allocate_tensors()
     image = np.random.default_rng(0).normal(size=(1, 20, 20, 3)).astype(np.float32)
@@ -62,23 +65,41 @@ def test_tflite_files_give_the_embeddings(clip, tmp_path):
 def test_what_the_head_reads_is_the_embedding_of_a_classifier_and_of_a_model_without_head():
     images = np.random.default_rng(1).normal(size=(2, *TINY_IMAGE, 3)).astype(np.float32)
     model = tiny(num_classes=3)
-    np.testing.assert_allclose(embedding_model(model)(images), keras_vit.intermediates(model, "pre_logits")(images))
+    expected = keras_vit.intermediates(model, "pre_logits")(images)
+    np.testing.assert_allclose(task_of(model).exported.model(images), expected)
     features = tiny(num_classes=0)
-    np.testing.assert_allclose(embedding_model(features)(images), features(images))
+    np.testing.assert_allclose(task_of(features).exported.model(images), features(images))
 
 
 def test_a_model_of_all_tokens_and_a_calibrated_format_are_refused(clip, tmp_path):
     tokens = keras_vit.build(dataclasses.replace(TINY, classifier="unpooled"), image_size=TINY_IMAGE, num_classes=0)
     with pytest.raises(UserError, match="needs one vector per image"):
-        as_saved_model(tokens, samples_of(tokens), tmp_path)
+        task_of(tokens)
     with pytest.raises(UserError, match="int8 is calibrated for classes"):
-        as_tflite(clip, samples_of(clip), tmp_path, ("int8",))
+        as_tflite(task_of(clip), tmp_path, ("int8",))
 
 
 def test_embeddings_that_point_elsewhere_are_not_kept(clip):
-    expected = type("Reference", (), {"logits": np.eye(3, dtype=np.float32)})
+    task, expected = task_of(clip), [{"embeddings": row} for row in np.eye(3, dtype=np.float32)]
     with pytest.raises(ParityError, match="has the cosine 0.0000"):
-        require_same_direction("file", expected, np.roll(np.eye(3, dtype=np.float32), 1, axis=1))
+        task.measure("file", expected, expected[::-1], exact=False)
+    with pytest.raises(ParityError, match="differ from the model's by up to 1, more than 0.0001"):
+        task.measure("file", expected, expected[::-1], exact=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_onnx_files_give_the_embeddings(tmp_path):
+    pytest.importorskip("tf2onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    model = tiny(num_classes=0)
+    model.save(tmp_path / "features.keras")
+    options = ["--checkpoint", str(tmp_path / "features.keras"), "--output", str(tmp_path / "out")]
+    onnx_command.main([*options, "--embeddings", "features"])
+    images = np.random.default_rng(0).normal(size=(3, *TINY_IMAGE, 3)).astype(np.float32)
+    session = runtime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["embeddings"], {"image": images})
+    np.testing.assert_allclose(found, model(images), atol=1e-5)
 
 
 def test_the_commands_export_a_checkpoint_without_head(tmp_path):

@@ -12,10 +12,10 @@ import tensorflow as tf
 import keras_vit
 from export.options import OnnxOptions, SourceOptions
 from export.saved_model import cpp_loader
-from export.saved_model.segmentation import export_segmenter as export_saved_model
-from export.segmentation import compared, open_segmenter, segments_model
+from export.saved_model.task import export_task as export_saved_model
+from export.segmentation import Segmentation, open_segmentation
 from export.source import random_images
-from export.tflite.segmentation import export_segmenter as export_tflite
+from export.tflite.task import export_task as export_tflite
 from keras_vit import SegmentationConfig
 from keras_vit.errors import ParityError
 from keras_vit.models.config import LinearSegmentationConfig
@@ -38,16 +38,16 @@ def exported(task: str):
     model = randomize(keras_vit.models.tasks.build_task(TINY, TASKS[task], PREPROCESSING))
     if task in ("instance", "panoptic"):  # segments that are likely
         model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
-    source = open_segmenter(run_of(model, labels=LABELS), SourceOptions(checkpoint="memory"))
+    source = open_segmentation(run_of(model, labels=LABELS), SourceOptions(checkpoint="memory"))
     samples = random_images(PREPROCESSING)
     few = dataclasses.replace(samples, encoded=samples.encoded[:3], labels=samples.labels[:3])
-    return dataclasses.replace(source, labels=LABELS, samples=few)
+    return Segmentation(dataclasses.replace(source.exported, labels=LABELS, samples=few))
 
 
 @pytest.mark.parametrize("task", ["panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TASKS)[:3])])
 def test_a_saved_model_takes_files_and_gives_segments_at_the_size_of_the_picture(task, tmp_path):
-    path, share = export_saved_model(exported(task), tmp_path / "served")
-    assert share >= 0.999
+    path, measures = export_saved_model(exported(task), tmp_path / "served")
+    assert min(measures["equal_pixels"], measures["equal_pixels_of_files"]) >= 0.999
     serve = tf.saved_model.load(path).signatures["serving_default"]
     data = tf.io.encode_png(np.random.default_rng(0).integers(0, 256, (51, 23, 3), np.uint8))
     answer = {name: value.numpy() for name, value in serve(image_bytes=data).items()}
@@ -83,8 +83,8 @@ def test_a_saved_model_answers_in_the_loader_of_c_plus_plus(tmp_path):
 )
 def test_tflite_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
     written = export_tflite(exported(task), tmp_path / "phone", ("float32", "int8-dynamic"))
-    assert written["float32"][1] >= 0.999
-    assert written["int8-dynamic"][1] >= 0.9
+    assert written["float32"][1]["equal_pixels"] >= 0.999
+    assert written["int8-dynamic"][1]["equal_pixels"] >= 0.9
     report = json.loads((tmp_path / "phone" / "report.json").read_text())
     assert set(report["files"]) == {"float32", "int8-dynamic"}
 
@@ -93,19 +93,22 @@ def test_tflite_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 def test_onnx_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
     pytest.importorskip("onnxruntime")
-    from export.onnx.segmentation import export_segmenter
+    from export.onnx.task import export_task
 
     options = OnnxOptions(SourceOptions(checkpoint="memory"), str(tmp_path / "portable"))
-    ((path, share),) = export_segmenter(exported(task), options)
+    ((path, measures),) = export_task(exported(task), options)
     assert path.is_file()
-    assert share >= 0.999
+    assert measures["equal_pixels"] >= 0.999
 
 
 def test_an_export_with_other_pixels_is_not_kept():
     right, wrong = {"label_map": np.zeros((8, 8), int)}, {"label_map": np.eye(8, dtype=int)}
-    assert compared("file", [right], [right], exact=True) == {"equal_pixels": 1.0, "score_difference": 0.0}
+    assert Segmentation(None).measure("file", [right], [right], exact=True) == {
+        "equal_pixels": 1.0,
+        "score_difference": 0.0,
+    }
     with pytest.raises(ParityError, match="87.5% of the pixels of the file are those of the model, fewer than 90.0%"):
-        compared("file", [right], [wrong], exact=False)
+        Segmentation(None).measure("file", [right], [wrong], exact=False)
 
 
 def test_small_masks_and_scores_that_differ_are_not_kept():
@@ -113,15 +116,15 @@ def test_small_masks_and_scores_that_differ_are_not_kept():
     mask[0, 3, 3] = True
     right = {"masks": mask, "classes": np.zeros(1, int), "scores": scores}
     with pytest.raises(ParityError, match="0.0% of the pixels of the file"):
-        compared("file", [right], [right | {"masks": np.roll(mask, 1, axis=1)}], exact=True)
+        Segmentation(None).measure("file", [right], [right | {"masks": np.roll(mask, 1, axis=1)}], exact=True)
     with pytest.raises(ParityError, match="A score of the file differs from the model's by 0.2"):
-        compared("file", [right], [right | {"scores": scores - 0.2}], exact=True)
+        Segmentation(None).measure("file", [right], [right | {"scores": scores - 0.2}], exact=True)
 
 
 @pytest.mark.slow
 def test_a_picture_without_any_object_is_served(tmp_path):
     source = exported("panoptic")
-    head = source.model.get_layer("class_head")
+    head = source.exported.model.get_layer("class_head")
     head.bias.assign([0.0] * 4 + [50.0])  # the last is no object
     path, _ = export_saved_model(source, tmp_path / "served")
     serve = tf.saved_model.load(path).signatures["serving_default"]
@@ -130,8 +133,9 @@ def test_a_picture_without_any_object_is_served(tmp_path):
 
 
 def test_the_model_of_segments_gives_what_the_outputs_say():
-    model = exported("panoptic").model
+    task = exported("panoptic")
+    model = task.exported.model
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 40, 3)).astype(np.float32)
     expected = segment_outputs(model(images), TASKS["panoptic"], PREPROCESSING)
-    for name, value in segments_model(model).predict(images, verbose=0).items():
+    for name, value in task.network(model).predict(images, verbose=0).items():
         np.testing.assert_allclose(value, keras.ops.convert_to_numpy(expected[name]), atol=1e-5, err_msg=name)
