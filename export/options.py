@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError, refuse_without_effect
-from keras_vit.files.remote import check_saved_model_path, to_path
+from keras_vit.files.remote import check_saved_model_path, local_path, to_path
 from keras_vit.parser import Aliases, Count, MayLead, Range, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run, open_run_directory
 
@@ -240,6 +240,32 @@ def check_web_formats(formats: Sequence[OnnxFormat]) -> None:
     """Raise UserError if there is no file for the page of --web to run."""
     if "onnx" not in formats:
         raise UserError(f"The page of --web runs model.onnx, but --formats has {', '.join(formats)}; add onnx.")
+
+
+FastestForm = Literal[
+    "saved-model", "saved-model-xla", "saved-model-bfloat16", "tflite", "tflite-int8-dynamic", "onnx", "openvino"
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class FastestOptions:
+    """Export a model in all forms, measure them on this machine, and recommend one."""
+
+    source: SourceOptions
+    output: str
+    """Directory for a folder of each form, report.md and report.json; of this machine."""
+    batch_size: Count = 1
+    """Images in a call."""
+    threads: Count | None = None
+    """Threads of a call; default: one for each processor that the command may use."""
+    rounds: Count = 11
+    """Rounds of the measurement, in each of which all forms run in turn."""
+    formats: tuple[FastestForm, ...] = get_args(FastestForm)
+    """Forms to compare; those of packages that are not installed are left out."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        local_path(self.output, "output")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,6 +63,7 @@ FLOORS = (
     "export.tflite",
     "export.saved_model",
     "export.onnx",
+    "export.fastest",
     "training",  # the commands
 )
 # The one module of keras_vit that imports backends, inside its functions, because keras.ops has no gradients.

@@ -480,7 +480,7 @@ def test_help_and_a_wrong_option_wait_for_nothing():
 
 
 def test_all_commands_are_found_and_all_but_these_require_tensorflow():
-    assert len(COMMANDS) == 39
+    assert len(COMMANDS) == 40
     without = {name for name, path in COMMANDS.items() if "    cli.require_tensorflow()\n" not in path.read_text()}
     assert without == {
         "benchmarks.gpu",
