@@ -116,19 +116,25 @@ def noisy_products(
     """
     found = {product.outputs: product for product in products(content)}
     names = {name for product in found.values() for name in (product.inputs, product.outputs)}
-    noise, power = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0.0)
+    noise = dict.fromkeys(found, 0.0)
+    outputs: dict[str, list[np.ndarray]] = {name: [] for name in found}  # mean and mean square of each unit
     for tensors in _activations(content, images, names):
         errors = {name: _error(tensor, ranges[name], bits) for name, tensor in tensors.items() if name in ranges}
         for name, product in found.items():
             if product.inputs in errors and name in errors:
-                # Independent errors: those of the inputs have the power of the weights of each unit.
-                per_unit = np.square(product.weights.reshape(len(product.weights), -1)).sum()
-                spread = tensors[name].reshape(-1, tensors[name].shape[-1])
-                noise[name] += np.mean(np.square(errors[product.inputs])) * per_unit + np.sum(
-                    np.mean(np.square(errors[name].reshape(spread.shape)), axis=0)
-                )
-                power[name] += np.sum(np.var(spread, axis=0))
-    return [name for name in found if noise[name] > _NOISY * power[name]]
+                units = len(product.weights)
+                # The errors of the inputs are independent, so their power is multiplied by that of the weights.
+                noise[name] += np.mean(np.square(errors[product.inputs])) * np.sum(np.square(product.weights))
+                noise[name] += np.mean(np.square(errors[name])) * units
+                rows = tensors[name].reshape(-1, units).astype(np.float64)
+                outputs[name].append(np.stack([rows.mean(axis=0), np.square(rows).mean(axis=0)]))
+    noisy = []
+    for name, moments in outputs.items():
+        if moments:
+            mean, square = np.mean(moments, axis=0)
+            if noise[name] > _NOISY * len(moments) * np.sum(square - np.square(mean)):
+                noisy.append(name)
+    return noisy
 
 
 def _error(tensor: np.ndarray, ends: Mapping[str, np.ndarray], bits: int) -> np.ndarray:
