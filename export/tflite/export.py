@@ -78,15 +78,15 @@ def export_tflite(
         batches = (images for _, images in expected.batches(raw_pixels=uint8_input))
         normalized = (np.asarray(preprocessing.normalize(images)) if uint8_input else images for images in batches)
         expected_scores = unknown.scores(in_dtype(model, "float32"), normalized)
-    batches, inputs = list[np.ndarray](), list[np.ndarray]()
+    representative, inputs = list[np.ndarray](), list[np.ndarray]()
     smoothed, scaled = model, dict[str, Gain]()
     if calibration is not None:
         reference = parity.Reference(calibration, preprocessing, np.zeros(0))
-        batches = [images for _, images in reference.batches()]
-        raw = (images for _, images in reference.batches(raw_pixels=True)) if uint8_input else batches
+        representative = [images for _, images in reference.batches()]
+        raw = (images for _, images in reference.batches(raw_pixels=True)) if uint8_input else representative
         inputs = [image[None] for images in raw for image in images]
         if any(kind in EIGHT_BIT_ACTIVATIONS for kind in formats):
-            smoothed, scaled = smooth_quant(model, batches)
+            smoothed, scaled = smooth_quant(model, representative)
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, errors, steps, in_eight_bits = {}, {}, {}, list[DenseLayers]()
@@ -102,9 +102,9 @@ def export_tflite(
             progress.doing = f"{kind} ({number} of {len(formats)})"
             # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
             all_tokens, is_smoothed = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and smoothed is not model
-            is_rounded = kind in EIGHT_BIT_WEIGHTS and bool(batches)
+            is_rounded = kind in EIGHT_BIT_WEIGHTS and bool(representative)
             if (is_smoothed, is_rounded) not in models:
-                models[is_smoothed, is_rounded] = round_kernels(models[is_smoothed, False], batches)
+                models[is_smoothed, is_rounded] = round_kernels(models[is_smoothed, False], representative)
             form = all_tokens, is_smoothed, is_rounded
             if form not in float_files:
                 float_files[form] = pathlib.Path(temporary) / f"{kind}.tflite"

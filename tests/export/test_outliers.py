@@ -107,16 +107,16 @@ def test_a_product_whose_range_is_wide_is_noisy_and_takes_its_range_at_run_time(
             extremes[name] = {"min": min(low, tensor.min()), "max": max(high, tensor.max())}
     assert noisy_products(content, extremes, seen, bits=16) == []
     wide = found[2].outputs
-    extremes[wide] = {"min": 300 * extremes[wide]["min"], "max": 300 * extremes[wide]["max"]}
+    extremes[wide] = {"min": 3000 * extremes[wide]["min"], "max": 3000 * extremes[wide]["max"]}
     assert noisy_products(content, extremes, seen, bits=16) == [wide]
 
-    monkeypatch.setattr("export.tflite.quantize.noisy_products", lambda *_: [wide])
+    monkeypatch.setattr("export.tflite.quantize.noisy_products", lambda *_: [product.outputs for product in found])
     quantized, steps = quantize_static(float_file, "int8", seen)
     [step] = [step for step in steps if "run time" in step.name]
     assert step.kept
     dense = [o for o in Graph(quantized).operators if o.name in ("FULLY_CONNECTED", "CONV_2D")]
     kinds = [tuple(tensor.dtype for tensor in (*o.inputs[:2], *o.outputs)) for o in dense]
-    assert kinds.count(("FLOAT32", "INT8", "FLOAT32")) == 1
+    assert kinds == [("FLOAT32", "INT8", "FLOAT32")] * len(found)
     _, steps = quantize_static(float_file, "int8", seen, at_run_time=False)
     assert not any("run time" in step.name for step in steps)
 
