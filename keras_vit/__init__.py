@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from keras_vit.models.resizing import resize_position_embedding
     from keras_vit.models.tasks import task_of
     from keras_vit.published import list_models
+    from keras_vit.run_directory import load
     from keras_vit.text.tokenizer import tokenizer
     from keras_vit.text.tower import text_tower
     from keras_vit.text.zero_shot import zero_shot
@@ -70,6 +71,7 @@ else:
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.fetch.find": ["find_checkpoint"],
             "published": ["list_models"],
+            "run_directory": ["load"],
             "models.build": [
                 "build",
                 "classes_of",
@@ -120,6 +122,7 @@ __all__ = [
     "hybrid_resnet",
     "intermediates",
     "list_models",
+    "load",
     "load_checkpoint",
     "preprocessing_of",
     "query_embeddings",

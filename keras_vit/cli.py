@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from keras_vit.errors import ParityError, UserError
@@ -67,6 +68,7 @@ COMMANDS = {
     "serving": "export.serving.kit",
 }
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_PYTHONS_FORMAT = warnings.formatwarning
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
 
 
@@ -121,6 +123,7 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     os.environ.setdefault(_LOG_LEVEL, _NONE)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
+    warnings.formatwarning = _format_warning
     # Else Python looks for cycles among the million objects of TensorFlow and Keras as it exits, which takes seconds.
     atexit.register(gc.freeze)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -137,6 +140,11 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *place: typing.Any) -> str:
+    """A warning for the user of a command without the line of code that gave it; others as Python shows them."""
+    return f"Warning: {message}\n" if category is UserWarning else _PYTHONS_FORMAT(message, category, *place)
 
 
 def _end(number: int, _) -> typing.NoReturn:

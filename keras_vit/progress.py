@@ -84,8 +84,8 @@ class Progress:
         seconds, done = time.monotonic() - self._begin, self._done - self._first
         if self._total is None:
             return f"{self._names()}: {duration(seconds)} so far"
-        left = duration(seconds / done * (self._total - self._done)) if done else "?"
-        return f"{self._names()}: {self._done:,} of {self._total:,} {self._unit}, {left} left"
+        left = f", {duration(seconds / done * (self._total - self._done))} left" if done else ""
+        return f"{self._names()}: {self._done:,} of {self._total:,} {self._unit}{left}"
 
     def _names(self) -> str:
         return ": ".join(each.doing for each in _OPEN if each.doing)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.describe import class_names_of, license_of
+from keras_vit.checkpoints.describe import class_names_of, describe, license_of
 from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz
-from keras_vit.files.remote import is_remote, is_web, to_path
+from keras_vit.files.remote import can_be_saved_model, is_remote, is_web, to_path
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
@@ -71,7 +71,7 @@ class Run:
     name: str
     """As the user gave it, for messages and reports."""
     image_size: tuple[int, int] | None = None
-    """(height, width) in pixels to take the model to; None keeps its own."""
+    """(height, width) in pixels to take the model to; None keeps its own, of a checkpoint that of its preprocessing."""
     num_heads: int | None = None
     """Of a checkpoint that does not tell them."""
     num_groups: int | None = None
@@ -116,12 +116,21 @@ class Run:
             classes = dict(zip(self.texts.labels, self.texts.texts, strict=True))
             return zero_shot(self.name, classes, self.texts.templates, self.image_size)
         if not run_directory.is_ours(self.checkpoint):
+            size = self.image_size or self._original_size()
             return from_checkpoint(
-                self.checkpoint, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups
+                self.checkpoint, image_size=size, num_heads=self.num_heads, num_groups=self.num_groups
             )
         self._refuse_settings()
         model = run_directory.load_model(self.checkpoint)
         return model if self.image_size is None else adapt(model, image_size=self.image_size)
+
+    def _original_size(self) -> tuple[int, int] | None:
+        """The image size of the original's preprocessing, if a file beside the weights says another than the weights'.
+
+        DINOv2's position embeddings are for 518 pixels, but its features are computed at 224.
+        """
+        found = describe(self.checkpoint, num_heads=self.num_heads, num_groups=self.num_groups)
+        return None if found.original_size == found.image_size else found.original_size
 
     @property
     def preprocessing(self) -> "Preprocessing":
@@ -245,7 +254,7 @@ class Run:
     def next_commands(self, done: str) -> list[tuple[str, ...]]:
         """What `keras_vit.cli.print_next` shows after the command `done`: up to three that take this run directory."""
         data, name = self.data_options, self.name.removesuffix(run_directory.MODEL).rstrip("/") or "."
-        model = ("--run", name)
+        model, served = ("--run", name), f"{name}/saved_model"
         recipe = self.settings.get("recipe")
         if isinstance(recipe, dict) and recipe.get("target", "classes") != "classes":  # pretrained without labels
             return [
@@ -257,7 +266,7 @@ class Run:
             "evaluate": ("evaluate", *model, *data) if data else None,
             "predict": ("predict", *model, *pictures),
             "inspect": ("inspect", *model, "--output", f"{name}/inspection") if self.file(SAMPLES) else None,
-            "saved-model": ("saved-model", *model, "--output", f"{name}/saved_model"),
+            "saved-model": ("saved-model", *model, "--output", served if can_be_saved_model(served) else "saved_model"),
         }
         return [command for name, command in commands.items() if command and name != done][:3]
 
@@ -358,7 +367,10 @@ def open_run(
 
 
 def open_run_directory(path: str | os.PathLike) -> Run:
-    """Open the directory of a finished run. Raises UserError for anything else."""
+    """Open the directory of a finished run, or the model in it. Raises UserError for anything else."""
+    place = to_path(path)
+    if place.name == run_directory.MODEL and place.is_file():
+        path = place.parent
     run_directory.find(path, run_directory.MODEL)
     return open_run(path)
 

@@ -69,13 +69,23 @@ def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, mo
     assert "a step of" in capsys.readouterr().out
 
 
-def test_the_image_size_is_that_of_the_originals_preprocessing(backbone, tmp_path):
-    assert choices.original_image_size(str(backbone)) is None
+def test_a_checkpoint_is_opened_at_the_image_size_of_its_preprocessing(tmp_path):
     folder = shutil.copytree(FIXTURES / "hf_vit", tmp_path / "hf_vit")
-    assert choices.original_image_size(str(folder)) is None
+    own = open_run(str(folder)).model.input_shape
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 64, "width": 64}}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    assert choices.original_image_size(str(folder)) == (64, 64)
+    assert open_run(str(folder)).model.input_shape == (None, 64, 64, 3) != own
+    assert open_run(str(folder), image_size=(48, 48)).model.input_shape == (None, 48, 48, 3)
+
+
+@pytest.mark.parametrize(("cropped", "chosen"), [(0.75, "pad"), (0.9, None)])
+def test_pictures_are_cropped_only_where_that_is_better_than_noise(
+    cropped, chosen, pictures, backbone, monkeypatch, capsys
+):
+    accuracies = iter([cropped, 0.74])
+    monkeypatch.setattr(choices, "_accuracy", lambda *_: next(accuracies))
+    assert choices.resize_for(open_run(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))) == chosen
+    assert ("within the noise" in capsys.readouterr().out) == (chosen == "pad")
 
 
 def test_a_step_on_this_machine_is_timed(backbone):

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from typing import Annotated
 
 import keras
@@ -29,6 +30,7 @@ from export.tflite import __main__ as tflite
 from keras_vit import UserError, cli, convert, parser
 from keras_vit.errors import ParityError
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.runs import Run
 from tests.support import FIXTURES
 from training import demo, predict
 from training.recipes.pretrain import RECIPES
@@ -274,6 +276,12 @@ def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsy
     pasted = subprocess.run(["sh", "-c", commands[0]], capture_output=True, text=True, check=True)
     assert pasted.stdout.splitlines() == ["predict", "--run", *names]
     assert commands[1] == "  keras-vit evaluate --run runs/a"
+
+
+@pytest.mark.parametrize(("run", "output"), [("runs/a", "runs/a/saved_model"), ("pictures [new]/run", "saved_model")])
+def test_the_next_export_goes_where_tensorflow_can_load_it(run, output):
+    commands = Run(run).next_commands("predict")
+    assert ("saved-model", "--run", run, "--output", output) in commands
 
 
 def test_only_one_spelling_of_the_commands_is_written():
@@ -534,6 +542,14 @@ def test_a_command_in_a_file_has_no_line_on_stderr_and_no_control_character(tmp_
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.replace("\n", "").isprintable()
+
+
+def test_a_warning_is_a_line_without_the_code_that_gave_it(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "argv", ["command"])
+    cli.run(lambda _: None)
+    assert warnings.formatwarning("It is cut.", UserWarning, "runs.py", 1) == "Warning: It is cut.\n"
+    assert "runs.py:1" in warnings.formatwarning("It is old.", DeprecationWarning, "runs.py", 1, "")
 
 
 def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):

@@ -37,7 +37,6 @@ def main(arguments: Sequence[str]) -> None:
     from training.experiments.auto import (
         FEW_IMAGES,
         finetuning_epochs,
-        original_image_size,
         resize_for,
         unfinished_recipe,
         usable_checkpoint,
@@ -59,8 +58,7 @@ def main(arguments: Sequence[str]) -> None:
         choice = ["--epochs", str(recipe["epochs"]), *_resize(recipe["resize"]), *more]
         finetune.train(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
     else:
-        size = original_image_size(checkpoint)
-        run, source = open_run(checkpoint, image_size=size), open_source(options.source)
+        run, source = open_run(checkpoint), open_source(options.source)
         baseline = zero_shot_accuracy(checkpoint, source)
         epochs = finetuning_epochs(run, source, options.minutes)
         resize = options.resize or resize_for(run, source)
@@ -72,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
         else:
             named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir)
             folds = 5 if source.train.num_examples < FEW_IMAGES else None
-            probe(run, source, dataclasses.replace(named, image_size=size, resize=resize, folds=folds))
+            probe(run, source, dataclasses.replace(named, resize=resize, folds=folds))
     measured = EvaluateOptions(run=options.workdir, source=options.source)
     trained = measured.open_run()
     evaluate(open_predictor(trained, measured.input, measured.devices), open_source(options.source), measured)

@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from keras_vit import cli, parser, run_directory
 from training.options.checks import check_data
 from training.options.features import EmbedOptions
+from training.options.predict import with_run
+
+_PROG = "keras-vit embed"
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
-    options = parser.parse(EmbedOptions, arguments, prog="keras-vit embed")
+    given = with_run(parser.read(EmbedOptions, arguments, prog=_PROG))
+    options = parser.build(EmbedOptions, given, prog=_PROG)
     run_directory.check_output(options.output)
     source = options.source
     if source is not None:

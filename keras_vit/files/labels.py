@@ -24,7 +24,7 @@ def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} should name a class in each line, but is no UTF-8 text ({error}).") from error
+        raise UserError(f"{path} should name a class in each line, but is not UTF-8 text ({error}).") from error
     return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
 
 

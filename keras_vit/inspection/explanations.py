@@ -23,7 +23,7 @@ _SENTENCES = {
     "relevance": "Relevance (Grad-CAM): the parts that speak for the predicted class. Where the map is dark, nothing "
     "speaks for it; a map that is dark everywhere means nothing.",
     "norms": "Token norms: how strong the signal of each part is in the last layer. Single bright patches on the "
-    "background are no objects: large models keep other information there.",
+    "background are not objects: large models keep other information there.",
     "attention": "Where each head of each layer looks, from the output (the class token, or the mean of all tokens). "
     "Each map is scaled separately, so a nearly even map may look lively.",
 }

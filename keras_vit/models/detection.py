@@ -287,5 +287,5 @@ def _class_head(model: keras.Model) -> list:
     """Class embeddings, shift and scale of a detector."""
     layer = next((layer for layer in model.layers if isinstance(layer, ClassEmbeddings)), None)
     if layer is None:
-        raise UserError(f"The model {model.name!r} is no detector with class embeddings; take one of OWL-ViT or OWLv2.")
+        raise UserError(f"The model {model.name!r} does not detect by class embeddings; take OWL-ViT or OWLv2.")
     return list(layer.output)

@@ -27,7 +27,7 @@ def check_classes(
     if not isinstance(classes, Mapping):
         names = list(classes)
         if twice := _twice(names):
-            raise UserError(f"The class {twice!r:.80} is there twice; give each class once.")
+            raise UserError(f"The class {twice!r:.80} is named twice; give each class once.")
         classes = {name: name for name in names}
     if not classes:
         raise UserError("There is no class; give at least one text.")
@@ -77,7 +77,7 @@ def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -
     """
     lines = _lines("--classes", values[0]) if is_text_file(values) else tuple(values)
     if twice := _twice([_name_of(line) for line in lines] if is_text_file(values) else lines):
-        raise UserError(f"The class {twice!r:.80} is there twice; give each class once.")
+        raise UserError(f"The class {twice!r:.80} is named twice; give each class once.")
     classes = dict(map(_class_of, lines)) if is_text_file(values) else {text: (text,) for text in lines}
     return check_classes(classes, templates_of_option(templates))
 
@@ -98,12 +98,12 @@ def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) ->
 
 
 def _name_of(line: str) -> str:
-    return line.partition(_NAMED)[0].strip()
+    return f"{line} ".partition(_NAMED)[0].strip()
 
 
 def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
-    texts = line.partition(_NAMED)[2] or line
-    return _name_of(line), tuple(text.strip() for text in texts.split(_SEPARATOR))
+    _, named, texts = f"{line} ".partition(_NAMED)  # the lines have no white space at their ends
+    return _name_of(line), tuple(text.strip() for text in (texts if named else f"{line} ").split(_SEPARATOR))
 
 
 def _lines(option: str, file: str | os.PathLike) -> tuple[str, ...]:

@@ -173,7 +173,7 @@ def test_a_revision_is_followed_and_a_token_opens_a_gated_repository(hub, tmp_pa
         ("hf:google/vit@v2", "google/vit has no branch, tag or commit 'v2'; leave out @"),
         ("hf:google/a--b", "'google/a--b' cannot be the name of a repository"),
         ("hf:old/pickle", "old/pickle on the Hugging Face hub has no model.safetensors, and pickles"),
-        ("hf:bad/index", "index.json of bad/index names '../../model.safetensors', which is no file of weights"),
+        ("hf:bad/index", "index.json of bad/index names '../../model.safetensors', which is not a file of weights"),
     ],
 )
 def test_what_the_hub_refuses_is_one_sentence(name, sentence, hub, tmp_path):

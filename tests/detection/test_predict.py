@@ -162,7 +162,7 @@ def test_a_mistake_is_one_sentence(arguments, words):
 
 def test_a_classifier_is_no_detector(tmp_path):
     keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=2).save(tmp_path / "x.keras")
-    with pytest.raises(UserError, match="is no detector"):
+    with pytest.raises(UserError, match="is not a detector"):
         command.main(["predict", "--run", str(tmp_path / "x.keras"), "pictures"])
 
 

@@ -606,7 +606,7 @@ def test_overrides_that_an_exported_model_does_not_support_are_refused(made, few
     ):
         with pytest.raises(UserError, match=complaint):
             _evaluated(model, few_digits, tmp_path / "report", **options)
-    with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
+    with pytest.raises(UserError, match="is not a run directory to put the report into; give --output"):
         evaluated(phone)
 
 

@@ -173,6 +173,8 @@ def test_the_page_is_sorted_and_filtered_and_fits_the_window(width, tmp_path):
     with open_browser() as page:
         page.open((tmp_path / "report.html").as_uri(), width)
         assert page.overflow() <= 0
+        hidden = "(part => part.scrollWidth - part.clientWidth)(document.querySelector('.bars').parentElement)"
+        assert page.evaluate(hidden) <= 0  # both scores of a class are there without scrolling
         shown = "[...document.querySelectorAll('#mistakes article:not([hidden]) small')].map(name => name.textContent)"
         choose = "(([id, value]) => {{ const list = document.getElementById(id); list.value = value; " + (
             "list.dispatchEvent(new Event('change')); }})({})"

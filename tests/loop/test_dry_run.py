@@ -156,7 +156,7 @@ def test_a_dry_run_refuses_what_the_training_refuses(options, words, tmp_path):
 def test_a_dry_run_of_finetuning_refuses_what_the_training_refuses(tmp_path):
     command = ["--checkpoint", str(FIXTURES / "torchvision_vit.safetensors"), "--data", "digits", "--num-heads", "2"]
     for options, words in (
-        (["--lora", "4", "--lora-on", "nonsense"], "--lora-on nonsense is no dense layer of this model"),
+        (["--lora", "4", "--lora-on", "nonsense"], "--lora-on nonsense is not a dense layer of this model"),
         (["--lora", "400"], "--lora 400 is larger than the layer"),
     ):
         with pytest.raises(UserError, match=words):

@@ -113,7 +113,7 @@ def test_classes_are_saved_with_the_model(tmp_path):
     np.testing.assert_array_equal(again(data["images"])["class_logits"], expected)
     with pytest.raises(UserError, match=r"must be \(classes, 32\)"):
         keras_vit.with_classes(golden_model("hf_owlvit"), texts[0])
-    with pytest.raises(UserError, match="no detector"):
+    with pytest.raises(UserError, match="does not detect by class embeddings"):
         keras_vit.with_classes(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=0), texts)
 
 

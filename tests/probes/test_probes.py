@@ -255,7 +255,7 @@ def test_random_weights_are_others_and_always_the_same(run, tmp_path):
 
 
 def test_what_cannot_be_probed_is_refused(run, tmp_path):
-    with pytest.raises(UserError, match="is no run directory to put the report into; give --output"):
+    with pytest.raises(UserError, match="is not a run directory to put the report into; give --output"):
         shutil.copy(run.model_file, tmp_path / "alone.keras")
         least_squares.fewshot(*_opened(FewshotOptions, tmp_path / "alone.keras", tmp_path))
     for option in ("shots", "seeds", "l2"):

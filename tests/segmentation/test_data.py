@@ -175,7 +175,7 @@ FOLDERS = {
     "one class": (lambda r: _one_class(r), "have 1 class; at least two"),
     "gaps": (lambda r: (r / "labels.txt").unlink() or _mask("001.png", np.full((SIDE, SIDE), 77, np.uint8))(r),
              "which are not numbers from 0 on"),
-    "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "no UTF-8 text"),
+    "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "not UTF-8 text"),
 }  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def test_a_broken_coco_file_is_one_sentence(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("{", "is no JSON"), (b"\xff\xfe", "is not UTF-8"), ("[]", "a list of")]
+    ("text", "sentence"), [("{", "is not valid JSON"), (b"\xff\xfe", "is not UTF-8"), ("[]", "a list of")]
 )
 def test_what_is_no_coco_file_is_one_sentence(text, sentence, tmp_path):
     (tmp_path / "x.json").write_bytes(text if isinstance(text, bytes) else text.encode())

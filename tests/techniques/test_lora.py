@@ -37,7 +37,7 @@ def test_a_run_with_adapters_resumes_exactly(upstream, assert_resumes_exactly):
     ("options", "words"),
     [
         (["--lora", "13"], "--lora 13 is larger than the layer .*query of 12 inputs and 12 outputs; give --lora 12 or"),
-        (["--lora-on", "querry"], "--lora-on querry is no dense layer of this model; its dense layers are query, key,"),
+        (["--lora-on", "querry"], "--lora-on querry is not a dense layer of this model; its dense layers are query,"),
         (["--lora", "-1"], "lora must be at least 0, but is -1"),
     ],
 )

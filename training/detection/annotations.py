@@ -164,7 +164,7 @@ def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated
     try:
         fields = yaml.safe_load(read_text(file, _MOST_OF_ONE))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(f"{file} is no YAML ({' '.join(str(error).split())[:120]}); correct it.") from error
+        raise UserError(f"{file} is not valid YAML ({' '.join(str(error).split())[:120]}); correct it.") from error
     if not isinstance(fields, dict) or "names" not in fields or "train" not in fields:
         raise UserError(f"{file} should have the fields names and train, as Ultralytics writes them; add them.")
     labels = _yolo_names(fields["names"], file)
@@ -259,7 +259,9 @@ def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
     except (ElementTree.ParseError, ValueError, RecursionError) as error:  # ValueError: of defusedxml, too
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{file} is no harmless XML ({' '.join(str(error).split())[:120]}); write it again.") from error
+        raise UserError(
+            f"{file} cannot be read as plain XML ({' '.join(str(error).split())[:120]}); write it again."
+        ) from error
     if root.tag != "annotation":
         raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
     height, width = upright_size(picture)
@@ -327,7 +329,7 @@ def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
                 )
             yield reader.line_num, {name: text.strip() for name, text in zip(header, row, strict=True)}
     except csv.Error as error:
-        raise UserError(f"{file} is no CSV in line {reader.line_num} ({error}); write it again.") from error
+        raise UserError(f"{file} is not a CSV file in line {reader.line_num} ({error}); write it again.") from error
 
 
 def _coco(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:

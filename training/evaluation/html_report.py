@@ -20,6 +20,14 @@ _PICTURES = 200
 _SIDE = 160
 # Pairs of classes, where there are too many for a matrix.
 _PAIRS = 30
+# Measures that few people know, in words.
+_MEANINGS = {
+    "log loss": "The log loss is 0 if every answer is right and certain; sure mistakes raise it most.",
+    "expected calibration error": "The expected calibration error is how far certainty and accuracy are apart: at 0, "
+    "four of five pictures with a probability of 80 % are right.",
+    "mean average precision": "The average precision of a class is 1 if all its pictures come before all others in "
+    "the order of its probability.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,11 +237,13 @@ def _facts(facts: Sequence[tuple[str, str, str]]) -> str:
         f'<tr><th scope="row">{html.escape(words)}</th><td>{value}</td><td>{interval}</td></tr>'
         for words, value, interval in facts
     )
+    meanings = " ".join(meaning for name, meaning in _MEANINGS.items() if any(name in words for words, *_ in facts))
     return (
         '<h2>All measures</h2><div class="scroll"><table class="facts"><thead><tr><th scope="col">measure</th>'
         f'<th scope="col">value</th><th scope="col">95 % interval</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        f"<p>{meanings}</p>"
         "<p>The interval says how far chance reaches: another sample of as many pictures could give any value in it. "
-        "To see whether another model is really better, evaluate it with --compare.</p>"
+        "To see whether another model is really better, evaluate it with <code>--compare</code>.</p>"
     )
 
 
@@ -260,6 +270,11 @@ th[scope=row] { min-width: 6rem; max-width: 14rem; overflow-wrap: anywhere; }
 .matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); max-height: 10rem; overflow: hidden; }
 .matrix .right { background: rgb(0 114 178 / calc(var(--share) * 60%)); }
 .matrix .off { background: rgb(213 94 0 / calc(var(--share) * 80%)); }
+code { white-space: nowrap; }
+@media (max-width: 30rem) {
+  th, td { padding: 0.15rem 0.25rem; } .bars td:nth-child(n+3) { min-width: 4rem; }
+  th[scope=row] { min-width: 4.5rem; }
+}
 """
 
 _SCRIPT = """

@@ -190,7 +190,7 @@ def _html_report(title: str, metrics: dict) -> Report:
             Bar(name, row["num_examples"], (row["recall"] if row["num_examples"] else None, row["precision"]))
             for name, row in metrics["classes"].items()
         ],
-        ("found of them (recall)", "right when said (precision)"),
+        ("found (recall)", "right if said (precision)"),
         None,
         notes,
     )

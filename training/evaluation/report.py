@@ -150,7 +150,7 @@ def _report(title: str, predictor: Predictor, metrics: dict) -> Report:
             Bar(name, row["num_examples"], (row["recall"] if row["num_examples"] else None, row["precision"]))
             for name, row in metrics["classes"].items()
         ],
-        ("found of them (recall)", "right when said (precision)"),
+        ("found (recall)", "right if said (precision)"),
         np.array(metrics["confusion"]),
         notes,
     )

@@ -8,10 +8,10 @@ import sklearn.model_selection
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, run_directory
-from keras_vit.checkpoints.describe import describe
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
+from keras_vit.progress import Progress
 from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
@@ -60,15 +60,6 @@ def unfinished_recipe(workdir: str) -> dict | None:
         return None
     recipe = settings.get("recipe")
     return recipe if isinstance(recipe, dict) and {"epochs", "resize"} <= recipe.keys() else None
-
-
-def original_image_size(checkpoint: str) -> tuple[int, int] | None:
-    """The image size of the original's preprocessing, if a file beside the weights says another than the weights'.
-
-    DINOv2's position embeddings are for 518 pixels, but its features are computed at 224.
-    """
-    description = describe(checkpoint)
-    return None if description.original_size == description.image_size else description.original_size
 
 
 def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
@@ -140,23 +131,28 @@ def _step_seconds(model: keras.Model, batch_size: int) -> float:
 
 
 def resize_for(run: Run, source: DataSet) -> Resize | None:
-    """Return "pad" if whole images are classified better than the model's own crops; None keeps the model's own.
+    """Return "pad" unless the model's own crops are classified better than whole images; None keeps the model's own.
 
-    Compares both by cross-validation of a linear classifier on the frozen features of some training images.
+    Compares both by cross-validation of a linear classifier on the frozen features of some training images. A
+    difference below the standard error of an accuracy is noise, and then nothing is cut off.
     """
     own = run.preprocessing
     if own.resize in ("stretch", "pad"):
         return None
     some = random_subset(source.train, min(_COMPARED, source.train.num_examples), seed=0)
-    cropped = _accuracy(run.model, some, len(source.labels), own)
-    padded = _accuracy(run.model, some, len(source.labels), own.with_resize("pad", None))
+    with Progress("Crops"):
+        cropped = _accuracy(run.model, some, len(source.labels), own)
+    with Progress("Whole pictures"):
+        padded = _accuracy(run.model, some, len(source.labels), own.with_resize("pad", None))
     if cropped is None or padded is None:
         return None
-    is_padded = padded >= cropped
+    noise = (cropped * (1.0 - cropped) / some.num_examples) ** 0.5
+    is_padded = padded >= cropped - noise
     chosen = "Whole pictures (--resize pad)" if is_padded else "Cropped pictures"
     print(
         f"{chosen}: on {some.num_examples} training images a linear classifier reaches {padded:.1%} with whole "
-        f"pictures and {cropped:.1%} with crops ({_FOLDS}-fold cross-validation)."
+        f"pictures and {cropped:.1%} with crops ({_FOLDS}-fold cross-validation)"
+        + ("; the difference is within the noise, so nothing is cut off." if is_padded and padded < cropped else ".")
     )
     return "pad" if is_padded else None
 

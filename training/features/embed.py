@@ -195,6 +195,7 @@ def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
     image_warnings = ImageWarnings()
     with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda file: file_problem(file, image_warnings, contents), files))
+    image_warnings.warn(f"{len(files):,} pictures")
     return {file: why for file, why in zip(files, found, strict=True) if why}
 
 

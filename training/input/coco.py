@@ -234,7 +234,7 @@ def _names_and_files(file: pathlib.Path, folder: pathlib.Path) -> tuple[dict[int
     except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{file} is no JSON ({str(error)[:120]}); write it again.") from error
+        raise UserError(f"{file} is not valid JSON ({str(error)[:120]}); write it again.") from error
     images, _, categories = (_objects(document, name, file) for name in ("images", "annotations", "categories"))
     names = {_field(each, "id", int, file): _field(each, "name", str, file) for each in categories}
     files = {_field(each, "id", int, file): folder / _field(each, "file_name", str, file) for each in images}

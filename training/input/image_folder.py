@@ -104,7 +104,7 @@ def _decided(splits: Sequence[dict[str, list[str]]], check: _FileCheck) -> list[
                 label = decision.new_label if decision and decision.decision == "relabel" else name
                 if label not in result:
                     raise UserError(
-                        f"{check.exclude} gives {shown(file)} the label {label!r}, which is no class of the data; "
+                        f"{check.exclude} gives {shown(file)} the label {label!r}, which the data do not have; "
                         f"correct it: the nearest are {nearest(label, result)}."
                     )
                 if decision and decision.decision == "drop":

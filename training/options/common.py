@@ -11,7 +11,7 @@ from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, Natural, Seed, arguments_of, check_ranges
+from keras_vit.parser import Aliases, Count, MayLead, Natural, Seed, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run
 from training.recipes.recipe import Recipe
 
@@ -167,7 +167,7 @@ class TrainingOptions:
 class FeatureOptions:
     """Options of all commands that extract features."""
 
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     source: DataOptions
     features: FeatureKind = "pre_logits"

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.labels import read_labels
+from keras_vit.files.remote import matching
 from keras_vit.parser import Aliases, Given, Positional, arguments_of
 from keras_vit.run_directory import CONFIG, MODEL
 from keras_vit.runs import Run
@@ -123,9 +124,14 @@ def _is_picture(value: str) -> bool:
 
 
 def with_run(given: Given) -> Given:
-    """The options that were given; without `--run`, a run directory or model file among the pictures is the run."""
+    """The options that were given; without `--run`, a run directory or model file among the pictures is the run.
+
+    So is the first of several that is no file or folder of this machine: an official name, or a path that is missing.
+    """
     pictures = given.get(("pictures",), ())
     models = [name for name in pictures if _is_model(pathlib.Path(name))][:1]
+    if not models and pictures and (pictures[1:] or ("serve",) in given) and not matching(pictures[0]):
+        models = [pictures[0]]
     if ("run",) in given or not models:
         return given
     return {**given, ("run",): models[0], ("pictures",): tuple(name for name in pictures if name not in models)}

@@ -60,7 +60,7 @@ def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
 
     Raises UserError if it takes gray images, but the student colors.
     """
-    model = Run(teacher, keras_vit.describe(teacher).original_size).model
+    model = Run(teacher).model
     other = preprocessing_of(model)
     if other.channels < own.channels:
         raise UserError(

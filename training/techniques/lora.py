@@ -31,7 +31,7 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
     for name in names:
         if not any(_is_named(layer, name) for layer in dense):
             known = ", ".join(dict.fromkeys(layer.name.rpartition(".")[2] for layer in dense)) or "none"
-            raise UserError(f"--lora-on {name} is no dense layer of this model; its dense layers are {known}.")
+            raise UserError(f"--lora-on {name} is not a dense layer of this model; its dense layers are {known}.")
     adapted = [layer for layer in dense if any(_is_named(layer, name) for name in names)]
     for layer in adapted:
         if rank > min(layer.kernel.shape):

@@ -96,7 +96,7 @@ def _weights(name: HubName, cache: pathlib.Path | None) -> pathlib.Path:
     shards = read_json(index).get("weight_map")
     for shard in sorted({str(file) for file in shards.values()} if isinstance(shards, dict) else ()):
         if not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.safetensors", shard) or _file(pinned, shard, cache) is None:
-            raise UserError(f"{_INDEX} of {name.repository} names {shard[:200]!r}, which is no file of weights there.")
+            raise UserError(f"{_INDEX} of {name.repository} names {shard[:200]!r}, which is not a file of weights.")
     return index.parent
 
 
