@@ -163,8 +163,8 @@ class TFLiteOptions:
     dynamic_batch: bool = False
     """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights, int8 and int16x8."""
     calibration: str | None = None
-    """Folder of representative images for int4-weights, int8 and int16x8, and to rescale large channels for
-    int8-dynamic. Default: training images in the run directory."""
+    """Folder of representative images for int4-weights, int8 and int16x8; int8-dynamic and int8-weights lose less
+    with them. Default: training images in the run directory."""
     calibration_images: Count | None = None
     """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: float = LARGEST_DISAGREEMENT
