@@ -153,4 +153,4 @@ def _end_with_a_worker(thread: threading.ExceptHookArgs) -> None:
         file=sys.stderr,
         flush=True,
     )
-    os._exit(CONTINUE_LATER)  # the workers that are left end with it
+    os._exit(CONTINUE_LATER)  # a worker that is left may finish its share, whose files are the same
