@@ -242,7 +242,8 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
         of_all |= {attention, *(f"{attention}.{part}" for part in ("query", "scaled_query", "relative"))}
     if config.position_embedding == "rotary":
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
-    inside = {name for name in layers if name.startswith(f"{block}.")} - of_all | {block, "Transformer.encoder_norm"}
+    last = {name for name in layers if name.startswith(f"{block}.")} | {block, "Transformer.encoder_norm"}
+    inside = last & layers.keys() - of_all  # a user may have left out a block, or the norm
     first_only = {id(layers[name].output) for name in inside}
     for operation in model.operations:  # a layer of the user's may read all tokens
         reads = any(id(tensor) in first_only for tensor in keras.tree.flatten(operation.input))

@@ -78,6 +78,15 @@ def _own_head(**options) -> keras.Model:
     return randomize(keras.Model(model.input, keras.layers.Dense(3, **options)(model.output)))
 
 
+def _without(*names: str) -> keras.Model:
+    """The base without the last block or norm: what is behind them reads what is before them."""
+    model = _base()
+    x = model.get_layer("Transformer.encoderblock_0" if BLOCK in names else BLOCK).output
+    for name in ("Transformer.encoder_norm", "pool", "head"):
+        x = x if name in names else model.get_layer(name)(x)
+    return keras.Model(model.input, x)
+
+
 def _two_poolings(tokens):
     return keras.layers.Concatenate()([tokens[:, 0], keras.layers.GlobalMaxPooling1D()(tokens)])
 
@@ -112,6 +121,8 @@ CHANGES: dict[str, Callable[[], keras.Model]] = {
     "a shift of the last block's tokens": lambda: _replaced(
         f"{BLOCK}.LayerNorm_2", lambda layer, x: layer(keras.ops.roll(x, 1, axis=1))
     ),
+    "no last block": lambda: _without(BLOCK),
+    "no norm": lambda: _without("Transformer.encoder_norm"),
     "a pooling of a ResNet": lambda: _replaced(
         "pool", lambda layer, x: keras.layers.GlobalMaxPooling2D(name="largest")(x), TINY_STEM
     ),
@@ -137,6 +148,7 @@ FAST = (
     "a division of keras.ops",
     "a softmax",
     "another epsilon",
+    "no last block",
     "the images scaled before the spec",
     "a pooling of a ResNet",
 )
