@@ -142,9 +142,13 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
         sys.exit(128 + signal.SIGPIPE)
 
 
-def _format_warning(message: Warning | str, category: type[Warning], *place: typing.Any) -> str:
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A warning for the user of a command without the line of code that gave it; others as Python shows them."""
-    return f"Warning: {message}\n" if category is UserWarning else _PYTHONS_FORMAT(message, category, *place)
+    if category is UserWarning:
+        return f"Warning: {message}\n"
+    return _PYTHONS_FORMAT(message, category, filename, lineno, line)
 
 
 def _end(number: int, _) -> typing.NoReturn:
